@@ -68,6 +68,11 @@ from .datasets.passes import (
     LimitDataset as LimitDataset,
     RepeatDataset as RepeatDataset,
 )
+from .datasets.planned_packing import (
+    CostBudget as CostBudget,
+    PackingPlan as PackingPlan,
+    PlannedPackingDataset as PlannedPackingDataset,
+)
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder

@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain import Sample, SkipSample, TaskEncoder, current_draw, stateless
+from energon_grain import (
+    Cooker,
+    Sample,
+    SampleDecoder,
+    SkipSample,
+    TaskEncoder,
+    TextSample,
+    basic_sample_keys,
+    current_draw,
+    stateless,
+)
 
 
 @dataclass(kw_only=True)
@@ -88,10 +98,18 @@ def skips_some(value: Any) -> Any:
     return value
 
 
+@stateless
+def cook_text(sample: Any) -> TextSample:
+    """What tars without a `dataset.yaml` hold."""
+    return TextSample(**basic_sample_keys(sample), text=sample["txt"])
+
+
 class Encoder(TaskEncoder):
     """Hooks as methods."""
 
     __default_failure_tolerance__ = 0
+    decoder = SampleDecoder()
+    cookers = (Cooker(cook_text),)
 
     def with_rng(self, value: Any) -> Any:
         return noted(value, float(self.rng.random()))

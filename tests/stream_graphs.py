@@ -38,6 +38,8 @@ from energon_grain import (
     MapDataset,
     MixBatchDataset,
     PackingDataset,
+    PackingPlan,
+    PlannedPackingDataset,
     RepeatDataset,
     SavableDataset,
     ShuffleBufferDataset,
@@ -61,9 +63,9 @@ _LEAF = st.tuples(
     st.just("leaf"), st.sampled_from([20, 33, 48]), st.booleans(), st.sampled_from(sorted(ORDERS)), st.integers(0, 1)
 )
 _VAL = st.tuples(st.just("val"), st.sampled_from([20, 33, 48]), st.booleans())
-_ONE_TO_ONE = ("map", "filter", "generate", "iterate", "batch", "group", "pack", "shuffle")
+_ONE_TO_ONE = ("map", "filter", "generate", "iterate", "batch", "group", "pack", "plan", "shuffle")
 _ONLY_FINITE = ("concat", "blend_epochized", "repeat", "limit", "epochize")
-_ONLY_ENDLESS = ("blend", "mix", "for ever")
+_ONLY_ENDLESS = ("blend", "blend_by_cost", "mix", "for ever")
 _WEIGHTS = st.sampled_from([1, 0.25, 3])
 
 
@@ -107,6 +109,10 @@ def graphs(draw: st.DrawFn, depth: int, finite: bool | None = None, arithmetic: 
             selector, maker = draw(st.sampled_from(sorted(SELECTORS))), draw(st.sampled_from(sorted(MAKERS)))
             encoder = draw(st.sampled_from([None, "number", "fails"]))
             return kind, selector, maker, encoder, draw(st.integers(1, 9)), child()
+        case "plan":
+            maker, capacity = draw(st.sampled_from(["all", "or not"])), draw(st.sampled_from([50, 700, 2000]))
+            window, batches = draw(st.sampled_from([4, 15, 60])), draw(st.booleans())
+            return kind, maker, capacity, window, batches, draw(graphs(depth - 1, finite, True))
         case "shuffle":
             return kind, draw(st.sampled_from([1, 5, 30])), child()
         case "limit":
@@ -122,6 +128,15 @@ def graphs(draw: st.DrawFn, depth: int, finite: bool | None = None, arithmetic: 
         case "blend_epochized":
             parts = draw(st.lists(st.tuples(graphs(depth - 1, True, True), _REPETITIONS), min_size=1, max_size=3))
             return kind, *parts
+        case "blend_by_cost":
+            children = st.one_of(_VAL, _LEAF, st.tuples(st.just("concat"), _VAL, _LEAF))
+            children |= st.tuples(
+                st.just("blend"), st.just(False), st.tuples(_LEAF, _WEIGHTS), st.tuples(_VAL, _WEIGHTS)
+            )
+            parts = draw(st.lists(st.tuples(children, _WEIGHTS), min_size=1, max_size=3))
+            if draw(st.booleans()):
+                parts = [((kind, "bytes", *parts), 1), *parts[:1]]
+            return kind, draw(st.sampled_from(["bytes", "1 + bytes % 7"])), *parts
         case _:
             option = draw(st.sampled_from([False, True, "schedule"]) if kind == "blend" else st.integers(1, 4))
             parts = draw(st.lists(st.tuples(graphs(depth - 1), _WEIGHTS), min_size=1, max_size=3))
@@ -165,7 +180,7 @@ class Builder:
         kind, *options, child = graph
         if kind in ("leaf", "val"):
             return self._leaf(graph)
-        if kind in ("concat", "blend", "mix", "blend_epochized"):
+        if kind in ("concat", "blend", "blend_by_cost", "mix", "blend_epochized"):
             return self._mixture(graph)
         return self._above(self.build(child), kind, *options)
 
@@ -193,6 +208,9 @@ class Builder:
             case ("mix", size, *children):
                 parts = [(self.build(child), weight) for child, weight in children]
                 return MixBatchDataset(*parts, batch_size=size, batch_mix_fn=together)
+            case ("blend_by_cost", unit, *children):
+                parts = [(self.build(child), weight) for child, weight in children]
+                return BlendDataset(*parts, weight_unit=unit)
             case (_, "schedule", *children):
                 weights = [weight for _, weight in children]
                 schedule = [(0, weights), (48, [2, *weights[1:]]), (96, [1, *(0 for _ in weights[1:])])]
@@ -228,6 +246,9 @@ class Builder:
                     sample_encoder=encoder and MAPS[encoder],
                     task_encoder=ENCODER,
                 )
+            case "plan", maker, capacity, window, batches:
+                plan = PackingPlan("bytes", capacity, window=window, oversize="alone")
+                return PlannedPackingDataset(child, plan, MAKERS[maker], task_encoder=ENCODER, batches=batches)
             case "shuffle", size:
                 return ShuffleBufferDataset(child, size)
             case "limit", length:

@@ -32,6 +32,7 @@ _LOCAL_BLOCK_BYTES, _REMOTE_BLOCK_BYTES, _MAX_BLOCK = 1 << 20, 4 << 20, 1000
 def bench(
     path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a metadataset (.yaml).")],
     split_part: Annotated[str, typer.Option(help="Split part.")] = "train",
+    split_ratio: Annotated[str | None, typer.Option(help="How bare tars are split, as train:0.9,val:0.1.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
     workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
     worker_type: Annotated[Literal["thread", "process"], typer.Option(help="What workers are.")] = "thread",
@@ -81,6 +82,7 @@ def bench(
     dataset = get_train_dataset(
         path,
         split_part=split_part,
+        split_ratio=split_ratio,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, worker_type=worker_type),
         batch_size=batch_size,
         shuffle_buffer_size=block,

@@ -18,7 +18,11 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
 from energon_grain.metadataset.resolve import Leaf
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.subset import part_of
+from energon_grain.sources.costs import Costs
+from energon_grain.sources.source import Selected, Source
+from energon_grain.stream.spec import StreamSpec, leaf_draws
 from energon_grain.stream.worker_config import WorkerConfig
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
@@ -51,10 +55,13 @@ class LeafSummary:
         place: Where in the metadataset it stands.
         split_part: What is read of it.
         subset: The range that is taken of that; None: all.
+        where: The condition that samples of it meet; None: there is none.
+        of_samples: How many there are without that condition.
         name: As the metadataset names it.
         subflavors: Tags, without those of the dataset's own configuration.
-        samples: After subset and excludes.
-        shares: Of the stream; several where a schedule changes it.
+        samples: After subset, excludes and `where`.
+        shares: Of the samples of the stream; several where a schedule changes it.
+        cost_shares: Of what they cost, in a blend by cost; else empty.
         seen_per_epoch: How often an epoch has each of its samples, on average over epochs; None in an endless blend.
         seen_per_million: How often a million positions have each of its samples, for each of `shares`.
     """
@@ -64,10 +71,13 @@ class LeafSummary:
     place: str
     split_part: str
     subset: str | None
+    where: str | None
+    of_samples: int
     name: str | None
     subflavors: dict[str, Any]
     samples: int
     shares: tuple[Share, ...]
+    cost_shares: tuple[Share, ...]
     seen_per_epoch: float | None
     seen_per_million: tuple[float, ...]
 
@@ -82,6 +92,7 @@ class NodeSummary:
         repetitions: In the epochized blend that it is a child of; None elsewhere.
         samples: Of all datasets below.
         shares: Of the stream, of all datasets below.
+        cost_shares: Likewise.
         leaf: Number of the dataset among `leaves`; None for a combination.
         children: Of a combination.
     """
@@ -91,6 +102,7 @@ class NodeSummary:
     repetitions: float | None = None
     samples: int
     shares: tuple[Share, ...]
+    cost_shares: tuple[Share, ...]
     leaf: int | None = None
     children: tuple[NodeSummary, ...] = ()
 
@@ -103,6 +115,7 @@ class MixtureSummary:
         path: The file.
         split: The split.
         endless: Whether it is a blend by weights, which has no epochs.
+        weight_unit: What the outermost weights are shares of; None: samples.
         samples: Of all leaves.
         epoch_positions: Length of the first epoch; later ones of an epochized blend can differ by a few. None where
             it is endless.
@@ -113,6 +126,7 @@ class MixtureSummary:
     path: str
     split: str
     endless: bool
+    weight_unit: str | None
     samples: int
     epoch_positions: int | None
     tree: NodeSummary
@@ -158,18 +172,25 @@ def summarize_mixture(
     spec = compile_dataset(dataset)
     flat = list(flatten(tree))
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
+    unit = tree.weight_unit if isinstance(tree, BlendDataset) else None
     courses = leaf_shares(flat, sizes)
+    costs: list[_Course] = [()] * len(flat)
+    if any(isinstance(node, BlendDataset) and node.weight_unit is not None for node in _all_nodes(tree)):
+        starts = sorted({start for course in courses for start, _ in course})
+        courses = _drawn(spec, sizes, starts)
+        costs = costs if unit is None else _costs(spec, unit, courses)
     leaves = tuple(
-        _leaf(each, course, size, label, endless)
-        for each, course, size, label in zip(flat, courses, sizes, _labels(flat), strict=True)
+        _leaf(each, course, cost, resolved.leaf.source, label, endless)
+        for each, course, cost, resolved, label in zip(flat, courses, costs, spec.leaves, _labels(flat), strict=True)
     )
     summary = MixtureSummary(
         path=str(path),
         split=split,
         endless=endless,
+        weight_unit=None if unit is None else str(unit),
         samples=sum(sizes),
         epoch_positions=spec.order.length(0),
-        tree=_node(tree, enumerate(zip(courses, sizes, strict=True)))[0],
+        tree=_node(tree, enumerate(zip(courses, costs, sizes, strict=True)))[0],
         leaves=leaves,
     )
     return summary, spec
@@ -193,18 +214,59 @@ def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[_Course]
     return courses
 
 
-def _leaf(flat: FlatLeaf, course: _Course, samples: int, label: str, endless: bool) -> LeafSummary:
-    leaf = flat.leaf
+def _all_nodes(tree: SavableDataset) -> Iterator[SavableDataset]:
+    yield tree
+    for child in children_of(tree):
+        yield from _all_nodes(child)
+
+
+def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> list[_Course]:
+    """The share of the samples that each leaf gets where blends by cost decide, from each start on: estimates."""
+    before = [leaf_draws(spec.mixture, sizes, start) for start in starts]
+    behind = [leaf_draws(spec.mixture, sizes, stop) for stop in (*starts[1:], starts[-1] + MILLION)]
+    drawn = [[late - early for early, late in zip(*both, strict=True)] for both in zip(before, behind, strict=True)]
+    return [_course(starts, [Fraction(row[leaf] / sum(row)) for row in drawn]) for leaf in range(len(sizes))]
+
+
+def _costs(spec: StreamSpec, unit: Expression, courses: Sequence[_Course]) -> list[_Course]:
+    """The share of the cost that each leaf gets, by what its first million samples cost on average."""
+    means = [
+        Fraction(int(each.sum()), len(each))
+        for leaf in spec.leaves
+        for each in [Costs(leaf.leaf.source, unit, "weight_unit").of(slice(0, MILLION))]
+    ]
+    totals = [
+        sum(share * mean for (_, share), mean in zip(row, means, strict=True)) for row in zip(*courses, strict=True)
+    ]
+    return [
+        _course(
+            [start for start, _ in course],
+            [share * mean / total for (_, share), total in zip(course, totals, strict=True)],
+        )
+        for course, mean in zip(courses, means, strict=True)
+    ]
+
+
+def _course(starts: Sequence[int], shares: Sequence[Fraction]) -> _Course:
+    return tuple((start, share.limit_denominator(MILLION)) for start, share in zip(starts, shares, strict=True))
+
+
+def _leaf(flat: FlatLeaf, course: _Course, cost: _Course, source: Source, label: str, endless: bool) -> LeafSummary:
+    leaf, samples = flat.leaf, len(source)
+    where = source.where if isinstance(source, Selected) else None
     return LeafSummary(
         label=label,
         path=leaf.path,
         place=str(leaf.place),
         split_part=leaf.split_part,
         subset=None if leaf.subset is None else str(leaf.subset),
+        where=None if leaf.where is None else str(leaf.where),
+        of_samples=samples if where is None else where["of"],
         name=leaf.name,
         subflavors=dict(leaf.subflavors),
         samples=samples,
         shares=_shares(course),
+        cost_shares=_shares(cost),
         seen_per_epoch=None if endless else float(flat.repetitions or 1),
         seen_per_million=tuple(float(share * MILLION / samples) for _, share in course),
     )
@@ -218,8 +280,8 @@ def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
     for number, leaf in enumerate(leaves):
         if len(splits) > 1:
             labels[number] += f":{leaf.split_part}"
-        if leaf.subset is not None:
-            labels[number] += f" {leaf.subset}"
+        if part := part_of(leaf.subset, leaf.where):
+            labels[number] += f" {part}"
     return [
         f"{label} #{labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
         for number, label in enumerate(labels)
@@ -234,29 +296,30 @@ def _written(leaf: Leaf) -> str:
 
 def _node(
     tree: SavableDataset,
-    leaves: Iterator[tuple[int, tuple[_Course, int]]],
+    leaves: Iterator[tuple[int, tuple[_Course, _Course, int]]],
     weights: tuple[float, ...] = (),
     repetitions: float | None = None,
-) -> tuple[NodeSummary, _Course]:
+) -> tuple[NodeSummary, _Course, _Course]:
     """Summarise a node; `leaves` gives the next ones in document order."""
     children = children_of(tree)
     if not children:
-        number, (course, samples) = next(leaves)
+        number, (course, cost, samples) = next(leaves)
         node = NodeSummary(
             kind="dataset",
             weights=weights,
             repetitions=repetitions,
             samples=samples,
             shares=_shares(course),
+            cost_shares=_shares(cost),
             leaf=number,
         )
-        return node, course
-    below: list[tuple[NodeSummary, _Course]] = []
+        return node, course, cost
+    below: list[tuple[NodeSummary, _Course, _Course]] = []
     for number, child in enumerate(children):
         said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
         often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
         below.append(_node(child, leaves, said, often))
-    course = _sum([course for _, course in below])
+    course, cost = (_sum([each[place] for each in below]) for place in (1, 2))
     kind: NodeKind = "concat"
     if not isinstance(tree, ConcatDataset):
         kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
@@ -264,14 +327,18 @@ def _node(
         kind=kind,
         weights=weights,
         repetitions=repetitions,
-        samples=sum(child.samples for child, _ in below),
+        samples=sum(child.samples for child, *_ in below),
         shares=_shares(course),
-        children=tuple(child for child, _ in below),
+        cost_shares=_shares(cost),
+        children=tuple(child for child, *_ in below),
     )
-    return node, course
+    return node, course, cost
 
 
 def _sum(courses: Sequence[_Course]) -> _Course:
+    """Shares of several leaves together; empty where one has none."""
+    if not all(courses):
+        return ()
     starts = sorted({start for course in courses for start, _ in course})
     totals: list[tuple[int, Fraction]] = []
     for start in starts:
@@ -293,12 +360,23 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
     """Lay out a summary as a table with the tree in its first column."""
     said = "repetitions" if summary.tree.kind == "blend_epochized" else "weight"
     seen = f"seen in {MILLION:,}" if summary.endless else "seen per epoch"
-    rows: list[tuple[str, ...]] = [("", "samples", said, "share", seen), *_rows(summary, summary.tree, "", "")]
-    if not any(row[2] for row in rows[1:]):
-        rows = [(*row[:2], *row[3:]) for row in rows]
-    lines = [f"{summary.path}, split {summary.split}: {_length(summary)}", "", *table(rows, "<>>>>")]
+    unit = "" if summary.weight_unit is None else f"of {summary.weight_unit}"
+    share = "of samples" if unit else "share"
+    rows: list[tuple[str, ...]] = [("", "samples", said, unit, share, seen), *_rows(summary, summary.tree, "", "")]
+    shown = [place for place in range(len(rows[0])) if place not in (2, 3) or any(row[place] for row in rows[1:])]
+    rows = [tuple(row[place] for place in shown) for row in rows]
+    lines = [
+        f"{summary.path}, split {summary.split}: {_length(summary)}",
+        "",
+        *table(rows, "<" + ">" * (len(shown) - 1)),
+    ]
     if summary.changes:
         lines += ["", f"Shares change at position {', '.join(f'{start:,}' for start in summary.changes)}."]
+    if any(leaf.where for leaf in summary.leaves):
+        lines += ["", "Kept by `where`"]
+        for leaf in summary.leaves:
+            kept = f"{leaf.samples:,} of {leaf.of_samples:,} samples ({leaf.samples / leaf.of_samples:.3%})"
+            lines += [f"  {leaf.label}: {kept}"] if leaf.where else []
     if any(leaf.subflavors for leaf in summary.leaves):
         lines += ["", "Subflavors"]
         for leaf in summary.leaves:
@@ -326,7 +404,13 @@ def _rows(summary: MixtureSummary, node: NodeSummary, first: str, further: str) 
     elif leaf is not None:
         seen = _chain([f"{times:,.4g}" if times < 1000 else f"{times:,.0f}" for times in leaf.seen_per_million])
     label = node.kind if leaf is None else leaf.label
-    yield first + label, f"{node.samples:,}", said, _chain(_percentages(node.shares)), seen
+    yield (
+        first + label,
+        f"{node.samples:,}",
+        said,
+        *(_chain(_percentages(each)) for each in (node.cost_shares, node.shares)),
+        seen,
+    )
     for number, child in enumerate(node.children):
         last = number == len(node.children) - 1
         yield from _rows(summary, child, further + ("└─ " if last else "├─ "), further + ("   " if last else "│  "))

@@ -200,8 +200,9 @@ def prepare(
 
     from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
+    from energon_grain.formats.splits import parse_ratio
     from energon_grain.media.headers import MediaFilterConfig
-    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_ratio, parse_split_parts
+    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts
     from energon_grain.prepare.placing import open_to_prepare
     from energon_grain.prepare.preparation import prepare_dataset
 
@@ -456,7 +457,8 @@ def _ask_overwrite(root: Path) -> bool:
 
 def _ask_split_ratio(shard_count: int) -> dict[str, float]:
     """Ask for the split until it is one that `shard_count` shards can be dealt to."""
-    from energon_grain.prepare.listing import parse_ratio, shards_per_part
+    from energon_grain.formats.splits import parse_ratio
+    from energon_grain.prepare.listing import shards_per_part
 
     default = "8,1,1" if shard_count >= 3 else "1,0,0"
     while True:

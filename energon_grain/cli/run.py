@@ -50,8 +50,10 @@ class Run:
     limit: Annotated[int | None, _option("With --validation: batches of each pass.", min=1)] = None
     packing_buffer_size: Annotated[int | None, _option(_TRAINING, min=1)] = None
     subset: Annotated[str | None, _option("Range of samples, as 0%,50% or 100,200.")] = None
+    where: Annotated[str | None, _option("Condition on columns, as 'tokens >= 16'.")] = None
     dataset_config: Annotated[str, _option("Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml"
     split_config: Annotated[str | None, _option("Name of the split file in .nv-meta.")] = None
+    split_ratio: Annotated[str | None, _option("How bare tars are split, as train:0.9,val:0.1.")] = None
     task_encoder: Annotated[
         str | None, _option("Task encoder of the run, as module:Class. It is imported and made anew.")
     ] = None
@@ -78,8 +80,10 @@ class Run:
             "seed": self.seed,
             "lanes": self.lanes,
             "subset": self._range(),
+            "where": self.where,
             "dataset_config": self.dataset_config,
             "split_config": self.split_config,
+            "split_ratio": self.split_ratio,
             "trusted_modules": own_modules(self.trust_module),
         }
         if self.validation:

@@ -247,7 +247,7 @@ def _origin(location: str, to: Container | None, shard_samples: int | None) -> _
             f"{location}: a conversion takes one dataset, but this is a metadataset: convert its datasets one by one, "
             f"`energon-grain info` names them"
         )
-    if kind.has_shards or kind in (DatasetKind.INVALID, DatasetKind.FILESYSTEM):
+    if kind in (*_CONTAINERS, DatasetKind.INVALID, DatasetKind.FILESYSTEM):
         if shard_samples is not None:
             raise ConfigError(f"shard_samples={shard_samples}: shards of {location} keep theirs; leave it out")
         return _Shards(location, to)

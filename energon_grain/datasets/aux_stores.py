@@ -15,6 +15,7 @@ from energon_grain.formats.data_folder import kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
@@ -270,7 +271,7 @@ def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
 
 
 def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    folder = open_folder(path)
+    folder = open_data(path)
     with naming(folder):
         return WebdatasetFileStore(folder)
 

@@ -20,10 +20,12 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.planned_packing import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
+from energon_grain.formats.tar_list import one_text
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
     DatasetLoader,
@@ -64,10 +66,10 @@ class _Keyword:
 class _Batching(TypedDict, total=False):
     worker_config: Annotated[WorkerConfig | None, _Keyword(None)]
     batch_size: Annotated[
-        Required[int | None],
+        Required[int | CostBudget | None],
         _Keyword(
             least=1,
-            meant="expected a positive number of samples, or None for single samples",
+            meant="expected a positive number of samples, a CostBudget, or None for single samples",
             write="batch_size=32 (or another number, or None for single samples)",
         ),
     ]
@@ -76,6 +78,7 @@ class _Batching(TypedDict, total=False):
     packing_buffer_size: Annotated[
         int | None, _Keyword(None, least=1, meant="expected a positive number of samples, or None for no packing")
     ]
+    packing: Annotated[PackingPlan | None, _Keyword(None)]
 
 
 class _Shuffling(TypedDict, total=False):
@@ -109,10 +112,12 @@ class _Reading(TypedDict, total=False):
     seed: Annotated[int, _Keyword(0)]
     lanes: Annotated[int | None, _Keyword(None, least=1, meant="expected a positive number")]
     subset: Annotated[Any, _Keyword(None)]
+    where: Annotated[str | None, _Keyword(None)]
     sample_type: Annotated[type[Any] | None, _Keyword(None)]
     part_filter: Annotated[Callable[[str], bool] | Collection[str] | None, _Keyword(None)]
     dataset_config: Annotated[str | None, _Keyword(None)]
     split_config: Annotated[str | None, _Keyword(None)]
+    split_ratio: Annotated[str | Mapping[str, float] | None, _Keyword(None)]
     trusted_modules: Annotated[Collection[str], _Keyword(())]
 
 
@@ -194,6 +199,7 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
     "part_filter": (str, False, "expected a list of names, such as [{!r}], or a function"),
     "split_part": (str, True, "expected the name of a part, such as split_part='train'"),
     "trusted_modules": (str, False, "expected a list of names, such as [{!r}]"),
+    "packing": (PackingPlan, True, "expected a plan, such as packing=PackingPlan('tokens', capacity=4096)"),
 }
 """What is no number: a type, whether it must be of it or must not, and what to say."""
 
@@ -205,7 +211,7 @@ def _check(name: str, value: Any, keyword: _Keyword) -> None:
         kind, must, meant = _OTHERS[name]
         if isinstance(value, kind) is not must:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
-    elif keyword.meant:
+    elif keyword.meant and not (name == "batch_size" and isinstance(value, CostBudget)):
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
         if value is None or not whole or (keyword.least is not None and value < keyword.least):
             raise ConfigError(f"{name}={value!r}: {keyword.meant}")
@@ -221,19 +227,23 @@ def get_train_dataset(
     alone; `worker_config` decides who reads what, never what is read.
 
     Args:
-        path: Folder of a prepared dataset (`energon-grain prepare`), or a metadataset: a YAML file, its content as a
-            mapping, or a `MetadatasetV2` made in Python.
+        path: Folder of a dataset, prepared (`energon-grain prepare`) or of bare tars; tars by name, by pattern
+            (`data/{000..999}.tar`, `data/**/*.tar`) or as a list; or a metadataset: a YAML file, its content as a
+            mapping, or a `MetadatasetV2` made in Python. See the how-to on what can be opened.
         split_part: Part of the split to read.
         worker_config: This host among all hosts, and its workers; default: this process alone, or as `jax.distributed`
             says, without workers.
-        batch_size: Samples in the batch of one host; None: single samples (of a finite pass on several hosts, those
-            at the end that do not give one to each host are left out).
+        batch_size: Samples in the batch of one host; `CostBudget("tokens", 65536)`: as many as cost so much together;
+            None: single samples (of a finite pass on several hosts, those at the end that do not give one to each host
+            are left out, and so are such batches).
         batch_drop_last: True: as `last_batch="drop"`. Default: False.
         last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
             default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.
         packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
             `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
             not used.
+        packing: Pack samples as planned from columns, before they are read and before they are dealt to hosts:
+            `PackingPlan("tokens", capacity=4096)`. The task encoder's `pack_selected_samples` gets each pack.
         shuffle_buffer_size: With `max_samples_per_sequence`: mix at least about this many samples.
         max_samples_per_sequence: Read this many consecutive samples as one block. None: full shuffle of datasets on
             this machine, and blocks of about 4 MiB of those in object stores (1 shuffles them fully too). See the
@@ -252,10 +262,14 @@ def get_train_dataset(
             it shall continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
             many as leave each lane 20 full buffers, but one a host at least.
         subset: Range of samples, `[start, end]` in numbers or percent.
+        where: Condition on columns that samples must meet, such as `"tokens >= 16 and width * height > 65536"`; see the
+            how-to on filtering by columns. What does not meet it is not there: it is never read, and counts nowhere.
         sample_type: What the dataset must hold; checked.
         part_filter: Parts to read of a crude dataset: names, or a predicate.
         dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
         split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
+        split_ratio: How bare tars are split: "train:0.9,val:0.1", or a mapping. Each tar is cut into consecutive runs,
+            so that a sample stays in its part whatever other tars there are. Default: all are of the part `train`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
         **arguments: Those above, and `DeprecatedArguments`.
 
@@ -319,6 +333,7 @@ _UNASKED: dict[str, Any] = {
     "batch_drop_last": False,
     "last_batch": None,
     "packing_buffer_size": None,
+    "packing": None,
     "virtual_epoch_length": 0,
     "repeat": True,
     "schedule": None,
@@ -361,7 +376,9 @@ class _Run:
                 f"positive number of batches and repeat=True, or 0"
             )
         choose_last_batch(given["last_batch"], given["batch_drop_last"], self._config.world_size)
-        self.outer = {name: given.pop(name) for name in ("subset", "shuffle_over_epochs_multiplier") if name in given}
+        self.outer = {
+            name: given.pop(name) for name in ("subset", "where", "shuffle_over_epochs_multiplier") if name in given
+        }
         of_leaves = {name: given.pop(name) for name in OF_LEAVES if name in given}
         self.leaf: LeafMaker = leaf_maker(
             worker_config=self._config,
@@ -441,6 +458,8 @@ def _described(path: Source) -> tuple[Source, bool]:
     """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return DatasetLoader(path=check_url(os.fspath(path))), False
+    if isinstance(path, list | tuple):
+        return DatasetLoader(path=one_text(path)), False
     given: Any = path
     if not isinstance(given, str | os.PathLike | Mapping | DatasetLoaderInterface):
         way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""
@@ -462,6 +481,7 @@ def get_dataset_from_config(
     sample_type: type[Any] | None = None,
     shuffle_over_epochs: int | None = 1,
     subset: Any = None,
+    where: str | None = None,
     **options: Any,
 ) -> SavableDataset:
     """Describe the samples of one prepared dataset, or JSONL file, by themselves: neither encoded nor batched.
@@ -477,6 +497,7 @@ def get_dataset_from_config(
         sample_type: See there.
         shuffle_over_epochs: As `shuffle_over_epochs_multiplier` there.
         subset: See there.
+        where: See there.
         **options: As in `DatasetLoader.get_datasets`.
 
     Raises:
@@ -495,6 +516,7 @@ def get_dataset_from_config(
             subflavors=subflavors,
             shuffle_over_epochs_multiplier=shuffle_over_epochs,
             subset=subset,
+            where=where,
             sample_type=sample_type,
             dataset_config=dataset_config,
             split_config=split_config,

@@ -17,7 +17,8 @@ from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, Nonmatch
-from energon_grain.samplers.subset import Subset
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
@@ -97,6 +98,7 @@ class JoinedLeafDataset(SavableDataset):
         members: The primary, then the other datasets and arrays.
         joiner: What makes a sample of a row; None: the fields of all samples, merged.
         subset: Rows to take.
+        where: Which of these to take, by their columns.
         name: As of a leaf.
         metadataset: The file that the join stands in, whose `.cache` folder has the join index; None: not in a file.
         place: Where the join stands.
@@ -105,6 +107,7 @@ class JoinedLeafDataset(SavableDataset):
     members: tuple[JoinMember, ...]
     joiner: Joiner | None = None
     subset: Subset | None = None
+    where: Expression | None = None
     name: str | None = None
     metadataset: str | None = None
     place: Place = dataclasses.field(default=Place("Join"), compare=False, repr=False)
@@ -130,7 +133,7 @@ class JoinedLeafDataset(SavableDataset):
             else f"array {'/'.join((*leaf.through, leaf.written))}"
             for member in self.members
         ]
-        return ("join", *written, "" if self.subset is None else str(self.subset))
+        return ("join", *written, part_of(self.subset, self.where))
 
     @property
     def path(self) -> str:
@@ -200,8 +203,17 @@ class JoinedLeafDataset(SavableDataset):
             trusted_modules=self.primary.trusted_modules,
             where=str(self.place),
         )
+        with asked_at(self.place):
+            source = JoinedSource(
+                index,
+                [_joinable(member) for member in members],
+                names=[member.argument or getattr(member.leaf, "field", None) for member in self.members],
+                start=start,
+                stop=stop,
+                where=self.where,
+            )
         return ResolvedJoin(
-            source=JoinedSource(index, [_joinable(member) for member in members], start=start, stop=stop),
+            source=source,
             members=members,
             row=row,
             ordering=self.primary.ordering(said_by=f"{self.place}: "),

@@ -11,21 +11,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
-from energon_grain.errors import ConfigError, UntrustedCodeError
+from energon_grain.errors import ConfigError, SplitError, UntrustedCodeError
 from energon_grain.formats.class_ref import function_beside, resolve_class
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, DatasetKind, read_info
-from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
 from energon_grain.forms import Place, asked_at
+from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
 from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
-from energon_grain.samplers.subset import Subset
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
@@ -135,9 +137,12 @@ class LeafDataset(SavableDataset):
     """One split part of a dataset, with how it is ordered.
 
     Attributes:
-        path: The dataset's folder, or a JSONL file.
+        path: The dataset's folder, a JSONL file, or what names bare tars (see `TarList`).
         kind: What lies there; None: that is looked at when it is opened.
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
+        subset: Its samples to take; excluded ones count.
+        where: Which of these to take, by their columns.
+        split_ratio: How bare tars, which have no split file, are split.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
             every sample is placed by itself (full shuffle), but for object stores, where about 4 MiB are read together.
@@ -147,8 +152,8 @@ class LeafDataset(SavableDataset):
         shuffle_over_epochs_multiplier: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
         written: The path as the configuration writes it (the folder's name, for a dataset given by itself).
         through: Paths of the nested metadatasets that lead here, as written, outermost first.
-        name: The leaf's identity in random keys; default: `through` and `written`, the split part, the subset and the
-            occurrence number among equals. So a moved folder keeps its order.
+        name: The leaf's identity in random keys; default: `through` and `written`, the split part, the subset, `where`
+            and the occurrence number among equals. So a moved folder keeps its order.
         task_encoder: Its decoder and cookers make samples of the parts.
         trusted_modules: Modules that the dataset's own configuration may name.
         aux: Stores that its cookers read from by key, by the name of the parameter.
@@ -161,8 +166,10 @@ class LeafDataset(SavableDataset):
     kind: DatasetKind | None = None
     split_part: str
     split_config: str | None = None
+    split_ratio: SplitRatio | None = None
     dataset_config: str = DEFAULT_DATASET_CONFIG
     subset: Subset | None = None
+    where: Expression | None = None
     subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: bool = True
     max_samples_per_sequence: int | None = None
@@ -189,8 +196,7 @@ class LeafDataset(SavableDataset):
         """What distinguishes this leaf from others in a configuration, before occurrences are counted."""
         if self.name is not None:
             return ("name", self.name)
-        subset = "" if self.subset is None else str(self.subset)
-        return ("path", self.label, self.split_part, subset)
+        return ("path", self.label, self.split_part, part_of(self.subset, self.where))
 
     @property
     def label(self) -> str:
@@ -207,6 +213,10 @@ class LeafDataset(SavableDataset):
 
     def joined(self, nonmatch: Nonmatch) -> JoinedDataset:
         """What a join is made of it. Raises as `JoinedDataset`."""
+        if self.split_ratio is not None:
+            raise ConfigError(
+                f"{self.path}: a dataset that is joined takes no split_ratio: prepare it, or join all of it"
+            )
         return JoinedDataset(
             self.path,
             self.split_part,
@@ -230,6 +240,7 @@ class LeafDataset(SavableDataset):
             UntrustedCodeError: The configuration names a class of a module that the program did not declare.
             ConfigError: The configuration is wrong in another way.
             EmptyDatasetError: No sample is left.
+            KeyNotFoundError: There is no column that `where` asks for.
         """
         with asked_at(self.place):
             content = self._container().open(self, whole)
@@ -329,8 +340,27 @@ def _check_shards(leaf: LeafDataset, whole: bool) -> None:
         leaf.chosen.put(chosen, files, stamps)
 
 
+def _check_tars(leaf: LeafDataset, _: bool) -> None:
+    _runs_of(leaf, {})
+    find_tars(leaf.path)
+
+
+def _runs_of(leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, int]] | None:
+    """Runs of bare tars that are in the split part; None: all of each."""
+    _refuse_configuration(leaf, "a folder or list of tars that were not prepared")
+    if leaf.split_ratio is not None:
+        return leaf.split_ratio.runs(leaf.split_part, counts)
+    if leaf.split_part == ALL_OF_THEM:
+        return None
+    raise SplitError(
+        f"{leaf.path}: tars that were not prepared have one split part, {ALL_OF_THEM!r}, which is all of them, and no "
+        f"{leaf.split_part!r}. Give split_part={ALL_OF_THEM!r}, or, the same wherever parts of them are used, "
+        f"split_ratio='{ALL_OF_THEM}:0.9,{leaf.split_part}:0.1'"
+    )
+
+
 def _open_shards(leaf: LeafDataset, whole: bool, *, kind: type[WebDatasetSource] | type[ArrayRecordSource]) -> Content:
-    folder = open_folder(leaf.path)
+    folder = open_data(leaf.path)
     with naming(folder):
         chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
         definition = _define(leaf, chosen)
@@ -364,18 +394,30 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
         config = DatasetConfig(kind="crude")
     if whole:
         return _Chosen(info=info, config=config, options={}, unmatched_excludes=(), where=folder.location)
-    name = leaf.split_config or config.split_config or "split.yaml"
-    splits = read_split_config(folder.local, name, shards=info.shard_counts)
     part = config.split_part or leaf.split_part
-    selected = select_shards(splits, part, info)
-    where = f"split part {part!r} of {folder.location}"
-    total = sum(info.shard_counts[shard] for shard in selected.shards)
+    where = f"split part {part!r} of {folder.location if folder.bare is None else folder.bare}"
+    if folder.bare is not None:
+        runs = _runs_of(leaf, info.shard_counts)
+        selected = SelectedShards(shards=tuple(info.shard_counts))
+        total = sum(info.shard_counts.values()) if runs is None else sum(end - begin for begin, end in runs)
+    else:
+        _refuse_ratio(leaf, "a prepared dataset has a split file")
+        name = leaf.split_config or config.split_config or "split.yaml"
+        selected = select_shards(read_split_config(folder.local, name, shards=info.shard_counts), part, info)
+        runs, total = None, sum(info.shard_counts[shard] for shard in selected.shards)
     subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
     start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
     return _Chosen(
         info=info,
         config=config,
-        options={"shards": selected.shards, "excluded": selected.excluded_samples, "start": start, "stop": stop},
+        options={
+            "shards": selected.shards,
+            "excluded": selected.excluded_samples,
+            "runs": runs,
+            "start": start,
+            "stop": stop,
+            "where": leaf.where,
+        },
         unmatched_excludes=selected.unmatched_excludes,
         where=where,
     )
@@ -388,10 +430,7 @@ def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
     if definition is None:
         decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
         definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
-    source = JsonlSource(leaf.path, parts=definition.part_filter)
-    if leaf.subset is not None and not whole:
-        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
-        source = source.cut(start, stop)
+    source = _cut(JsonlSource(leaf.path, parts=definition.part_filter), leaf, whole)
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
 
@@ -405,19 +444,29 @@ def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
     source = ArrayGroupSource(leaf.path, parts=parts)
     if field_map is not None:
         field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
-    if leaf.subset is not None and not whole:
-        start, stop = leaf.subset.resolve(len(source), of=leaf.path)
-        source = source.cut(start, stop)
+    source = _cut(source, leaf, whole)
     # Rows are values as they are, whatever their arrays are called.
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
 
 
+Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource)
+
+
+def _cut(source: Cut, leaf: LeafDataset, whole: bool) -> Cut:
+    if whole or (leaf.subset is None and leaf.where is None):
+        return source
+    start, stop = (0, None) if leaf.subset is None else leaf.subset.resolve(len(source), of=leaf.path)
+    return source.cut(start, stop, leaf.where)
+
+
 def _check_lines(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "a JSONL file")
+    _refuse_ratio(leaf, "a JSONL file is one split part; take a `subset` of it")
 
 
 def _check_arrays(leaf: LeafDataset, _: bool) -> None:
     _refuse_configuration(leaf, "an array")
+    _refuse_ratio(leaf, "an array is one split part; take a `subset` of it")
 
 
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
@@ -426,9 +475,15 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
             raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
 
 
+def _refuse_ratio(leaf: LeafDataset, why: str) -> None:
+    if leaf.split_ratio is not None:
+        raise ConfigError(f"{leaf.path}: split_ratio is for tars that were not prepared, and {why}")
+
+
 _KINDS = {
     DatasetKind.WEBDATASET: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_shards),
     DatasetKind.ARRAY_RECORD: Container(open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards),
+    DatasetKind.BARE_TARS: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_tars),
     DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines),
     DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays),
 }

@@ -26,7 +26,16 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
-from energon_grain.stream.spec import BatchSpec, LeafSpec, Program, ResolvedJoin, ResolvedLeaf, StreamSpec, wanted_block
+from energon_grain.stream.spec import (
+    BatchSpec,
+    LeafSpec,
+    PackSpec,
+    Program,
+    ResolvedJoin,
+    ResolvedLeaf,
+    StreamSpec,
+    wanted_block,
+)
 from energon_grain.stream.worker_config import WorkerConfig
 
 DEFAULT_LANES = 48
@@ -141,6 +150,14 @@ class LeafPart:
         )
 
 
+class Packing(Protocol):
+    """A part whose items are packs that are planned."""
+
+    def spec(self) -> PackSpec:
+        """How they are made."""
+        ...
+
+
 @dataclass(slots=True)
 class IndexPart:
     """A part of the graph that is an index map, with pure hooks on its samples.
@@ -168,6 +185,11 @@ class IndexPart:
     def items(self) -> int:
         """Positions of a pass; endless: of one pass over what is repeated."""
         return self.one_pass if self.passes is None else self.passes.length(0)
+
+    def add_hook(self, hook: HookSpec) -> None:
+        """Apply a hook to each item."""
+        for leaf in self.leaves:
+            leaf.add_hook(hook)
 
     def repeat_for_ever(self) -> None:
         """Make it endless."""
@@ -302,7 +324,8 @@ class _Graph:
         resolved: The leaves in document order, where they were resolved before.
         leaves: Those met so far.
         feeds: Likewise.
-        leaves_of: Leaves of each feed.
+        parts_of: Of each feed.
+        packs: Parts whose items are packs that are planned.
         runs: For each leaf by its number, whether lanes ask for contiguous runs.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
     """
@@ -312,7 +335,8 @@ class _Graph:
     resolved: Sequence[ResolvedLeaf | ResolvedJoin] | None = None
     leaves: list[LeafPart] = field(default_factory=list[LeafPart])
     feeds: list[Feed] = field(default_factory=list[Feed])
-    leaves_of: list[list[LeafPart]] = field(default_factory=list[list[LeafPart]])
+    parts_of: list[IndexPart] = field(default_factory=list["IndexPart"])
+    packs: list[Packing] = field(default_factory=list["Packing"])
     runs: dict[int, bool] = field(default_factory=dict[int, bool])
     ragged: bool = False
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
@@ -440,23 +464,23 @@ class Lowering:
             stripe=1 if part.passes is None else self.stripe if stripe is None else stripe,
         )
         graph.feeds.append(feed)
-        graph.leaves_of.append(part.leaves)
+        graph.parts_of.append(part)
         graph.runs.update((leaf.number, runs) for leaf, runs in zip(part.leaves, part.runs(), strict=True))
         return feed
 
     def push(self, part: Part, hook: HookSpec) -> bool:
         """Apply a hook to each item where samples are read, if that gives the same; whether it does."""
-        leaves = part.leaves if isinstance(part, IndexPart) else self._leaves_below(part.operator)
-        for leaf in leaves or ():
-            leaf.add_hook(hook)
-        return leaves is not None
+        parts = [part] if isinstance(part, IndexPart) else self._parts_below(part.operator)
+        for each in parts or ():
+            each.add_hook(hook)
+        return parts is not None
 
-    def _leaves_below(self, operator: LaneOperator) -> list[LeafPart] | None:
-        """Leaves of an operator whose items are their samples, whatever their values; None: it has others."""
+    def _parts_below(self, operator: LaneOperator) -> list[IndexPart] | None:
+        """Index maps of an operator whose items are theirs, whatever their values; None: it has others."""
         if isinstance(operator, Feed):
-            return self.graph.leaves_of[operator.index]
-        below = [self._leaves_below(child) for child in operator.children] if operator.chooses else [None]
-        return None if None in below else [leaf for leaves in below for leaf in leaves or ()]
+            return [self.graph.parts_of[operator.index]]
+        below = [self._parts_below(child) for child in operator.children] if operator.chooses else [None]
+        return None if None in below else [part for parts in below for part in parts or ()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -539,6 +563,7 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
         index_map=index_map,
         program=program,
         mixture=part.mixture,
+        packs=tuple(part.spec() for part in to.graph.packs),
         batch=steps.batch,
         steps=epoch,
         limit=steps.limit,

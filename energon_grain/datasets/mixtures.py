@@ -17,12 +17,16 @@ from energon_grain.datasets.dataset import SavableDataset, check_dataset
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.blend import Blend
+from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.passes import Concat
 from energon_grain.samplers.routing import Router, RouteTree
 from energon_grain.samplers.step_blend import StepBlend
-from energon_grain.stream.index_map import EqualPasses
+from energon_grain.samplers.weights import integer_weights
+from energon_grain.sources.costs import Costs
+from energon_grain.stream.index_map import CostsOfStream, EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number, OneOf
 from energon_grain.stream.worker_config import WorkerConfig
@@ -43,6 +47,10 @@ class BlendDataset(SavableDataset):
         *dataset_weights: (dataset, weight) for each child, or one iterable of them; weights above 0, of any sum.
         schedule: In place of the weights: `[(from_position, weights), …]`, beginning at position 0 of this blend. A
             weight of 0 pauses a child.
+        weight_unit: What weights are shares of: by default the number of samples; with a column of all children
+            (`"tokens"`), or arithmetic of columns (`"bytes.jpg + 40 * tokens"`), the sum of that over samples. At every
+            prefix no child is further from its share than the largest single item. Children are datasets whose order
+            is known without their data: what filters, groups, batches or packs goes above the blend.
         per_step: Choose the child once for a whole global step in place of once for each item, so that all hosts' items
             of a step are of one child and their shapes agree; a number above 1 is that many consecutive items, in
             place of a step's.
@@ -55,15 +63,23 @@ class BlendDataset(SavableDataset):
     datasets: tuple[SavableDataset, ...]
     schedule: tuple[tuple[int, tuple[Weight, ...]], ...]
     per_step: bool | int
+    weight_unit: Expression | None
 
     def __init__(
         self,
         *dataset_weights: Weighted | Iterable[Weighted],
         schedule: Sequence[tuple[int, Sequence[Weight]]] | None = None,
         per_step: bool | int = False,
+        weight_unit: str | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         datasets, weights = _pairs(self, "weight", dataset_weights)
+        unit = None if weight_unit is None else Expression.parse(str(weight_unit), where="BlendDataset: weight_unit")
+        if unit is not None and per_step:
+            raise ConfigError(
+                f"BlendDataset: per_step={per_step!r} with weight_unit={weight_unit!r}: a step cannot be of one "
+                f"dataset and shares by cost exact at every item; leave one of them out"
+            )
         if per_step < 0:
             raise ConfigError(f"BlendDataset: per_step={per_step}: expected True, False or a number of items")
         if schedule is None:
@@ -76,10 +92,13 @@ class BlendDataset(SavableDataset):
         object.__setattr__(self, "datasets", datasets)
         object.__setattr__(self, "schedule", steps)
         object.__setattr__(self, "per_step", per_step)
+        object.__setattr__(self, "weight_unit", unit)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
         parts = to.children(self.datasets, endless=True)
+        if self.weight_unit is not None:
+            return self._by_cost(to, parts, self.weight_unit)
         router, width = self._router(to)
         mixture: dict[str, Any] = {
             "blend": [list(map(list, router.weights)), list(router.starts)],
@@ -108,6 +127,36 @@ class BlendDataset(SavableDataset):
             shares=tuple(weight / sum(weights) for weight in weights),
         )
         return LanePart(blend, mixture, batches)
+
+    def _by_cost(self, to: Lowering, parts: Sequence[Part], unit: Expression) -> Part:
+        """The blend by what samples cost."""
+        arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
+        if len(arithmetic) < len(parts):
+            raise ConfigError(
+                f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
+                f"its items cost is not known before they are made: do that above it; in place of a filter, give "
+                f"the leaf a `where` of columns"
+            )
+        said_by = f"weight_unit='{unit}'"
+        costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
+        router = CostBlend(
+            [(start, integer_weights(weights, allow_zero=True)) for start, weights in self.schedule],
+            [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
+            key=fold(to.seed, "blend", to.place),
+        )
+        return IndexPart(
+            leaves=[leaf for part in arithmetic for leaf in part.leaves],
+            routes=RouteTree(router, [part.routes for part in arithmetic]),
+            passes=None,
+            mixture={
+                "blend": [list(map(list, router.weights)), list(router.starts)],
+                "unit": str(unit),
+                "columns": [each.ids for own in costs for each in own],
+                "means": [round(mean, 6) for mean in router.means],
+                "of": [part.mixture for part in arithmetic],
+            },
+            one_pass=sum(part.items() for part in arithmetic),
+        )
 
     def _router(self, to: Lowering) -> tuple[Blend | StepBlend, int]:
         """The arithmetic, and how many items share a choice (0: each has its own)."""

@@ -6,7 +6,8 @@ Hooks run in this order, each on what the one before returned:
 2. `cookers` with `cook_crude_sample`, on crude leaves only;
 3. `encode_sample` or `preencode_sample`, sample by sample, or `encode_samples`, on many at once;
 4. with `packing_buffer_size`: `select_samples_to_pack` on a full buffer, `postencode_sample` on each sample of a group,
-   `pack_selected_samples` on the group; without it: `postencode_sample`, sample by sample;
+   `pack_selected_samples` on the group; with `packing`: `postencode_sample`, sample by sample, and
+   `pack_selected_samples` on each pack of the plan; without them: `postencode_sample`, sample by sample;
 5. `batch_group_criterion`, where it is overridden, says which samples belong in a batch;
 6. `batch`, on the samples of one batch;
 7. `encode_batch`, on the batch. Where nothing is batched (`batch_size=None` without groups) the last two do not run.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -34,6 +36,7 @@ from energon_grain.datasets.mapping import MapDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
+from energon_grain.datasets.planned_packing import CostBudget, PackingPlan, PlannedPackingDataset
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
@@ -45,6 +48,9 @@ from energon_grain.transforms.decode import DEFAULT_DECODER, SampleDecoder
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+_logger = logging.getLogger("energon_grain")
 
 
 def call_declared(builder: Callable[..., Any], *arguments: Any, asked: Mapping[str, Any], **keywords: Any) -> Any:
@@ -90,14 +96,15 @@ def _training_mixture(
     """
     if not datasets:
         raise ConfigError("build_train_datasets: there is no dataset; pass at least one")
-    if blend_mode is DatasetBlendMode.DATASET_WEIGHT:
+    by_cost = blend_mode is DatasetBlendMode.NONE and isinstance(datasets[0][0], BlendDataset)
+    if blend_mode is DatasetBlendMode.DATASET_WEIGHT or by_cost:
         if not repeat:
             place = getattr(datasets[0], "combined_at", "")
             raise ConfigError(
                 f"{place}{': ' if place else ''}a blend by weights has no end, so repeat=False has no meaning; use "
                 f"`blend_epochized` with repetitions, or virtual_epoch_length"
             )
-        return BlendDataset(*datasets, schedule=schedule, worker_config=worker_config)
+        return datasets[0][0] if by_cost else BlendDataset(*datasets, schedule=schedule, worker_config=worker_config)
     if blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
         mixture: SavableDataset = BlendEpochizedDataset(*datasets, worker_config=worker_config)
     elif len(datasets) == 1:
@@ -210,13 +217,21 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
 
     @idle()
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Which of a full buffer's samples belong together. Samples left out are dropped."""
+        """Which of a full buffer's samples belong together. Samples left out are dropped.
+
+        Not called where packs are planned from columns (`packing`).
+        """
         raise NotImplementedError(f"{type(self).__name__}.select_samples_to_pack: packing needs this hook")
 
     @idle()
     @stateless
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Make one sample of a group; or, as a generator, any number. Its `__restore_key__` may be left `()`."""
+        """Make one sample of a group; or, as a generator, any number. Its `__restore_key__` may be left `()`.
+
+        Of a pack that was planned (`packing`) it must make one. Where it has a parameter `ranges`, it is given
+        (start, stop) of each sample by it: which units of its first cost belong to the pack, all of them but for
+        samples that were split.
+        """
         raise NotImplementedError(f"{type(self).__name__}.pack_selected_samples: packing needs this hook")
 
     @idle()
@@ -274,9 +289,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
-        batch_size: int | None,
+        batch_size: int | CostBudget | None,
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
+        packing: PackingPlan | None = None,
         virtual_epoch_length: int = 0,
         shuffle_buffer_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
@@ -293,6 +309,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 `virtual_epoch_length`, `repeat` and `last_batch`.
             batch_drop_last: See there.
             packing_buffer_size: See there.
+            packing: See there.
             virtual_epoch_length: See there.
             shuffle_buffer_size: As in `get_train_dataset`; the leaves are shuffled by it already.
             blend_mode: What the numbers of the pairs mean.
@@ -312,6 +329,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             batch_size,
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
+            packing=packing,
             last_batch=last_batch,
         )
         if worker_config.should_log(1):
@@ -325,9 +343,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
-        batch_size: int | None,
+        batch_size: int | CostBudget | None,
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
+        packing: PackingPlan | None = None,
         limit: int | None = None,
         last_batch: LastBatch | None = None,
     ) -> SavableDataset:
@@ -339,6 +358,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             batch_size: As in `get_val_dataset`, and so are the other arguments.
             batch_drop_last: See there.
             packing_buffer_size: See there.
+            packing: See there.
             limit: See there.
             last_batch: See there.
 
@@ -355,6 +375,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             batch_size,
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
+            packing=packing,
             last_batch=last_batch,
         )
         if worker_config.should_log(2):
@@ -380,9 +401,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         self,
         dataset: SavableDataset,
         *,
-        batch_size: int | None,
+        batch_size: int | CostBudget | None,
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
+        packing: PackingPlan | None = None,
         worker_config: WorkerConfig,
         last_batch: LastBatch | None = None,
     ) -> SavableDataset:
@@ -393,16 +415,25 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             batch_size: As in `get_train_dataset`, and so are the other arguments.
             batch_drop_last: See there.
             packing_buffer_size: See there.
+            packing: See there.
             worker_config: Of the nodes.
             last_batch: See there.
 
         Raises:
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
         """
-        if packing_buffer_size is not None:
+        if packing is not None:
+            if packing_buffer_size is not None or isinstance(batch_size, CostBudget):
+                other = "packing_buffer_size" if packing_buffer_size is not None else "batch_size=CostBudget(…)"
+                raise ConfigError(f"packing and {other}: packs are made in one way; give one of the two")
+            dataset = _planned(self, dataset, packing, worker_config)
+        elif packing_buffer_size is not None:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
         else:
             dataset = _mapped(self, dataset, "postencode_sample", worker_config)
+        if isinstance(batch_size, CostBudget):
+            dataset = _budgeted(self, dataset, batch_size, last_batch, worker_config)
+            return _mapped(self, dataset, "encode_batch", worker_config)
         batcher = owner_of_hook(self, "batch").batch
         if (criterion := overridden_hook(self, "batch_group_criterion")) is not None:
             if last_batch == "pad":
@@ -462,6 +493,55 @@ def _packed(
         pack,
         sample_encoder=overridden_hook(encoder, "postencode_sample"),
         task_encoder=_owner(encoder, "select_samples_to_pack", "pack_selected_samples", "postencode_sample"),
+        worker_config=worker_config,
+    )
+
+
+def _planned(
+    encoder: TaskEncoder, dataset: SavableDataset, plan: PackingPlan, worker_config: WorkerConfig
+) -> SavableDataset:
+    name, pack = type(encoder).__name__, overridden_hook(encoder, "pack_selected_samples")
+    if pack is None:
+        raise ConfigError(
+            f"packing={plan!r}, but {name} has no pack_selected_samples, which makes one sample of the samples of a "
+            f"pack"
+        )
+    if overridden_hook(encoder, "select_samples_to_pack") is not None:
+        _logger.warning(
+            "%s.select_samples_to_pack is not called: packing=… plans packs from columns before samples are read; "
+            "packing_buffer_size=… lets the hook choose",
+            name,
+        )
+    return PlannedPackingDataset(
+        _mapped(encoder, dataset, "postencode_sample", worker_config),
+        plan,
+        pack,
+        task_encoder=_owner(encoder, "pack_selected_samples"),
+        worker_config=worker_config,
+    )
+
+
+def _budgeted(
+    encoder: TaskEncoder,
+    dataset: SavableDataset,
+    budget: CostBudget,
+    last_batch: LastBatch | None,
+    worker_config: WorkerConfig,
+) -> SavableDataset:
+    if overridden_hook(encoder, "batch_group_criterion") is not None:
+        raise ConfigError(
+            f"batch_size=CostBudget(…) with {type(encoder).__name__}.batch_group_criterion: batches are made by one of "
+            f"the two; give a number, or leave the hook out"
+        )
+    if last_batch == "pad":
+        raise ConfigError("last_batch='pad' with batch_size=CostBudget(…): such batches are never padded; use 'drop'")
+    return PlannedPackingDataset(
+        dataset,
+        budget,
+        owner_of_hook(encoder, "batch").batch,
+        hook="batch",
+        task_encoder=_owner(encoder, "batch"),
+        batches=True,
         worker_config=worker_config,
     )
 

@@ -356,7 +356,7 @@ def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> Co
                 continue
             if header.info_stamp is not None and header.info_stamp != info_stamp(root):
                 continue
-            own = place == columnar_folder(root)
+            own = place == columnar_folder(root) and folder.bare is None
             advice = mending(folder.location) if own else f"remove {place}, and the index is made anew on next use"
             try:
                 return _load(folder, place, header, advice)
@@ -445,7 +445,7 @@ def _mapped(
 
 def _fetching_again(dataset: DataFolder, path: Path, dtype: str, column: Column) -> Callable[[], None] | None:
     """What fetches a column of a mirror again; None: it is no copy."""
-    if not dataset.is_remote or not path.is_relative_to(dataset.local):
+    if not dataset.is_mirrored or not path.is_relative_to(dataset.local):
         return None
     size_bytes = column_file_bytes(dtype, column.rows, block_sums=column.block_sums)
     return lambda: fetch_again(dataset, path, size_bytes)

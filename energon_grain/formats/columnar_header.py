@@ -240,6 +240,13 @@ class BlockSums:
             if not checked.all():
                 self._compare(begin + np.flatnonzero(~checked))
 
+    def check_rows(self, rows: npt.NDArray[np.int64]) -> None:
+        """The same for rows in any order, each of which lies in one block."""
+        blocks = rows * self._row_bytes >> self._shift
+        blocks = blocks[~self._checked[blocks]]
+        if len(blocks):
+            self._compare(np.unique(blocks))
+
     def check_runs(self, first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> None:
         """The same for many runs of rows, [first[i], stop[i]) for every i."""
         begin, end = first * self._row_bytes >> self._shift, (stop * self._row_bytes - 1 >> self._shift) + 1

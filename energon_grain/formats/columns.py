@@ -1,7 +1,8 @@
-"""Columns: numbers that are known of every sample before it is read, one `.npy` file each beside the columnar index.
+"""Columns: numbers that are known of every sample before it is read, one `.npy` file each beside the index.
 
     .nv-meta/columnar/columns.json               names the file of each column; replaced atomically
     .nv-meta/columnar/columns/<name>-<hex>.npy   (N,) a number a sample; NaN where a sample has none
+    x.jsonl.columns/…                            the same two, of a JSONL file
 
 A column belongs to samples, by the `content_id` of the index that it was made with, and not to a generation of the
 index. So it stays when the index of the same samples is written anew, and is not given out for others.
@@ -14,7 +15,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -37,9 +40,15 @@ from energon_grain.formats.columnar_header import (
     read_column,
     release_pages,
 )
-from energon_grain.formats.data_folder import DataFolder, copy_columns, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, encode_json
+from energon_grain.media.headers import HEADER_FUNCTION
+from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.mirror import mirror_of
+
+Int64Array = npt.NDArray[np.int64]
 
 COLUMNS_FOLDER = "columns"
 SIZES = "bytes"
@@ -73,6 +82,12 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
         """Of the file."""
         return column_file_bytes(self.dtype, self.column.rows, block_sums=self.column.block_sums)
 
+    def made_by(self, name: str, dataset: str) -> str:
+        """The command that makes it."""
+        if self.function == HEADER_FUNCTION:
+            return f"`energon-grain prepare-media {dataset} --media-metadata-by-extension`"
+        return f"`energon-grain measure {dataset} --column {name}={self.function}`"
+
 
 class _ColumnsFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _VERSION
@@ -83,38 +98,184 @@ class _ColumnsFile(msgspec.Struct, frozen=True, kw_only=True):
 _FILE = Form(_ColumnsFile)
 
 
-def read_stored(root: Path) -> dict[str, StoredColumn]:
-    """The columns of the dataset at `root` that have files, those of other samples too.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnFolder:
+    """Where the columns of a dataset lie.
 
-    Raises:
-        IndexFileError: The file that names them is damaged, or newer than this release can read.
+    Attributes:
+        dataset: Path or URL of the dataset, as messages name it.
+        location: Path or URL of the folder with `columns.json`.
+        local: That folder on this machine: the same, or a copy of it.
+        mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
     """
-    path = columnar_folder(root) / COLUMNS_JSON
-    try:
-        found = _FILE.from_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{path}: {error}; {_mending(root)}") from error
-    if found.version > _VERSION:
-        raise IndexFileError(
-            f"{path}: has version {found.version}, this release of energon-grain reads up to {_VERSION}; install a "
-            f"newer one"
+
+    dataset: str
+    location: str
+    local: Path
+    mirrored: str | None = None
+
+    @classmethod
+    def of(cls, folder: DataFolder) -> ColumnFolder:
+        """That of a prepared dataset."""
+        return cls(
+            dataset=folder.location,
+            location=folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}"),
+            local=columnar_folder(folder.local),
+            mirrored=folder.location if folder.is_mirrored else None,
         )
-    if found.header_checksum != header_digest(found):
-        raise IndexFileError(f"{path}: is not what was written (its checksum differs); {_mending(root)}")
-    return found.columns
+
+    @classmethod
+    def of_jsonl(cls, file: JsonlFile) -> ColumnFolder:
+        """That of a JSONL file; of an object, `columns.json` is brought up to date. Raises ReadError."""
+        location = f"{file.location}.columns"
+        if not is_url(location):
+            return cls(dataset=file.location, location=location, local=Path(location))
+        mirror = mirror_of(location)
+        with mirror.locked():
+            mirror.refresh([COLUMNS_JSON])
+        return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location)
+
+    def read(self) -> dict[str, StoredColumn]:
+        """The columns that have files, those of other samples too.
+
+        Raises:
+            IndexFileError: The file that names them is damaged, or newer than this release can read.
+        """
+        path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
+        mending = f"remove it, and make the columns again; {_made_by(self.dataset)}"
+        try:
+            found = _FILE.from_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except msgspec.MsgspecError as error:
+            raise IndexFileError(f"{where}: {error}; {mending}") from error
+        if found.version > _VERSION:
+            raise IndexFileError(
+                f"{where}: has version {found.version}, this release of energon-grain reads up to {_VERSION}; "
+                "install a newer one"
+            )
+        if found.header_checksum != header_digest(found):
+            raise IndexFileError(f"{where}: is not what was written (its checksum differs); {mending}")
+        return found.columns
+
+    def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
+        """Map a column, (samples,), and what compares it; of one in an object store the file is copied first.
+
+        Raises:
+            IndexFileError: It is missing, of another length, or damaged.
+            ReadError: An object store cannot be reached.
+        """
+        path = self.local / COLUMNS_FOLDER / stored.file
+        where = join(self.location, f"{COLUMNS_FOLDER}/{stored.file}")
+        mending = f"make the column {name!r} again: {stored.made_by(name, self.dataset)}"
+        rows, checksum, block_sums = stored.column.rows, stored.column.checksum, stored.column.block_sums
+        again: Callable[[], None] | None = None
+        if self.mirrored is not None:
+            mirror = mirror_of(self.mirrored)
+            own = path.relative_to(mirror.folder).as_posix()
+            with mirror.locked():
+                self._remove_others(path.parent)
+                mirror.copy_file(own, path, stored.size_bytes)
+
+            def fetch_again() -> None:
+                with mirror.locked():
+                    mirror.fetch_again(own, stored.size_bytes)
+
+            again = fetch_again
+        try:
+            if rows != samples:
+                raise IndexFileError(f"{where}: has {rows} rows for {samples} samples")
+            column = read_column(path, stored.dtype, samples, block_sums=block_sums)
+        except (FileNotFoundError, IndexFileError) as error:
+            raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {mending}") from error
+        sums = BlockSums(
+            path, column, checksum=checksum, block_sums=block_sums, where=where, mending=mending, fetch_again=again
+        )
+        return column, sums
+
+    def _remove_others(self, copies: Path) -> None:
+        named = {each.file for each in self.read().values()}
+        for old in copies.glob("*.npy"):
+            if old.name not in named:
+                old.unlink(missing_ok=True)
 
 
-_MADE_BY = "those of media are made by `energon-grain prepare-media {} --media-metadata-by-extension`"
+def _made_by(dataset: str) -> str:
+    return (
+        f"`energon-grain measure {dataset} --column NAME=module:function` makes any, and those of media are made by "
+        f"`energon-grain prepare-media {dataset} --media-metadata-by-extension`"
+    )
 
 
-def _mending(root: str | os.PathLike[str]) -> str:
-    return f"remove it, and make the columns again; {_MADE_BY.format(root)}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """The samples that columns are of.
+
+    Attributes:
+        content_id: Of them; a column of others is stale.
+        samples: How many there are.
+        parts: Names of the parts whose sizes are known.
+        sizes: (n,) bytes that samples, by their numbers or from one to another, have of the part of this place in
+            `parts`; None: of all. Raises IndexFileError.
+        release: Gives back the memory that looking up sizes took.
+    """
+
+    content_id: str
+    samples: int
+    parts: tuple[str, ...]
+    sizes: Callable[[Int64Array | slice, int | None], Int64Array]
+    release: Callable[[], None]
+
+    @classmethod
+    def of(cls, index: ColumnarIndex) -> Measured:
+        """Those of a prepared dataset."""
+        return cls(
+            content_id=index.content_id,
+            samples=len(index),
+            parts=index.part_names,
+            sizes=partial(_part_sizes, index),
+            release=index.release,
+        )
+
+    @classmethod
+    def of_jsonl(cls, starts: Int64Array) -> Measured:
+        """Those of a JSONL file, by its index."""
+
+        def sizes(numbers: Int64Array | slice, _: int | None) -> Int64Array:
+            if isinstance(numbers, slice):
+                return np.diff(starts[numbers.start : numbers.stop + 1])
+            return starts[numbers + 1] - starts[numbers]
+
+        return cls(
+            content_id=f"{lines_id(starts):016x}",
+            samples=len(starts) - 1,
+            parts=("json",),
+            sizes=sizes,
+            release=partial(release_pages, starts),
+        )
+
+
+def _part_sizes(index: ColumnarIndex, samples: Int64Array | slice, part: int | None) -> Int64Array:
+    run = isinstance(samples, slice)
+    index.check(np.arange(samples.start, samples.stop) if run else samples)
+    first = np.asarray(index.part_start[samples])
+    if run:
+        start = np.asarray(index.part_start[samples.start : samples.stop + 1])
+        rows: Any = slice(start[0], start[-1])
+        count = np.diff(start)
+    else:
+        count = np.asarray(index.part_start[samples + 1]) - first
+        rows = np.arange(int(count.sum())) + np.repeat(first - (np.cumsum(count) - count), count)
+    size = np.asarray(index.part_size[rows])
+    if part is not None:
+        size = np.where(np.asarray(index.part_name[rows]) == part, size, 0)
+    ends = np.cumsum(count)
+    running = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
+    return running[ends] - running[ends - count]  # so, since a sample may have no part at all
 
 
 class Columns(Mapping[str, npt.NDArray[Any]]):
-    """The columns of a prepared dataset by name: `columns["width"]` is a read-only array, (N,), a number a sample.
+    """The columns of a dataset by name: `columns["width"]` is a read-only array, (N,), a number a sample.
 
     Those with files are memory maps, which are compared with their checksums when they are asked for. NaN stands for
     what a sample has not. To be had from `open_columns`.
@@ -123,13 +284,14 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         stored: What is known of those with files.
     """
 
-    def __init__(self, folder: DataFolder, index: ColumnarIndex, stored: Mapping[str, StoredColumn]) -> None:
-        self._folder, self._index = folder, index
-        self._all = stored
-        self.stored = {name: each for name, each in stored.items() if each.content_id == index.content_id}
+    def __init__(self, folder: ColumnFolder, of: Measured) -> None:
+        self._folder, self._of = folder, of
+        self._all = folder.read()
+        self.stored = {name: each for name, each in self._all.items() if each.content_id == of.content_id}
         self._open: dict[str, tuple[npt.NDArray[Any], BlockSums]] = {}
-        self._parts = {f"{SIZES}.{part}": number for number, part in enumerate(index.part_names)}
-        self._names = tuple(dict.fromkeys((SIZES, *self._parts, *self.stored)))
+        self._parts: dict[str, int | None] = {SIZES: None}
+        self._parts |= {f"{SIZES}.{part}": number for number, part in enumerate(of.parts)}
+        self._names = tuple(dict.fromkeys((*self._parts, *self.stored)))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -141,7 +303,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return name in self._names
 
     def __repr__(self) -> str:
-        return f"Columns({self._folder.location!r}, {', '.join(self._names)})"
+        return f"Columns({self._folder.dataset!r}, {', '.join(self._names)})"
 
     @property
     def stale(self) -> tuple[str, ...]:
@@ -151,7 +313,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
     @property
     def samples(self) -> int:
         """How many numbers each column has."""
-        return len(self._index)
+        return self._of.samples
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The column of this name.
@@ -160,90 +322,87 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             KeyNotFoundError: There is none, or it was made for other samples.
             IndexFileError: Its file is damaged.
         """
-        if name in self.stored:
-            column, sums = self._opened(name)
-            sums.check(0, len(column))
-            return column
-        blocks = [*self.blocks(name)]
-        column = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+        column = self.at(name, slice(0, self.samples))
         column.flags.writeable = False
         return column
 
+    def at(self, name: str, samples: Int64Array | slice) -> npt.NDArray[Any]:
+        """(n,) what a column says of samples, by their numbers in the whole dataset. Raises as `[name]` does.
+
+        Args:
+            name: Of the column.
+            samples: (n,) in [0, N), not checked; or a slice of them with both its ends, of which stored columns are
+                given as they are mapped.
+        """
+        if name in self.stored:
+            column, sums = self._opened(name)
+            if isinstance(samples, slice):
+                sums.check(samples.start, samples.stop)
+            else:
+                sums.check_rows(samples)
+            return column[samples]
+        if name not in self._parts:
+            raise KeyNotFoundError(f"{self._folder.dataset}: {self._why_not(name)}")
+        part, sizes = self._parts[name], self._of.sizes
+        if not isinstance(samples, slice):
+            return sizes(samples, part)
+        found = np.empty(samples.stop - samples.start, np.int64)
+        for begin in range(samples.start, samples.stop, _BLOCK_SAMPLES):
+            stop = min(begin + _BLOCK_SAMPLES, samples.stop)
+            found[begin - samples.start : stop - samples.start] = sizes(slice(begin, stop), part)
+            self._of.release()
+        return found
+
+    def id(self, name: str) -> str:
+        """Digest that changes with the numbers of a column. Raises KeyNotFoundError as `[name]` does."""
+        if name in self.stored:
+            return self.stored[name].column.checksum
+        if name not in self._parts:
+            raise KeyNotFoundError(f"{self._folder.dataset}: {self._why_not(name)}")
+        return self._of.content_id
+
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
         """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""
-        if name not in self:
-            raise KeyNotFoundError(f"{self._folder.location}: {self._why_not(name)}")
         for begin in range(0, self.samples, _BLOCK_SAMPLES):
-            stop = min(begin + _BLOCK_SAMPLES, self.samples)
-            if name not in self.stored:
-                yield self._sizes(begin, stop, self._parts.get(name))
-                continue
-            column, sums = self._opened(name)
-            sums.check(begin, stop)
-            yield column[begin:stop]
-            release_pages(column)
-
-    def _sizes(self, begin: int, stop: int, part: int | None) -> npt.NDArray[np.int64]:
-        index = self._index
-        index.check(np.arange(begin, stop))
-        start = np.asarray(index.part_start[begin : stop + 1])
-        size = np.asarray(index.part_size[start[0] : start[-1]])
-        if part is not None:
-            size = np.where(np.asarray(index.part_name[start[0] : start[-1]]) == part, size, 0)
-        running = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
-        index.release()
-        return np.diff(running[start - start[0]])  # so, since a sample may have no part at all
+            block = self.at(name, slice(begin, min(begin + _BLOCK_SAMPLES, self.samples)))
+            yield block
+            if name in self.stored:
+                release_pages(self._opened(name)[0])
 
     def _opened(self, name: str) -> tuple[npt.NDArray[Any], BlockSums]:
         if name not in self._open:
-            self._open[name] = _open_column(self._folder, name, self.stored[name], self.samples)
+            self._open[name] = self._folder.open(name, self.stored[name], self.samples)
         return self._open[name]
 
     def _why_not(self, name: str) -> str:
+        dataset = self._folder.dataset
         if name in self._all:
-            made_by = self._all[name].function
-            return f"the column {name!r} is of samples that are not here any more; make it again ({made_by})"
-        return f"there is no column {name!r}; there are {', '.join(self)}; {_MADE_BY.format(self._folder.location)}"
+            return (
+                f"the column {name!r} is of samples that are not here any more; make it again: "
+                f"{self._all[name].made_by(name, dataset)}"
+            )
+        made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
 
 
-def _open_column(
-    folder: DataFolder, name: str, stored: StoredColumn, samples: int
-) -> tuple[npt.NDArray[Any], BlockSums]:
-    path = columnar_folder(folder.local) / COLUMNS_FOLDER / stored.file
-    where = folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_FOLDER}/{stored.file}")
-    mending = f"make the column {name!r} again ({stored.function})"
-    rows, checksum, block_sums = stored.column.rows, stored.column.checksum, stored.column.block_sums
-    try:
-        if rows != samples:
-            raise IndexFileError(f"{where}: has {rows} rows for {samples} samples")
-        column = read_column(path, stored.dtype, samples, block_sums=block_sums)
-    except (FileNotFoundError, IndexFileError) as error:
-        raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {mending}") from error
-    return column, BlockSums(path, column, checksum=checksum, block_sums=block_sums, where=where, mending=mending)
-
-
-def _copied(folder: DataFolder) -> dict[str, StoredColumn]:
-    """The columns of a dataset that have files, on this machine."""
-    stored = read_stored(folder.local)
-    if folder.is_remote and stored:
-        copy_columns(folder, COLUMNS_FOLDER, {each.file: each.size_bytes for each in stored.values()})
-    return stored
-
-
-def open_columns(path: str | os.PathLike[str] | DataFolder) -> Columns:
-    """Open the columns of the prepared dataset at `path`: what is known of its samples before they are read.
+def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Columns:
+    """Open the columns of the dataset at `path`: what is known of its samples before they are read.
 
     Args:
-        path: Its folder, or its URL; of one in an object store the columns are copied.
+        path: The folder of a prepared dataset, or a JSONL file; or its URL: of one in an object store, a column is
+            copied when it is first asked for.
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
         IndexFileError: An index is damaged.
         ReadError: An object store cannot be reached.
     """
+    if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
+        file = open_jsonl(path)
+        return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
     folder = open_folder(path)
     with naming(folder):
-        return Columns(folder, open_columnar(folder), _copied(folder))
+        return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))
 
 
 class ColumnStage:
@@ -257,7 +416,7 @@ class ColumnStage:
     """
 
     def __init__(self, dataset: DataFolder, staging: Path, *, function: str, version: int) -> None:
-        self._dataset, self._function, self._version = dataset, function, version
+        self._dataset, self._function, self._version = ColumnFolder.of(dataset), function, version
         self._target = columnar_folder(staging)
         self._folder = self._target / COLUMNS_FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -287,7 +446,7 @@ class ColumnStage:
         Returns:
             What a commit is to put, in this order, and to remove.
         """
-        old = _copied(self._dataset)
+        old = self._dataset.read()
         new: dict[str, StoredColumn] = {}
         for name in [*self._writers]:
             before = old.get(name)
@@ -321,7 +480,7 @@ class ColumnStage:
         writer.close()
         rows = writer.rows
         try:
-            held, sums = _open_column(self._dataset, name, before, rows)
+            held, sums = self._dataset.open(name, before, rows)
             sums.check(0, rows)
         except IndexFileError as error:
             _logger.warning("nothing is taken over from a column that is made again: %s", error)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from energon_grain.formats.columnar_header import (
     columnar_folder,
     read_header,
 )
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.commit_journal import PREPARE_FOLDER, finish_interrupted_prepare
 from energon_grain.formats.nv_meta import (
     INDEX_SQLITE,
     INDEX_UUID,
@@ -34,8 +35,10 @@ from energon_grain.formats.nv_meta import (
     META_FOLDER,
     DatasetKind,
     dataset_kind,
+    names_below,
     not_prepared,
 )
+from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.local import LocalFiles
@@ -45,6 +48,8 @@ from energon_grain.storage.object_client import ObjectClient, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 
+BARE_FOLDER = "bare"
+"""In `.nv-meta`: indices of tars that nobody prepared."""
 _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
@@ -62,18 +67,32 @@ class DataFolder:
 
     Attributes:
         location: Path or URL of the folder, as messages name it.
-        local: The folder with `.nv-meta`: the same, or the mirror.
+        local: The folder with `.nv-meta`: the same, or the mirror, or that of an index of bare tars.
         store: Where the bytes of shards are.
+        bare: Of tars that nobody prepared: the text that names them, see `TarList`.
     """
 
     location: str
     local: Path
     store: ByteStore = field(compare=False)
+    bare: str | None = None
 
     @property
     def is_remote(self) -> bool:
         """Whether shards lie in an object store."""
         return is_url(self.location)
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether `.nv-meta` is a copy of one in an object store."""
+        return self.is_remote and self.bare is None
+
+    @property
+    def indexed_by(self) -> str:
+        """The command that writes indices of its shards anew."""
+        if self.bare is not None:
+            return f"energon-grain info {shlex.quote(self.bare)}"
+        return f"energon-grain prepare {self.location} --tar-index-only"
 
     def shard(self, name: str) -> str:
         """The location of a shard."""
@@ -113,20 +132,45 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
 
 
 def kind_at(location: str) -> DatasetKind:
-    """Say what lies at a path or URL; what is not there is INVALID. See `dataset_kind`, and `open_folder`.
+    """Say what lies at a path or URL; what is not there is INVALID. See `dataset_kind`, `open_folder` and `TarList`.
 
     Raises:
         StaleIndexError: As in `open_folder`.
         ConfigError: The URL is of no store that can be read.
         ReadError: The store cannot be reached.
     """
+    if lists_tars(location):
+        return DatasetKind.BARE_TARS
     if not is_url(location):
         finish_interrupted_prepare(Path(location))
-        return dataset_kind(location)
+        kind = dataset_kind(location)
+        return DatasetKind.BARE_TARS if kind is DatasetKind.INVALID and _has_bare_tars(location) else kind
     if location.endswith((".jsonl", ".yaml")):
         return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET
     kind = dataset_kind(mirror_dataset(location).folder)
-    return DatasetKind.ARRAY if kind is DatasetKind.INVALID and is_array_folder(location) else kind
+    if kind is not DatasetKind.INVALID:
+        return kind
+    if is_array_folder(location):
+        return DatasetKind.ARRAY
+    names = names_below(location) or ()
+    has_meta = any(META_FOLDER in name.split("/") for name in names)
+    return DatasetKind.BARE_TARS if not has_meta and any(map(ends_like_a_tar, names)) else kind
+
+
+def _has_bare_tars(folder: str) -> bool:
+    """Whether there is a tar below a folder of this machine, and no prepared dataset, also none that lost a file."""
+    seen = set[str]()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        if META_FOLDER in folders:
+            with contextlib.suppress(OSError):
+                if set(os.listdir(os.path.join(path, META_FOLDER))) - {BARE_FOLDER, Path(PREPARE_FOLDER).name}:
+                    return False
+        if any(map(ends_like_a_tar, files)):
+            return True
+        real = {name: os.path.realpath(os.path.join(path, name)) for name in folders}
+        folders[:] = [name for name in folders if name != META_FOLDER and real[name] not in seen]
+        seen |= {real[name] for name in folders}
+    return False
 
 
 def mirror_dataset(url: str) -> Mirror:
@@ -169,27 +213,6 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
     mirror = Mirror(folder.location, shared_client(storage_settings()))
     with contextlib.suppress(MissingObjectError), mirror.locked():
         mirror.fetch_again(path.relative_to(folder.local).as_posix(), size_bytes)
-
-
-def copy_columns(folder: DataFolder, name: str, sizes: Mapping[str, int]) -> None:
-    """Copy files of a remote dataset that never change, from a folder beside its columnar index, and remove others.
-
-    Args:
-        folder: The dataset.
-        name: Of that folder.
-        sizes: Bytes of each file.
-
-    Raises:
-        ReadError: The store cannot be reached, or a file is not there.
-    """
-    mirror = Mirror(folder.location, shared_client(storage_settings()))
-    copies = columnar_folder(folder.local) / name
-    with mirror.locked():
-        for old in copies.glob("*.npy"):
-            if old.name not in sizes:
-                old.unlink(missing_ok=True)
-        for file, size_bytes in sizes.items():
-            mirror.copy_file(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{name}/{file}", copies / file, size_bytes)
 
 
 def copy_database(location: str) -> Path | None:
@@ -257,7 +280,7 @@ def naming(folder: DataFolder) -> Generator[None]:
     try:
         yield
     except EnergonGrainError as error:
-        if folder.is_remote and str(folder.local) in str(error):
+        if folder.is_mirrored and str(folder.local) in str(error):
             if isinstance(error, DatasetNotFoundError):
                 raise DatasetNotFoundError(not_prepared(folder.location)) from error
             text = str(error).replace(str(folder.local), folder.location)
@@ -272,9 +295,10 @@ def needing_shards(folder: DataFolder) -> Generator[None]:
         yield
     except ReadError as error:
         if isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError):
+            way_out = f"leave it out by `energon-grain prepare {folder.location} --force-overwrite`"
             raise type(error)(
-                f"{error}; it was there when the dataset was indexed: put it back, or leave it out by `energon-grain "
-                f"prepare {folder.location} --force-overwrite`"
+                f"{error}; it was there when the dataset was indexed: put it back, or "
+                f"{way_out if folder.bare is None else 'begin anew without it'}"
             ) from error.__cause__ or error
         raise
 

@@ -29,6 +29,7 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.columnar_header import index_cache_folder, read_or_map
+from energon_grain.samplers.hashing import fold
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.file_lock import locked, sweep, writing_in
@@ -48,6 +49,7 @@ _BLOCK_BYTES = 1 << 20
 _COUNTED_BYTES = 16 << 20
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _LISTED_LINES = 5
+_HASHED_OFFSETS = 1 << 17
 _SMALLEST_INDEX_BYTES = 16
 _COPIED_BYTES = 16 << 20
 _logger = logging.getLogger("energon_grain")
@@ -188,6 +190,18 @@ def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> 
             defect = f"its first offset is {int(starts[0])}, not 0"
     data = str(path).removesuffix(".idx") if of is None else of
     raise IndexFileError(f"{data}.idx: {defect}. The index is damaged; `energon-grain prepare {data}` writes it anew")
+
+
+def lines_id(starts: Int64Array) -> int:
+    """A number of 64 bits that tells apart how many samples there are, and where they lie.
+
+    Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
+
+    Args:
+        starts: The index.
+    """
+    step = -(-len(starts) // _HASHED_OFFSETS)
+    return fold(len(starts), int(starts[-1]), starts[::step].tobytes())
 
 
 def write_jsonl_index(

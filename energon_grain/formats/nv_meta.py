@@ -36,7 +36,7 @@ def not_prepared(location: str) -> str:
     """
     if not is_url(location):
         return not_prepared_here(Path(location))
-    names = _names_below(location)
+    names = names_below(location)
     if names is not None and not names:
         found = IS_FILE if read_beginning(location, 1) else "nothing lies below that URL"
     elif is_array_folder(location):
@@ -49,7 +49,7 @@ def not_prepared(location: str) -> str:
     return f"{location}: {found}"
 
 
-def _names_below(url: str) -> list[str] | None:
+def names_below(url: str) -> list[str] | None:
     """What lies in a folder of a store; None where that cannot be known, or not soon."""
     settings = storage_settings()
     if not has_lists(url, settings):
@@ -80,6 +80,7 @@ class DatasetKind(enum.Enum):
 
     JSONL = "jsonl"
     ARRAY = "array"
+    BARE_TARS = "bare tars"
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
     ARRAY_RECORD = "array_record"
@@ -88,8 +89,8 @@ class DatasetKind(enum.Enum):
 
     @property
     def has_shards(self) -> bool:
-        """Whether it is a prepared folder of shards, of whatever kind these are."""
-        return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD)
+        """Whether it is a folder of shards, of whatever kind these are, prepared or bare."""
+        return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD, DatasetKind.BARE_TARS)
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

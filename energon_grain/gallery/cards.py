@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EnergonGrainError
-from energon_grain.formats.columns import SIZES, open_columns
+from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Failed, Shown, show_part
-from energon_grain.sources.indexed import IndexedSource
-from energon_grain.sources.joined import JoinedBatch, JoinedSource
+from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec, leaf_draws
@@ -297,12 +296,7 @@ def _columns(sources: Sequence[Source]) -> Iterator[Column]:
         size = len(source)
         indices = np.unique(np.linspace(0, size - 1, min(size, _COUNTED)).astype(np.int64))
         looked_up += len(indices)
-        if isinstance(source, JoinedSource):
-            known.append(_known(source.path, source.samples(indices)[:, 0]))
-        elif isinstance(source, IndexedSource):
-            known.append(_known(source.path, source.numbers(indices)))
-        else:
-            known.append({SIZES: source.sizes(indices).astype(np.float64)})
+        known.append(_known(source, indices))
     of = looked_up if looked_up < sum(map(len, sources)) else None
     none = np.zeros(0)
     for name in dict.fromkeys(name for each in known for name in each):
@@ -311,20 +305,12 @@ def _columns(sources: Sequence[Source]) -> Iterator[Column]:
             yield _counted(name, values, of)
 
 
-def _known(path: str, numbers: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.float64]]:
-    """Each column of a prepared dataset, at these samples, as far as it has a value there."""
-    columns = open_columns(path)
+def _known(source: Source, indices: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.float64]]:
+    """Each column of a source, at these samples, as far as it has a value there."""
     found: dict[str, npt.NDArray[np.float64]] = {}
-    order = np.sort(numbers)
-    for name in columns:
-        picked: list[npt.NDArray[np.float64]] = []
-        begin = 0
-        for block in columns.blocks(name):
-            first, stop = np.searchsorted(order, [begin, begin + len(block)])
-            picked.append(np.asarray(block)[order[first:stop] - begin].astype(np.float64))
-            begin += len(block)
-        values = np.concatenate(picked)
-        has_none = values == 0 if name.startswith(f"{SIZES}.") else ~np.isfinite(values)
+    for name in source.columns:
+        values = source.column(name, indices).astype(np.float64)
+        has_none = values == 0 if f".{SIZES}." in f".{name}" else ~np.isfinite(values)
         found[name] = values[~has_none]
     return found
 

@@ -13,6 +13,7 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.sample import Sample
@@ -42,6 +43,7 @@ class EnergonDataSource:
         path: Folder of a prepared dataset.
         split_part: Part of the split.
         subset: Range of samples, `[start, end]` in numbers or percent.
+        where: Condition on columns that samples must meet, as in `get_train_dataset`.
         task_encoder: Its decoder and cookers are used; default: `DefaultTaskEncoder()`.
         part_filter: Parts to read of a crude dataset.
         dataset_config: Name of the dataset's configuration in `.nv-meta`.
@@ -55,6 +57,7 @@ class EnergonDataSource:
         *,
         split_part: str = "train",
         subset: Any = None,
+        where: str | None = None,
         task_encoder: TaskEncoder | None = None,
         part_filter: Callable[[str], bool] | Collection[str] | None = None,
         dataset_config: str = "dataset.yaml",
@@ -69,6 +72,7 @@ class EnergonDataSource:
             split_config=split_config,
             dataset_config=dataset_config,
             subset=None if subset is None else Subset.parse(subset),
+            where=None if where is None else Expression.parse(where, where="where"),
             training=False,
             shuffle_over_epochs_multiplier=None,
             task_encoder=task_encoder or DefaultTaskEncoder(),

@@ -24,7 +24,7 @@ from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.stream import config_to_run
 
 with needed_for("BatchMapDataset"):
@@ -57,10 +57,12 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     def _open(self) -> None:
         config = config_to_run(self._dataset, None)
         self._spec = compile_dataset(self._dataset)
-        if self._spec.order.passes is not None and not isinstance(self._spec.order.passes, EqualPasses):
+        order = self._spec.order
+        equal = self._spec.same_pass or isinstance(order.passes, EqualPasses | None)
+        if not equal:
             raise ConfigError(
                 "BatchMapDataset needs passes of one length, but the epochs of a blend by fractional repetitions "
-                "differ by a sample: use repeat=True, or get_loader"
+                "differ by a sample, and so do those of planned packs: use repeat=True, or get_loader"
             )
         if self._spec.batch is None:
             raise ConfigError("BatchMapDataset needs batches: give a batch_size, or use EnergonDataSource for samples")
@@ -146,6 +148,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
         samples, keys = encoded.outcomes, encoded.restore_keys
         if encoded.drops:
+            for hole in (dropped for outcome in samples if type(outcome) is Holed for dropped in outcome.dropped):
+                self._statistics.drop(hole)
+            samples = [outcome.value if type(outcome) is Holed else outcome for outcome in samples]
             good = [place for place, outcome in enumerate(samples) if type(outcome) is not Dropped]
             for outcome in samples:
                 if type(outcome) is Dropped:

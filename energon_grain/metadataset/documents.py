@@ -21,6 +21,8 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.formats.join_index import index_file_name
+from energon_grain.formats.splits import SplitRatio
+from energon_grain.formats.tar_list import lists_tars, one_text
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
@@ -40,6 +42,7 @@ from energon_grain.metadataset.forms import (
 from energon_grain.metadataset.prepare_joins import JoinProgress, MetadatasetReport, prepare_joins
 from energon_grain.metadataset.resolve import Inherited, Leaf, Resolver
 from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
@@ -50,7 +53,7 @@ from energon_grain.transforms.decode import SampleDecoder
 _DECODER = SampleDecoder()
 OF_LEAVES = (
     *("max_samples_per_sequence", "shuffle_buffer_size", "parallel_shard_iters", "part_filter", "sample_type"),
-    *("dataset_config", "split_config"),
+    *("dataset_config", "split_config", "split_ratio"),
 )
 """Further arguments of `get_datasets`."""
 
@@ -86,6 +89,7 @@ class DatasetLoaderInterface(ABC):
         subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs_multiplier: int | None = 1,
         subset: Any = None,
+        where: str | None = None,
         **options: Any,
     ) -> LoadedDatasets:
         """The leaves of a split as datasets that can be run, each with its weight or its repetitions.
@@ -99,9 +103,10 @@ class DatasetLoaderInterface(ABC):
             subflavors: Tags that override all others.
             shuffle_over_epochs_multiplier: Combined with those of all levels.
             subset: A range by percentages, taken of every leaf; by numbers too for a dataset by itself.
+            where: A condition on columns that samples of every leaf must meet.
             **options: `decoder` (default: `SampleDecoder()`) or a whole `task_encoder`, with cookers; further arguments
                 of `get_train_dataset` about leaves: `max_samples_per_sequence`, `shuffle_buffer_size`,
-                `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`,
+                `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`, `split_ratio`,
                 `trusted_modules`.
 
         Raises:
@@ -132,6 +137,7 @@ class DatasetLoaderInterface(ABC):
             subflavors=subflavors,
             shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
             subset=subset,
+            where=where,
         )
 
     def traverse(self, mds_path: None = None, *, split_part: str) -> list[TraversedDatasetReference]:
@@ -379,8 +385,10 @@ def _document_schema(form: type[Any], split: dict[str, Any], *required: str) -> 
     }
 
 
-Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | DatasetLoaderInterface
-"""A prepared dataset or metadataset file by path, the content of a metadataset, or one made in Python."""
+Source: TypeAlias = (
+    str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any] | DatasetLoaderInterface
+)
+"""A dataset or metadataset file by path, tars by several, the content of a metadataset, or one made in Python."""
 LeafMaker: TypeAlias = Callable[..., LeafDataset]
 """Makes a leaf of what a metadataset says of it; what the program says of all leaves is in it already."""
 
@@ -397,6 +405,8 @@ def leaf_maker(
             `dataset_config` and `split_config`.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if "split_ratio" in given:
+        given["split_ratio"] = SplitRatio(given["split_ratio"])
     encoder = task_encoder or TaskEncoder[Any, Any, Any, Any]()
     config = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
     return partial(LeafDataset, worker_config=config, task_encoder=encoder, **given)
@@ -418,8 +428,9 @@ def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) ->
     if isinstance(path, Mapping):
         document = parse_document(path)
         return document if root is None else replace(document, path=join(located(root), "metadataset"))
-    path = located(path)
-    if path.endswith(".jsonl") or (not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)):
+    path = located(path) if isinstance(path, str | os.PathLike) else one_text(path)
+    by_itself = not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)
+    if by_itself or path.endswith(".jsonl") or lists_tars(path):
         return DatasetLoader(path=path)
     if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
         raise DatasetNotFoundError(no_such_path(path))
@@ -447,7 +458,7 @@ def load_metadataset(
         split_part: The split to load, and the part of datasets that name none.
         require_data: Whether each dataset must exist on this machine and be prepared.
         root: As in `load_dataset`.
-        **outer: `subflavors`, `shuffle_over_epochs_multiplier` and `subset`, as in `get_datasets`.
+        **outer: `subflavors`, `shuffle_over_epochs_multiplier`, `subset` and `where`, as in `get_datasets`.
 
     Raises:
         ConfigError: A document is not valid or breaks a rule; names the file and the place in it.
@@ -465,13 +476,20 @@ def _resolved(
     subflavors: Mapping[str, Any] | None = None,
     shuffle_over_epochs_multiplier: int | None = 1,
     subset: Subset | Any = None,
+    where: str | None = None,
 ) -> SavableDataset:
     try:
         passes = passes_of(shuffle_over_epochs_multiplier)
     except ConfigError as error:
         raise ConfigError(f"shuffle_over_epochs_multiplier: {error}") from None
     subset = None if subset is None else Subset.parse(subset)
-    outer = Inherited(split_part=split_part, subflavors=plain(subflavors or {}), passes=passes, subset=subset)
+    outer = Inherited(
+        split_part=split_part,
+        subflavors=plain(subflavors or {}),
+        passes=passes,
+        subset=subset,
+        where=None if where is None else Expression.parse(where, where="where"),
+    )
     if not isinstance(document, DatasetLoader):
         return resolver.document(document, outer)
     # A dataset by itself: the program may count samples, and its identity is its folder's name, wherever that lies.
@@ -506,7 +524,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
     for each in leaves_of(tree):
         each.check()
     at = str(resolver.mixed_at)
-    if isinstance(tree, BlendDataset):
+    if isinstance(tree, BlendDataset) and tree.weight_unit is None:
         children, schedule = flatten_blend(tree)
         weighted = zip(children, schedule[0][1], strict=True)
         return LoadedDatasets(
@@ -520,7 +538,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
             datasets=[_loaded(child, repetitions=number, combined_at=at) for child, number in repeated],
             blend_mode=DatasetBlendMode.SAMPLE_REPETITIONS,
         )
-    return LoadedDatasets(datasets=[_loaded(tree)], blend_mode=DatasetBlendMode.NONE)
+    return LoadedDatasets(datasets=[_loaded(tree, combined_at=at)], blend_mode=DatasetBlendMode.NONE)
 
 
 def validation_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> list[LoadedDataset]:

@@ -33,7 +33,7 @@ def leaves_of(tree: SavableDataset) -> tuple[Leaf, ...]:
 
 
 def flatten_blend(blend: BlendDataset) -> tuple[tuple[SavableDataset, ...], Schedule]:
-    """Give the children of a blend with all blends inside it dissolved, and their absolute shares.
+    """Give the children of a blend with all blends by samples inside it dissolved, and their absolute shares.
 
     A share is the product of the normalised weights down to the child. Schedules of all blends are merged: a segment
     begins wherever one of them has a step, as all count positions of the outermost blend. Children that are no blend
@@ -61,7 +61,8 @@ def flattened(tree: SavableDataset) -> SavableDataset:
     """The same mixture without blends directly inside blends of their kind."""
     if isinstance(tree, BlendDataset):
         children, schedule = flatten_blend(tree)
-        return BlendDataset(*map(flattened, children), schedule=schedule)
+        unit = None if tree.weight_unit is None else str(tree.weight_unit)
+        return BlendDataset(*map(flattened, children), schedule=schedule, weight_unit=unit)
     if isinstance(tree, BlendEpochizedDataset):
         return BlendEpochizedDataset(*((flattened(child), number) for child, number in flatten_epochized(tree)))
     return ConcatDataset(*map(flattened, tree.datasets)) if isinstance(tree, ConcatDataset) else tree
@@ -119,7 +120,8 @@ def _dissolve(blend: BlendDataset, outer: Course) -> Sequence[tuple[SavableDatas
         own = tuple((start, weights[number] / total) for (start, weights), total in zip(steps, totals, strict=True))
         starts = sorted({start for start, _ in (*outer, *own)})
         course = tuple((start, _at(outer, start) * _at(own, start)) for start in starts)
-        found.extend(_dissolve(child, course) if isinstance(child, BlendDataset) else [(child, course)])
+        inner = isinstance(child, BlendDataset) and blend.weight_unit is None is child.weight_unit
+        found.extend(_dissolve(child, course) if inner else [(child, course)])
     return found
 
 

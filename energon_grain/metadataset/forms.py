@@ -19,8 +19,11 @@ from energon_grain.datasets.aux_stores import read_aux
 from energon_grain.datasets.joined_leaf import Joiner
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.splits import SplitRatio
+from energon_grain.formats.tar_list import one_text
 from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import PERCENT, Subset
 from energon_grain.samplers.weights import exact
 from energon_grain.storage.location import check_url
@@ -30,7 +33,7 @@ NODE_KEYS = ("path", "blend", "blend_epochized", "concat", "join")
 
 
 class PathText(str):
-    """A path or URL as text; from Python, also a path object."""
+    """A path or URL as text, or several of tars as one; from Python, also path objects."""
 
     __slots__ = ()
 
@@ -84,7 +87,11 @@ def _convert(kind: Any, value: Any) -> Any:
         return _amount(value)
     if kind is Passes:
         return Passes(passes_of(value))  # type: ignore[arg-type]
+    if kind is SplitRatio:
+        return SplitRatio(value)
     assert kind is PathText
+    if isinstance(value, list | tuple):
+        value = one_text(value)
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise ConfigError(expected("text", value))
@@ -96,6 +103,10 @@ def _convert(kind: Any, value: Any) -> Any:
 def _schema_of(kind: Any) -> dict[str, Any]:
     if kind is PathText:
         return _TEXT
+    if kind is SplitRatio:
+        numbers = {"type": "number", "minimum": 0}
+        ratios = [{"type": "object", "additionalProperties": numbers}, {"type": "array", "items": numbers}, _TEXT]
+        return {"anyOf": [*ratios, {"type": "null"}]}
     if kind is Fraction:
         return {"type": "number"}
     assert kind is Passes
@@ -152,8 +163,20 @@ Range: TypeAlias = Annotated[
         anyOf=[{"anyOf": [_form("", {"range": {"anyOf": _BOUNDS}}, "range"), *_BOUNDS]}, {"type": "null"}],
     ),
 ]
+Where: TypeAlias = Annotated[
+    Any,  # an `Expression`, once it is read
+    _doc(
+        "A condition on columns, such as `tokens >= 16 and width * height > 65536`: what meets it is all there is. "
+        "Joined by `and` with those of outer levels.",
+        anyOf=[_TEXT, {"type": "null"}],
+    ),
+]
 DatasetPath: TypeAlias = Annotated[
-    PathText, _doc("A prepared dataset folder, a .jsonl file or another metadataset (.yaml); relative to this file.")
+    PathText,
+    _doc(
+        "A dataset folder, prepared or of tars; tars by name or pattern, or a list of them; a .jsonl file; or another "
+        "metadataset (.yaml). Relative to this file."
+    ),
 ]
 
 
@@ -215,6 +238,11 @@ class DatasetReference(_Tagged, frozen=True, kw_only=True):
         _doc("Auxiliary stores for the cookers of a crude dataset."),
     ] = None
     subset: Range = None
+    where: Where = None
+    split_ratio: Annotated[
+        SplitRatio | None,
+        _doc("How tars that were not prepared are split: numbers by split part, such as {train: 0.9, val: 0.1}."),
+    ] = None
     name: Name = None
 
 
@@ -295,7 +323,12 @@ class MetadatasetBlend(Node, frozen=True, kw_only=True):
         | None,
         _doc("Weights that change along the stream, in place of those of the children."),
     ] = None
+    weight_unit: Annotated[
+        str | None,
+        _doc("What weights are shares of: a column, as `tokens`, or arithmetic of columns. Default: samples."),
+    ] = None
     subset: Range = None
+    where: Where = None
 
 
 class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
@@ -307,6 +340,7 @@ class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
         _doc("The children, each with its `repetitions`.", **_children("EpochizedEntry")),
     ]
     subset: Range = None
+    where: Where = None
 
 
 class MetadatasetConcat(Node, frozen=True, kw_only=True):
@@ -314,6 +348,7 @@ class MetadatasetConcat(Node, frozen=True, kw_only=True):
 
     concat: Annotated[tuple[Any, ...], msgspec.Meta(min_length=1), _doc("The children, in order.", **_children("node"))]
     subset: Range = None
+    where: Where = None
 
 
 _NONMATCH, _BY = ["error", "skip", "none"], ["row", "key"]
@@ -407,6 +442,7 @@ class MetadatasetJoin(_Tagged, frozen=True, kw_only=True):
     ] = None
     shuffle_over_epochs_multiplier: PassesShuffled = 1  # type: ignore[assignment]
     subset: Range = None
+    where: Where = None
     name: Name = None
 
 
@@ -443,6 +479,8 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
             _put(node, subset=Subset.parse(node.subset))
         except ConfigError as error:
             raise wrong(place.at("subset"), str(error)) from None
+    if node.where is not None:
+        _put(node, where=Expression.parse(node.where, where=str(place.at("where"))))
     if isinstance(node, DatasetReference):
         if node.aux is not None:
             stores = as_mapping(node.aux, place.at("aux"), "a mapping of names to auxiliary stores")
@@ -453,6 +491,8 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
             at = place.at("schedule")
             _put(node, schedule=tuple(STEP.read(step, at.at(number)) for number, step in enumerate(node.schedule)))
             _check_schedule(node)
+        if node.weight_unit is not None:
+            Expression.parse(node.weight_unit, where=str(place.at("weight_unit")))
     elif isinstance(node, MetadatasetBlendEpochized):
         _put(node, blend_epochized=_entries(node.blend_epochized, place.at("blend_epochized"), _EPOCHIZED_ENTRY))
     elif isinstance(node, MetadatasetConcat):

@@ -22,6 +22,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
 from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import DatasetKind, not_prepared
+from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
     DatasetReference,
@@ -34,11 +35,19 @@ from energon_grain.metadataset.forms import (
     Node,
     read_node,
 )
+from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.location import absolute, folder_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
-_UNCONFIGURED = {DatasetKind.JSONL: "a JSONL file", DatasetKind.ARRAY: "an array"}
+Conditional: TypeAlias = (
+    DatasetReference | MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat | MetadatasetJoin
+)
+_UNCONFIGURED = {
+    DatasetKind.JSONL: "a JSONL file",
+    DatasetKind.ARRAY: "an array",
+    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
+}
 """Kinds that are read as they are, without a configuration beside them."""
 
 
@@ -60,6 +69,7 @@ class Inherited:
         subflavors: Tags that override the node's.
         passes: Passes shuffled as one, of all outer levels together.
         subset: What to take of the node; always by shares, except from the program to a single dataset.
+        where: What samples must meet.
         mode: Which kind of blend the node is in, and where that stands.
         chain: (absolute path, split) of the files that lead here.
         through: Their paths as written, without the first.
@@ -70,6 +80,7 @@ class Inherited:
     subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
     passes: int | None = 1
     subset: Subset | None = None
+    where: Expression | None = None
     mode: tuple[str, Place] | None = None
     chain: tuple[tuple[str, str], ...] = ()
     through: tuple[str, ...] = ()
@@ -135,7 +146,8 @@ class Resolver:
         if isinstance(node, MetadatasetJoin):
             return self._join(node, inherited)
         assert isinstance(node, MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat)
-        inner = replace(inherited, subset=_subset(node.subset, inherited.subset, node.at, leaf=False))
+        subset = _subset(node.subset, inherited.subset, node.at, leaf=False)
+        inner = replace(inherited, subset=subset, where=_where(node, inherited))
         if isinstance(node, MetadatasetConcat):
             parts = [self.node(child, inner) for child in node.concat]
             if any(isinstance(part, BlendDataset) for part in parts):
@@ -151,7 +163,7 @@ class Resolver:
         schedule = ((0, numbers),)
         if node.schedule is not None:
             schedule = tuple((step.from_position, tuple(step.weights)) for step in node.schedule)
-        return BlendDataset(*datasets, schedule=schedule)
+        return BlendDataset(*datasets, schedule=schedule, weight_unit=node.weight_unit)
 
     def _reference(self, node: DatasetReference, inherited: Inherited) -> SavableDataset:
         path = _absolute(node.path, inherited.folder, node.at.at("path"))
@@ -166,7 +178,10 @@ class Resolver:
                     raise wrong(node.at.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
         stores = (node.aux or {}).items()
         aux = {name: self._aux(aux, inherited.folder) for name, aux in stores}
-        return self._made(node, inner, path, kind, subset=subset, aux=aux, name=node.name)
+        more: dict[str, Any] = {"where": _where(node, inherited)}
+        if node.split_ratio is not None:
+            more["split_ratio"] = node.split_ratio
+        return self._made(node, inner, path, kind, subset=subset, aux=aux, name=node.name, **more)
 
     def _made(
         self,
@@ -203,7 +218,8 @@ class Resolver:
             except (DatasetNotFoundError, ReadError) as error:
                 raise type(error)(f"{place.at('path')}: {error}") from error
         through = (*inner.through, str(node.path))
-        return self.document(self._documents[path], replace(inner, subset=subset, through=through))
+        inner = replace(inner, subset=subset, where=_where(node, inner), through=through)
+        return self.document(self._documents[path], inner)
 
     def _join(self, node: MetadatasetJoin, inherited: Inherited) -> JoinedLeafDataset:
         inner = inherited.with_tagged(node)
@@ -220,6 +236,7 @@ class Resolver:
             members=tuple(members),
             joiner=node.joiner,
             subset=_subset(node.subset, inherited.subset, node.at, leaf=True),
+            where=_where(node, inherited),
             name=node.name,
             metadataset=inherited.chain[-1][0] if inherited.chain else None,
             place=node.at,
@@ -229,7 +246,7 @@ class Resolver:
         place = member.at.at("path")
         path = _absolute(member.path, outer.folder, place)
         kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
-        if kind is DatasetKind.METADATASET or kind in _UNCONFIGURED:
+        if kind in (DatasetKind.METADATASET, DatasetKind.JSONL, DatasetKind.ARRAY):
             found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
             raise wrong(place, f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
         inner = replace(
@@ -282,7 +299,7 @@ class Resolver:
 
 def _absolute(written: str, folder: str, place: Place) -> str:
     with asked_at(place):  # of a path that leads out of a bucket
-        return absolute(written, folder)
+        return BETWEEN.join(piece and absolute(piece, folder) for piece in str(written).split(BETWEEN))
 
 
 def _kind_at(path: str, place: Place) -> DatasetKind:
@@ -301,6 +318,11 @@ def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: boo
         return own if outer is None else (own or Subset()).within(outer)
     except ConfigError as error:
         raise wrong(place, str(error)) from None
+
+
+def _where(node: Conditional, inherited: Inherited) -> Expression | None:
+    with asked_at(node.at):
+        return combine_expressions(node.where, inherited.where)
 
 
 def _mode(node: MetadatasetBlend | MetadatasetBlendEpochized, inherited: Inherited) -> tuple[str, Place]:

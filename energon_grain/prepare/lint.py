@@ -40,7 +40,7 @@ from energon_grain.formats.class_ref import resolve_class
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_build import scan_checked
 from energon_grain.formats.columns import Columns, open_columns
-from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info
@@ -54,6 +54,7 @@ from energon_grain.formats.splits import (
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
@@ -200,7 +201,7 @@ def _check_shard(
         if records is None:
             scan = scan_checked(folder, shard, samples, None, first)
             tar_index = tar_index_path(shard)
-            if not read_beginning(folder.shard(tar_index.as_posix()), 1):
+            if folder.bare is None and not read_beginning(folder.shard(tar_index.as_posix()), 1):
                 what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
                 wrong = [LintFinding(where=shard, what=what, way_out=way_out)]
         else:
@@ -363,7 +364,7 @@ def lint_dataset(
         EmptyDatasetError: A split part that was asked for is empty.
         ReadError: An object store cannot be reached.
     """
-    folder = open_folder(root)
+    folder = open_data(root)
     with naming(folder):
         info = read_info(folder.local)
     findings: list[LintFinding] = []

@@ -12,6 +12,7 @@ from fractions import Fraction
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
+from energon_grain.formats.splits import name_ratio
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_client import shared_client
@@ -28,7 +29,6 @@ COMPRESSED_SUFFIXES = {
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
 TAR_SUFFIX = ".tar"
-DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
 
 
 def find_shards(
@@ -205,54 +205,6 @@ def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:
         f"split part {name!r}: pattern {pattern!r} matches none of the {len(shards)} shards "
         f"({shards[0]} … {shards[-1]}).{hint} Patterns are compared with paths relative to the dataset."
     )
-
-
-def parse_ratio(text: str) -> dict[str, float]:
-    """Read `8,1,1` or `0.8, 0.1, 0.1` (train, val, test) or `train=9,heldout=1` (any names).
-
-    Raises:
-        ConfigError: Anything else, or what `name_ratio` refuses.
-    """
-    pieces = [piece.strip() for piece in text.split(",")]
-    try:
-        if all("=" in piece for piece in pieces):
-            names = [piece.split("=", 1)[0].strip() for piece in pieces]
-            if len(set(names)) < len(names):
-                raise ConfigError(f"split ratio {text!r} names a part twice.")
-            return name_ratio(dict(zip(names, [float(piece.split("=", 1)[1]) for piece in pieces], strict=True)))
-        return name_ratio([float(piece) for piece in pieces])
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"split ratio {text!r}: give three numbers for train, val and test, such as 8,1,1, or names, such as "
-            f"train=9,val=1."
-        ) from error
-
-
-def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
-    """Give a bare sequence the names train, val and test; a mapping stays as it is.
-
-    Raises:
-        ConfigError: There are more bare numbers, or the ratios are not finite, negative or all zero.
-    """
-    if isinstance(ratio, Mapping):
-        named = {**ratio}
-    elif 1 <= len(ratio) <= len(DEFAULT_PARTS):
-        named = dict(zip(DEFAULT_PARTS[: len(ratio)], ratio, strict=True))
-    else:
-        raise ConfigError(
-            f"split ratio {list(ratio)}: bare numbers stand for train, val and test, so there may be at most three. "
-            f"Name the parts to have others: train=8,val=1,extra=1."
-        )
-    for name, value in named.items():
-        if not name or not math.isfinite(value) or value < 0:
-            raise ConfigError(
-                f"split ratio of {name!r} is {value}: a ratio is a number of at least 0, of a named part."
-            )
-    if not any(named.values()):
-        raise ConfigError(f"split ratio {named}: at least one part must have more than 0.")
-    return named
 
 
 def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, int]:

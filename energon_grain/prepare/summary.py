@@ -16,10 +16,11 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import Columns, StoredColumn, open_columns
-from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.storage.location import join
@@ -145,7 +146,7 @@ def summarize_dataset(
         SplitError: The split file that was asked for is damaged.
         ReadError: An object store cannot be reached.
     """
-    folder = open_folder(root)
+    folder = open_data(root)
     with naming(folder):
         return _summarize(folder, split_config, dataset_config)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from energon_grain.samplers.fold import Carry
 
 Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """Where positions lead: number of the child, int32 (k,), and position in the child's own stream, int64 (k,)."""
@@ -25,6 +27,27 @@ class Router(Protocol):
         ...
 
 
+@runtime_checkable
+class FoldingRouter(Router, Protocol):
+    """A router that is a fold over windows of its positions: what a position gives depends on those before it."""
+
+    def anchor(self, position: int) -> Carry:
+        """See `Fold.anchor`."""
+        ...
+
+    def remember(self, carry: Carry) -> None:
+        """See `Fold.remember`."""
+        ...
+
+    def counts(self, carry: Carry) -> Sequence[int]:
+        """Positions of each child that lie before a carry."""
+        ...
+
+
+_SOON = 4096
+"""Positions that are looked at for where children stand."""
+
+
 class RouteTree:
     """Routers on top of each other: from positions of the root to leaves.
 
@@ -35,9 +58,10 @@ class RouteTree:
     Attributes:
         leaves: number of leaves.
         runs: for each leaf, whether a router above it hands down runs: then `LeafOrder.runs` must be set.
+        folds: whether a router of the tree is a fold.
     """
 
-    __slots__ = ("_children", "_router", "leaves", "runs")
+    __slots__ = ("_children", "_router", "folds", "leaves", "runs")
 
     def __init__(self, router: Router, children: Sequence[RouteTree | None]) -> None:
         """Put a router over its children, in order; None is a leaf."""
@@ -49,6 +73,7 @@ class RouteTree:
             runs += [router.hands_down_runs or below for below in (child.runs if child else (False,))]
         self.runs = tuple(runs)
         self.leaves = len(runs)
+        self.folds = isinstance(router, FoldingRouter) or any(child is not None and child.folds for child in children)
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Give the leaf and the position in its stream at each position (at least 0, any order)."""
@@ -61,3 +86,37 @@ class RouteTree:
                 leaves, below[here] = tree.route(below[here])
                 leaf[here] = start + leaves
         return leaf, below
+
+    def carries(self, position: int) -> list[Carry]:
+        """Of each fold in the tree, in a fixed order, a carry from which positions from this one on can be routed."""
+        if not self.folds:
+            return []
+        if isinstance(self._router, FoldingRouter):
+            found = [self._router.anchor(position)]
+            firsts = self._router.counts(found[0])
+        else:
+            # Lanes may stand a little before each other. A carry that lies behind what is asked for costs time alone.
+            child, below = self._router.route(np.arange(position, position + _SOON))
+            found, firsts = [], np.full(len(self._children), np.iinfo(np.int64).max)
+            np.minimum.at(firsts, child, below)
+            firsts = [max(0, first - _SOON) if first < 1 << 62 else 0 for first in firsts.tolist()]
+        for first, (_, tree) in zip(firsts, self._children, strict=True):
+            found += tree.carries(first) if tree else []
+        return found
+
+    def remember(self, carries: Iterator[Carry]) -> None:
+        """Take in what `carries` gave, of the same tree in whatever process.
+
+        Raises:
+            ValueError: There are too few, or they are of another tree.
+        """
+        if not self.folds:
+            return
+        if isinstance(self._router, FoldingRouter):
+            carry = next(carries, None)
+            if carry is None:
+                raise ValueError("there are too few carries")
+            self._router.remember(carry)
+        for _, tree in self._children:
+            if tree:
+                tree.remember(carries)

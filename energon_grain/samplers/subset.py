@@ -1,4 +1,4 @@
-"""Which raw samples of a split part belong to a leaf: a range of them, as it is written, minus excluded ones."""
+"""Which raw samples of a split part belong to a leaf: a range of them, as it is written, minus those left out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,42 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.hashing import fold
 
 PERCENT = r"\s*[0-9]+(\.[0-9]*)?\s*%\s*"
 _WHOLE = (Fraction(0), Fraction(1))
 
 
-class Selection:
-    """The samples [start, stop) of `total` raw ones, without excluded ones, renumbered 0, 1, 2, ... in raw order.
+_BLOCK = 128
+"""Samples of a block: 16 bytes of the bitmap, and 8 for what is kept before it, 1.5 bits a sample together."""
+_ONES = np.array([number.bit_count() for number in range(256)], np.uint8)
+_PLACES = np.zeros((256, 8), np.uint8)
+for _byte in range(256):
+    _PLACES[_byte, : _byte.bit_count()] = [place for place in range(8) if _byte >> place & 1]
+"""Number of ones of a byte, and (256, 8) where its ones stand, the lowest first."""
 
-    The range counts raw samples, excluded ones too (as in Energon); `len` is the true number that is left. With
+
+class Selection:
+    """The samples [start, stop) of `total` raw ones, without those left out, renumbered 0, 1, 2, ... in raw order.
+
+    The range counts raw samples, those left out too (as in Energon); `len` is the true number that is left. With
     `total=10, start=2, stop=8, excluded=[3, 9]` the raw samples are 2, 4, 5, 6, 7 and the length is 5.
+
+    A range is arithmetic. Where samples inside of it are left out, it holds a bitmap of what is kept and, for each 128
+    bits of it, how many are kept before: 1.5 bits a raw sample, whatever share is kept. The k-th kept sample is found
+    by a binary search for its block, then by counting ones of bytes.
 
     Attributes:
         total: number of raw samples in the split part.
         start: first raw sample of the range.
         stop: end of the range, exclusive.
-        excluded: raw ranks inside the range that are left out, ascending, int64 (e,).
+        excluded: raw ranks inside the range that are left out by name, ascending, int64 (e,).
+        digest: a word that tells what `where` kept, for `fold`; none where it was not used.
+        condition: what `where` was told of the condition; None where it was not used.
     """
 
-    __slots__ = ("_kept_before", "excluded", "start", "stop", "total")
+    __slots__ = ("_before", "_bits", "_length", "condition", "digest", "excluded", "start", "stop", "total")
 
     def __init__(
         self,
@@ -71,14 +88,63 @@ class Selection:
         self.start = start
         self.stop = stop
         self.excluded = ranks
-        # Before excluded sample i of the range lie excluded[i] - start - i kept ones.
-        self._kept_before = ranks - start - np.arange(ranks.size, dtype=np.int64)
+        self.digest: tuple[int, ...] = ()
+        self.condition: Mapping[str, Any] | None = None
+        self._length = stop - start - int(ranks.size)
+        self._bits: npt.NDArray[np.uint8] | None = None
+        if ranks.size:
+            bits = np.full(-(-(stop - start) // _BLOCK) * _BLOCK // 8, 0xFF, np.uint8)
+            gone = np.concatenate([ranks - start, np.arange(stop - start, 8 * bits.size)])
+            np.bitwise_and.at(bits, gone >> 3, ~(np.uint8(1) << (gone & 7).astype(np.uint8)))
+            self._keep(bits)
+
+    def _keep(self, bits: npt.NDArray[np.uint8]) -> None:
+        self._bits = bits.reshape(-1, _BLOCK // 8)
+        self._before = np.zeros(len(self._bits) + 1, np.int64)
+        np.cumsum(_ONES[self._bits].sum(axis=1, dtype=np.uint8), out=self._before[1:])
+        self._length = int(self._before[-1])
+
+    def where(self, keep: npt.NDArray[np.bool_], condition: Mapping[str, Any]) -> Selection:
+        """Those samples of this selection for which `keep`, (len(self),), is true: not none of them.
+
+        Args:
+            keep: (len(self),) which to keep.
+            condition: what decides that, for manifests; JSON-native.
+        """
+        if self._bits is not None:
+            before = np.unpackbits(self._bits.reshape(-1), bitorder="little").view(np.bool_)
+            before[before] = keep
+            keep = before
+        packed = np.packbits(keep, bitorder="little")
+        bits = np.zeros(-(-packed.size // (_BLOCK // 8)) * (_BLOCK // 8), np.uint8)
+        bits[: packed.size] = packed
+        narrowed = Selection(self.total, start=self.start, stop=self.stop)
+        narrowed.excluded = self.excluded
+        narrowed._keep(bits)
+        narrowed.digest = (fold(bits.tobytes()),)
+        narrowed.condition = condition
+        return narrowed
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        bits = None if self._bits is None else self._bits.reshape(-1)
+        return self.total, self.start, self.stop, self.excluded, self.digest, self.condition, self._length, bits
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.total, self.start, self.stop, self.excluded, self.digest, self.condition, self._length, bits = state
+        self._bits = None
+        if bits is not None:
+            self._keep(bits)
 
     def __len__(self) -> int:
-        return self.stop - self.start - int(self.excluded.size)
+        return self._length
 
     def __repr__(self) -> str:
-        return f"Selection({self.total}, start={self.start}, stop={self.stop}, excluded={self.excluded.size} samples)"
+        return f"Selection({self.total}, start={self.start}, stop={self.stop}, samples={len(self)})"
+
+    @property
+    def is_range(self) -> bool:
+        """Whether nothing inside of the range is left out."""
+        return self._bits is None
 
     def to_raw(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Give the raw ranks of samples of the selection.
@@ -89,19 +155,26 @@ class Selection:
         Returns:
             A new int64 array of the same shape, in [start, stop).
         """
-        raw = indices + np.int64(self.start)
-        if self.excluded.size:
-            raw += np.searchsorted(self._kept_before, indices, side="right")
-        return raw
+        if self._bits is None:
+            return indices + np.int64(self.start)
+        wanted = np.asarray(indices, np.int64).reshape(-1)
+        block = np.searchsorted(self._before, wanted, side="right") - 1
+        bits = self._bits[block]
+        behind = np.cumsum(_ONES[bits], axis=1, dtype=np.uint8)  # at most 128
+        left = wanted - self._before[block]  # kept ones of the block before it
+        byte = (behind <= left[:, None].astype(np.uint8)).sum(axis=1)
+        row = np.arange(len(wanted))
+        own = bits[row, byte]
+        left -= behind[row, byte] - _ONES[own]
+        raw = block * _BLOCK + byte * 8 + _PLACES[own, left]
+        return (raw + np.int64(self.start)).reshape(np.shape(indices))
 
-    def from_raw(self, raw: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Undo `to_raw`; -1 where a raw rank is outside the range or excluded."""
-        before = np.searchsorted(self.excluded, raw, side="left")
-        out = raw - np.int64(self.start) - before
-        outside = (raw < self.start) | (raw >= self.stop)
-        if self.excluded.size:
-            outside |= self.excluded[np.minimum(before, self.excluded.size - 1)] == raw
-        return np.where(outside, np.int64(-1), out)
+    def raw_run(self, first: int, stop: int) -> slice | None:
+        """The raw ranks of samples [first, stop) of the selection; None: they do not follow one another."""
+        if first >= stop:
+            return slice(self.start, self.start)
+        begin, last = self.to_raw(np.array([first, stop - 1])).tolist()
+        return slice(begin, last + 1) if last - begin == stop - 1 - first else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +265,12 @@ class Subset:
         if absolute is None:
             return share
         return absolute if self.share == _WHOLE else f"{share} of {absolute}"
+
+
+def part_of(subset: Subset | None, where: Expression | None) -> str:
+    """What of a split part is taken, in words that tell one leaf from another; empty: everything."""
+    condition = None if where is None else f"where {where}"
+    return " ".join(str(each) for each in (subset, condition) if each is not None)
 
 
 def combine_subsets(inner: Subset | None, outer: Subset | None) -> Subset | None:

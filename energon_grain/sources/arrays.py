@@ -20,19 +20,37 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, FormatError, ReadError, StaleIndexError, WorkerError
+from energon_grain.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    FormatError,
+    KeyNotFoundError,
+    ReadError,
+    StaleIndexError,
+    WorkerError,
+)
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.sources.source import (
+    PartFilter,
+    RawBatch,
+    SampleLocation,
+    Selected,
+    accepts,
+    in_pieces,
+    in_range,
+)
 from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.read_whole import read_beginning
@@ -203,6 +221,22 @@ class ArraySource:
         """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
         return np.full(len(self.check(indices)), self.row_bytes, np.int64)
 
+    @property
+    def is_column(self) -> bool:
+        """Whether a row is one number."""
+        return len(self.shape) == 1 and self.dtype.kind in "biuf"
+
+    def column(self, rows: Int64Array) -> npt.NDArray[Any]:
+        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`."""
+        self.check(rows)
+        if not len(rows):
+            return np.zeros(0, self.dtype)
+        wanted, place = np.unique(rows, return_inverse=True)
+        try:
+            return self.opened()[_as_range(wanted)].read().result()[place.reshape(-1)]
+        except Exception as error:
+            raise ReadError(f"{self.path}: rows {int(wanted[0])} to {int(wanted[-1])}: {error}") from error
+
     def locate(self, index: int) -> SampleLocation:
         """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
 
@@ -239,7 +273,7 @@ class ArraySource:
         return store
 
 
-class ArrayGroupSource:
+class ArrayGroupSource(Selected):
     """The rows of a zarr array (v2, v3) or an N5 array, or of all that lie directly in a group.
 
     A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
@@ -296,19 +330,21 @@ class ArrayGroupSource:
             )
         self._serve(start, stop)
 
-    def _serve(self, start: int, stop: int | None) -> None:
+    def _serve(self, start: int, stop: int | None, where: Expression | None = None) -> None:
         self._selection = Selection(len(next(iter(self._arrays.values()))), start=start, stop=stop)
         self._content_id = ""
+        self._narrow(where)
 
-    def cut(self, start: int, stop: int) -> ArrayGroupSource:
-        """Rows [start, stop) of the whole arrays.
+    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> ArrayGroupSource:
+        """Rows [start, stop) of the whole arrays, for which `where` holds.
 
         Raises:
             ConfigError: There are fewer.
             EmptyDatasetError: There are none between.
+            KeyNotFoundError, ReadError: As `column`.
         """
         source = copy.copy(self)
-        source._serve(start, stop)
+        source._serve(start, stop, where)
         return source
 
     def __getstate__(self) -> dict[str, Any]:
@@ -351,11 +387,9 @@ class ArrayGroupSource:
             for name, array in self._group.items():
                 own = array if isinstance(array, str) else array.digest(array.type_name)
                 digest.update(f"{name}\0{own}\0".encode())
-            self._content_id = f"{digest.hexdigest()}-{fold(self._selection.start, self._selection.stop):016x}"
+            chosen = self._selection
+            self._content_id = f"{digest.hexdigest()}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
         return self._content_id
-
-    def __len__(self) -> int:
-        return len(self._selection)
 
     def _rows(self, indices: Int64Array) -> Int64Array:
         return self._selection.to_raw(in_range(indices, len(self), where=self._path))
@@ -378,6 +412,38 @@ class ArrayGroupSource:
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the same for all."""
         return np.full(len(self._rows(indices)), self._row_bytes, np.int64)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: sizes, and arrays with one number a row, whether they are read or not."""
+        sizes = ("bytes", *(f"bytes.{name}" for name in self._arrays))
+        return (*sizes, *(name for name, array in self._group.items() if self._is_column(array)))
+
+    def _is_column(self, array: ArraySource | str | None) -> TypeGuard[ArraySource]:
+        return isinstance(array, ArraySource) and array.is_column and len(array) == self._selection.total
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`; raises as `ArraySource.read` too."""
+        if isinstance(indices, slice):
+            return in_pieces(indices, len(self), partial(self.column, name))
+        array = self._group.get(name)
+        if self._is_column(array):
+            return array.column(self._rows(indices))
+        sizes = {f"bytes.{part}": array.row_bytes for part, array in self._arrays.items()} | {"bytes": self._row_bytes}
+        if name not in sizes:
+            raise KeyNotFoundError(
+                f"{self._path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
+                f"number a row beside the others, {self._path}/{name}, is one"
+            )
+        return np.full(len(self._rows(indices)), sizes[name], np.int64)
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        array = self._group.get(name)
+        if self._is_column(array):
+            return array.content_id
+        self.column(name, np.zeros(0, np.int64))
+        return self.content_id
 
     def locate(self, index: int) -> SampleLocation:
         """Which row a sample is; places are counted in each array as if it were not compressed.

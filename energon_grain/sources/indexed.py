@@ -7,7 +7,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack, cast
 
@@ -17,15 +17,26 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import release_pages
-from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import FileStore, T_co, with_sources
 from energon_grain.sources.remote_runs import remote_run
-from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts, in_range
+from energon_grain.sources.source import (
+    CLIP_BYTES,
+    LazyFrom,
+    PartFilter,
+    SampleLocation,
+    Selected,
+    accepts,
+    in_pieces,
+    in_range,
+)
 
 LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
@@ -91,11 +102,14 @@ class SourceOptions(TypedDict, total=False):
     start: int
     stop: int | None
     excluded: Sequence[tuple[str, str]]
+    where: Expression | None
+    selection: Selection | None
+    runs: Sequence[tuple[int, int]] | None
     index_cache_dir: str | os.PathLike[str] | None
     info: DatasetInfo | None
 
 
-class IndexedSource:
+class IndexedSource(Selected):
     """The samples of some shards of a prepared dataset, in the order of the shards: everything but their bytes.
 
     Opening maps the columnar index and reads no shard, whatever their number. An *index* counts the samples served, a
@@ -115,14 +129,18 @@ class IndexedSource:
         # (c,) number of each chosen shard; (c + 1,) samples of these before each; (c,) and what makes the number of a
         # sample in the dataset of its rank among those of the chosen shards.
         self._shard = self._chosen_shards(options.get("shards"))
-        begin = index.shard_first[self._shard]
+        begin, end = index.shard_first[self._shard], index.shard_first[self._shard + 1]
+        self._runs = np.array(options.get("runs") or (), np.int64).reshape(-1, 2)
+        if len(self._runs):
+            begin, end = begin + self._runs[:, 0], begin + self._runs[:, 1]
         self._first = np.zeros(len(self._shard) + 1, np.int64)
-        np.cumsum(index.shard_first[self._shard + 1] - begin, out=self._first[1:])
+        np.cumsum(end - begin, out=self._first[1:])
         self._shift = begin - self._first[:-1]
         total, start, stop = int(self._first[-1]), options.get("start", 0), options.get("stop")
         excluded = options.get("excluded", ())
         ranks, self._unmatched = self._ranks(excluded) if excluded else ((), ())
-        self._selection = Selection(total=total, start=start, stop=stop, excluded=ranks)
+        selection = options.pop("selection", None)  # which another process made of the others
+        self._selection = selection or Selection(total=total, start=start, stop=stop, excluded=ranks)
         self._wanted = self._wanted_parts(options.get("parts"))
         self._lazy_from = self._lazy_parts(options.get("lazy"))
         self._pages = IndexPages(index.columns, samples=len(index), rows=index.rows)
@@ -134,9 +152,14 @@ class IndexedSource:
         self._part_name = np.asarray(index.part_name)
         self._part_offset = np.asarray(index.part_offset)
         self._part_size = np.asarray(index.part_size)
+        if selection is None:
+            self._narrow(options.get("where"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self._folder, self._options, self.content_id)
+        options = self._options
+        if options.get("where") is not None:
+            options = {**options, "selection": self._selection}
+        return _opened, (type(self), self._folder, options, self.content_id)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -211,7 +234,9 @@ class IndexedSource:
         if shards < len(self._index.shards):
             rest = shard[len(reached) :]
             shard = np.concatenate([reached, rest[rest < shards]])
-        served = fold(shard.tobytes(), chosen.start, chosen.stop, np.asarray(chosen.excluded).tobytes())
+        served = fold(shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
+        if len(self._runs):
+            served = fold(served, self._runs.tobytes())
         return f"{content_id[:16]}-{served:016x}"
 
     @property
@@ -245,9 +270,6 @@ class IndexedSource:
         """Of shards in an object store, samples in about 4 MiB; None: they lie on this machine, or are that large."""
         index = self._index
         return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
-
-    def __len__(self) -> int:
-        return len(self._selection)
 
     def _resolve(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(n,) number of each sample in the dataset, and of its shard.
@@ -304,6 +326,43 @@ class IndexedSource:
             taken = np.bincount(owner, weights=sizes, minlength=len(samples)).astype(np.int64)
         self._touch(samples)
         return taken
+
+    @cached_property
+    def _columns(self) -> Columns:
+        with naming(self._folder):
+            return Columns(ColumnFolder.of(self._folder), Measured.of(self._index))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: sizes of parts, read or not, and what was measured."""
+        return tuple(self._columns)
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`."""
+        if not isinstance(indices, slice):
+            numbers = self.numbers(indices)
+            found = self._columns.at(name, numbers)
+            self._touch(numbers)
+            return found
+        numbers = self._run(range(*indices.indices(len(self))))
+        if numbers is None:
+            return in_pieces(indices, len(self), partial(self.column, name))
+        return self._columns.at(name, numbers)
+
+    def _run(self, indices: range) -> slice | None:
+        """The numbers of samples as a slice; None: they do not follow one another."""
+        ranks = self._selection.raw_run(indices.start, indices.stop) if indices.step == 1 and indices else None
+        if ranks is None:
+            return None
+        first, last = (np.searchsorted(self._first, [ranks.start, ranks.stop - 1], side="right") - 1).tolist()
+        shift = self._shift[first : last + 1]
+        if (shift != shift[0]).any():
+            return None
+        return slice(ranks.start + int(shift[0]), ranks.stop + int(shift[0]))
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        return self._columns.id(name)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range.

@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
+from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
+from energon_grain.formats.columns import SIZES
 from energon_grain.formats.join_index import JoinIndex
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.subset import Selection
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
-from energon_grain.sources.source import PartValue, RawBatch, SampleLocation, in_range
+from energon_grain.sources.source import (
+    PartValue,
+    RawBatch,
+    SampleLocation,
+    Selected,
+    in_pieces,
+    in_range,
+)
 from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.location import name_of
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
@@ -72,7 +84,7 @@ class JoinedBatch(RawBatch):
         return sum(member.nbytes() for member in self.members)
 
 
-class JoinedSource:
+class JoinedSource(Selected):
     """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
 
     A read is one batched read of each dataset or array that has something for any of the rows.
@@ -82,8 +94,10 @@ class JoinedSource:
         members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
             its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
             stand among them, behind the primary.
+        names: What columns call the members, each before a dot; None, or where one is None: the name of its folder.
         start: First row to serve.
         stop: One past the last; default: the end.
+        where: Which of these to serve, by their columns; default: all.
 
     Raises:
         ConfigError: The range, the number of datasets, or what a dataset serves does not fit the rows.
@@ -96,17 +110,15 @@ class JoinedSource:
         index: JoinIndex,
         members: Sequence[PreparedSource | ArraySource],
         *,
+        names: Sequence[str | None] | None = None,
         start: int = 0,
         stop: int | None = None,
+        where: Expression | None = None,
     ) -> None:
         self._index, self._members = index, tuple(members)
         if members and isinstance(members[0], ArraySource):
             raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
-        self._start, self._stop = start, len(index) if stop is None else stop
-        if not 0 <= self._start <= self._stop <= len(index):
-            raise ConfigError(f"rows [{start}, {stop}) of a join with {len(index)} do not exist")
-        if self._start == self._stop:
-            raise EmptyDatasetError(f"rows [{start}, {stop}) of a join with {len(index)} are none; widen the subset")
+        self._selection = Selection(len(index), start=start, stop=stop)
         if len(self._members) != len(index.header.members):
             raise ConfigError(f"{len(self._members)} datasets were given for a join of {len(index.header.members)}")
         for member, joined in zip(self._members, index.header.members, strict=True):
@@ -120,11 +132,18 @@ class JoinedSource:
                     f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not "
                     f"{len(member)}"
                 )
+        named = zip(names or repeat(None), self._members, strict=False)
+        said = [name or name_of(member.path) for name, member in named]
+        # Of members that are called alike none is found by that name.
+        self._names = {name: number for number, name in enumerate(said) if said.count(name) == 1}
         self._rows = np.asarray(index.rows)
         self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self._members))
+        self._narrow(where)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(JoinedSource, start=self._start, stop=self._stop), (self._index, self._members)
+        called = {number: name for name, number in self._names.items()}
+        names = [called.get(number) for number in range(len(self._members))]
+        return partial(JoinedSource, names=names), (self._index, self._members), {"_selection": self._selection}
 
     def __repr__(self) -> str:
         return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
@@ -137,7 +156,8 @@ class JoinedSource:
     @property
     def content_id(self) -> str:
         """Digest of the datasets, of the rows and of which of them are served."""
-        return f"{self._index.content_id[:16]}-{fold(self._start, self._stop):016x}"
+        chosen = self._selection
+        return f"{self._index.content_id[:16]}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
     @property
     def members(self) -> tuple[PreparedSource | ArraySource, ...]:
@@ -173,9 +193,6 @@ class JoinedSource:
                 found += [replace(extents, owner=places[extents.owner]) for extents in own]
         return found
 
-    def __len__(self) -> int:
-        return self._stop - self._start
-
     def samples(self, indices: Int64Array) -> Int64Array:
         """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
 
@@ -183,7 +200,7 @@ class JoinedSource:
             IndexError: An index is out of range.
             IndexFileError: Rows of the join are damaged.
         """
-        wanted = in_range(indices, len(self), where=self.path, what="row") + self._start
+        wanted = self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
         self._index.check(wanted)
         rows = self._rows[wanted]
         self._pages.touch(wanted)
@@ -220,6 +237,60 @@ class JoinedSource:
             if len(places):
                 taken[places] += member.sizes(samples[places, number])
         return taken
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: those of the primary, and of every other member with its name and a dot before.
+
+        Those of the primary are found in that way too. An array with one number a row is the column of its name.
+        """
+        found = list(self.primary.columns)
+        for name, number in self._names.items():
+            member = self._members[number]
+            if number == 0:
+                continue
+            if not isinstance(member, ArraySource):
+                found += [f"{name}.{column}" for column in member.columns]
+            elif member.is_column:
+                found.append(name)
+        return tuple(dict.fromkeys(found))
+
+    def _member_of(self, column: str) -> tuple[int, str]:
+        """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
+        if column in self.primary.columns:
+            return 0, column
+        for name, number in self._names.items():
+            member = self._members[number]
+            if isinstance(member, ArraySource):
+                if column == name and member.is_column:
+                    return number, column
+            elif column.startswith(f"{name}."):
+                return number, column.removeprefix(f"{name}.")
+        if "." in column or len(self._members) == 1:
+            raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
+        return 0, column  # the primary says which command makes it
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
+        if isinstance(indices, slice):
+            return in_pieces(indices, len(self), partial(self.column, name))
+        number, column = self._member_of(name)
+        member, samples = self._members[number], self.samples(indices)[:, number]
+        if not self._index.header.members[number].missing:
+            return member.column(samples) if isinstance(member, ArraySource) else member.column(column, samples)
+        there = samples >= 0
+        own = samples[there]
+        values = member.column(own) if isinstance(member, ArraySource) else member.column(column, own)
+        sizes = column == SIZES or column.startswith(f"{SIZES}.")
+        found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
+        found[there] = values
+        return found
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        number, column = self._member_of(name)
+        member = self._members[number]
+        return member.content_id if isinstance(member, ArraySource) else member.column_id(column)
 
     def locate(self, index: int) -> SampleLocation:
         """Where the primary's sample of a row lies. Raises IndexError when `index` is out of range."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
@@ -14,14 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, open_jsonl
+from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.sources.source import (
+    PartFilter,
+    RawBatch,
+    SampleLocation,
+    Selected,
+    accepts,
+    in_pieces,
+    in_range,
+)
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import coalesce
@@ -30,11 +40,10 @@ Int64Array = npt.NDArray[np.int64]
 
 PART = "json"
 """Name of the one part of a sample: its line, with the line's end and the blank lines behind it."""
-_HASHED_OFFSETS = 1 << 17
 _LOOKED_AT = 8
 
 
-class JsonlSource:
+class JsonlSource(Selected):
     """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
 
     Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
@@ -45,6 +54,7 @@ class JsonlSource:
         path: The file, whose name ends in `.jsonl`: a path, a URL, or what `open_jsonl` made of it.
         start: First sample to serve.
         stop: One past the last sample; default: the end.
+        where: Which of these to serve, by their columns; default: all.
         parts: Which parts to read, names or a predicate: there is only `json`. Without it samples have no part.
         index_cache_dir: Where a missing index is made when nothing can be written beside the file.
 
@@ -63,6 +73,7 @@ class JsonlSource:
         *,
         start: int = 0,
         stop: int | None = None,
+        where: Expression | None = None,
         parts: PartFilter = None,
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -77,19 +88,20 @@ class JsonlSource:
         self._pages = IndexPages((self._starts,), samples=total, rows=total)
         self._lines = LineNumbers(self._path, self._store)
         self._verified = False
+        self._narrow(where)
 
-    def cut(self, start: int, stop: int) -> JsonlSource:
-        """Samples [start, stop) of the whole file.
+    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> JsonlSource:
+        """Samples [start, stop) of the whole file, for which `where` holds.
 
         Raises:
             ConfigError: There are fewer.
             EmptyDatasetError: There are none between.
+            KeyNotFoundError, IndexFileError, ReadError: As `column`.
         """
-        return JsonlSource(self.file, start=start, stop=stop, parts=self._parts)
+        return JsonlSource(self.file, start=start, stop=stop, where=where, parts=self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        selection = self._selection
-        return partial(JsonlSource, start=selection.start, stop=selection.stop, parts=self._parts), (self.file,)
+        return partial(JsonlSource, parts=self._parts), (self.file,), {"_selection": self._selection}
 
     def __repr__(self) -> str:
         return f"JsonlSource({self._path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -106,23 +118,15 @@ class JsonlSource:
 
     @property
     def content_id(self) -> str:
-        """Digest of how many samples there are, where they lie, and which are served.
-
-        Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
-        """
-        starts, selection = self._starts, self._selection
-        step = -(-len(starts) // _HASHED_OFFSETS)
-        digest = fold(len(starts), self._size_bytes, starts[::step].tobytes())
+        """Digest of how many samples there are, where they lie, and which are served; see `lines_id`."""
+        selection, digest = self._selection, lines_id(self._starts)
         self._pages.release()
-        return f"{digest:016x}-{fold(selection.start, selection.stop):016x}"
+        return f"{digest:016x}-{fold(selection.start, selection.stop, *selection.digest):016x}"
 
     @property
     def run_samples(self) -> int | None:
         """Of a file in an object store, samples in about 4 MiB; None: it lies on this machine."""
         return remote_run(self._size_bytes, len(self._starts) - 1) if is_url(self._path) else None
-
-    def __len__(self) -> int:
-        return len(self._selection)
 
     def _bounds(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(n,) number in the file, first byte, and one past the last byte of each sample."""
@@ -206,6 +210,31 @@ class JsonlSource:
         """(n,) bytes that reading each sample takes."""
         _, start, stop = self._bounds(indices)
         return stop - start
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return Columns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: the size of the line, and what was measured."""
+        return tuple(self._columns)
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`."""
+        if isinstance(indices, slice):
+            wanted = range(*indices.indices(len(self)))
+            numbers = self._selection.raw_run(wanted.start, wanted.stop) if wanted.step == 1 else None
+            if numbers is None:
+                return in_pieces(indices, len(self), partial(self.column, name))
+        else:
+            numbers = self._selection.to_raw(in_range(indices, len(self), where=self._path))
+            self._pages.touch(numbers)
+        return self._columns.at(name, numbers)
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`."""
+        return self._columns.id(name)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range."""

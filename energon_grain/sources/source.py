@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from operator import is_not
@@ -12,6 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import EmptyDatasetError
+from energon_grain.formats.columnar_header import release_pages
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import shared_epath
@@ -47,6 +54,76 @@ def accepts(parts: PartFilter, name: str) -> bool:
     if parts is None:
         return True
     return bool(parts(name)) if callable(parts) else name in parts
+
+
+_AT_ONCE = 1 << 20
+
+
+def in_pieces(indices: slice, count: int, column: Callable[[Int64Array], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """(n,) what `column` says of a slice of `count` samples, asked for a million at a time."""
+    wanted = range(*indices.indices(count))
+    cuts = [wanted[at : at + _AT_ONCE] for at in range(0, len(wanted), _AT_ONCE)] or [wanted]
+    return np.concatenate([column(np.arange(cut.start, cut.stop, cut.step)) for cut in cuts])
+
+
+_EVALUATED_AT_ONCE = 1 << 18
+_THREADS = 8
+
+
+class Selected:
+    """A source that serves a selection of its samples."""
+
+    _selection: Selection
+
+    def __len__(self) -> int:
+        return len(self._selection)
+
+    @property
+    def where(self) -> Mapping[str, Any] | None:
+        """The condition that its samples meet: `expression`, the ids of its `columns`, and of how many it took them.
+
+        None: there is none.
+        """
+        return self._selection.condition
+
+    def _narrow(self, where: Expression | None) -> None:
+        """Serve those of its samples alone for which an expression over its columns holds; None: all of them.
+
+        Nothing but columns is read, in blocks whose numbers fit into a core's cache, side by side on this process's
+        cores.
+
+        Raises:
+            EmptyDatasetError: It holds for none.
+            ConfigError: It cannot be computed.
+            KeyNotFoundError, IndexFileError, ReadError: As `Source.column`.
+        """
+        if where is None:
+            return
+        source, total = cast("Source", self), len(self)
+        keep = np.empty(total, np.bool_)
+
+        def evaluate(begin: int) -> None:
+            piece = slice(begin, min(begin + _EVALUATED_AT_ONCE, total))
+            blocks: list[npt.NDArray[Any]] = []
+
+            def column(name: str) -> npt.NDArray[Any]:
+                blocks.append(source.column(name, piece))
+                return blocks[-1]
+
+            keep[piece] = where.holds(column)
+            for block in blocks:
+                while isinstance(block.base, np.ndarray):
+                    block = block.base
+                release_pages(block)
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        begins = range(0, total, _EVALUATED_AT_ONCE)
+        with ThreadPoolExecutor(min(cores, _THREADS, len(begins)), "energon_grain-where") as threads:
+            deque(threads.map(evaluate, begins), maxlen=0)  # raises what they do
+        if not keep.any():
+            raise EmptyDatasetError(f"{source.path}: where {where.text!r} keeps none of its {total:,} samples")
+        columns = {name: source.column_id(name) for name in where.names}
+        self._selection = self._selection.where(keep, {"expression": where.text, "columns": columns, "of": total})
 
 
 class LazySources(msgspec.Struct, gc=False, eq=False):
@@ -245,6 +322,31 @@ class Source(Protocol):
 
     def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(n,) payload bytes that reading each sample yields, known without reading it. See `CLIP_BYTES`."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its columns: numbers, one a sample, that are known without reading it."""
+        ...
+
+    def column(self, name: str, indices: npt.NDArray[np.int64] | slice) -> npt.NDArray[Any]:
+        """(n,) what a column says of samples; NaN (of sizes 0) where it says nothing of one.
+
+        Args:
+            name: Of the column.
+            indices: (n,) in [0, len), in any order; or a slice, which takes no memory but what is returned, and not
+                even that where the column lies as it is asked for.
+
+        Raises:
+            IndexError: An index is out of range.
+            KeyNotFoundError: There is no such column, or it is of other samples; says which command makes it.
+            IndexFileError: It is damaged.
+            ReadError: An object store cannot be reached.
+        """
+        ...
+
+    def column_id(self, name: str) -> str:
+        """Digest that changes with the numbers of a column. Raises KeyNotFoundError as `column` does."""
         ...
 
     def locate(self, index: int) -> SampleLocation:

@@ -40,6 +40,9 @@ class WebDatasetSource(IndexedSource):
         start: First sample to serve, counted over `shards` before `excluded` are taken out.
         stop: One past the last sample, counted likewise; default: the end.
         excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
+        where: Which of the others to serve, by their columns; default: all.
+        selection: For copies in other processes: what the four above came to.
+        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
         index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
         info: What its `.info.json` says, where that was read already.
 
@@ -48,6 +51,7 @@ class WebDatasetSource(IndexedSource):
         ConfigError: The range or a shard does not fit.
         StaleIndexError: The index does not fit the shards.
         EmptyDatasetError: No sample is left.
+        KeyNotFoundError: There is no column that `where` asks for; says which command makes it.
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
@@ -244,7 +248,7 @@ class WebDatasetGroup:
         self._shard = np.concatenate([source._shard for source in sources])
         self._start = np.array([source._selection.start for source in sources])
         self._length = np.array([len(source) for source in sources])
-        self._excluding = [number for number, source in enumerate(sources) if source._selection.excluded.size]
+        self._excluding = [number for number, source in enumerate(sources) if not source._selection.is_range]
         self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
         self._checked = np.zeros(self._first_file[-1], np.bool_)
 

@@ -26,7 +26,7 @@ from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
-from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import ErrorHandler
 
 Int64Array = npt.NDArray[np.int64]
@@ -59,6 +59,7 @@ class LaneAssembly:
         first: Local position of the first chunk; every lane's next position is at or behind it.
         end: Local positions of a pass; None: endless.
         on_drop: Called for each dropped sample, once, in the order of items.
+        on_hole: Called for each sample that is missing in a pack, likewise: no item moves up for it.
         on_success: Called when a sample was not dropped.
         patience: Positions that a lane may drop on its way to one item.
     """
@@ -73,6 +74,7 @@ class LaneAssembly:
         first: int,
         end: int | None,
         on_drop: Callable[[Dropped], None],
+        on_hole: Callable[[Dropped], None],
         on_success: Callable[[], None],
         patience: int,
     ) -> None:
@@ -88,6 +90,7 @@ class LaneAssembly:
         self._bad: set[int] = set()
         self._end = end
         self._on_drop = on_drop
+        self._on_hole = on_hole
         self._on_success = on_success
         self._patience = patience
 
@@ -179,10 +182,16 @@ class LaneAssembly:
             if self._end is not None and position >= self._end:
                 return None
             self._fill(position + 1)
-            if position not in self._bad:
+            entry = self._window[position - self._base] if position in self._bad else None
+            if type(entry) is Holed:
+                for dropped in entry.dropped:
+                    self._on_hole(dropped)
+                entry = self._window[position - self._base] = entry.value
+            if type(entry) is not Dropped:
                 self._on_success()
                 return position - self._base
-            self._on_drop(self._hand_out(position - self._base))
+            self._window[position - self._base] = None
+            self._on_drop(entry)
             drops = self._drops.copy()
             drops[lane] += 1
             self._set_drops(drops)
@@ -203,7 +212,8 @@ class LaneAssembly:
                 else:
                     encoded = self._again(chunk)
             if encoded.drops:
-                self._bad.update(start + at for at, entry in enumerate(encoded.outcomes) if type(entry) is Dropped)
+                bad = (at for at, entry in enumerate(encoded.outcomes) if type(entry) in (Dropped, Holed))
+                self._bad.update(start + at for at in bad)
             self._window += encoded.outcomes
             self._keys += encoded.restore_keys
 

@@ -60,7 +60,7 @@ class Chunk:
         number: 0, 1, 2, … in the order of positions.
         groups: Places of the chunk, all of them in order, cut where batches end unless something is dropped; empty
             where nothing is known of batches.
-        draws: One draw a position.
+        draws: One item a position.
         size_bytes: What reading it takes, known from the index.
         first: Local position of the first one.
         batch_size: Of the host's batches; 0 where positions do not tell which batch a sample belongs to.
@@ -106,10 +106,10 @@ class Encoded:
     """A chunk, done.
 
     Attributes:
-        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; or, where nothing was
-            dropped, a `MadeBatch` and None for all of its samples.
+        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `Holed` where some of a
+            pack's samples were dropped; or, where nothing was, a `MadeBatch` and None for all of its samples.
         restore_keys: One a position.
-        drops: How many were dropped.
+        drops: How many of the outcomes are `Dropped` or `Holed`.
         size_bytes: Estimate of the memory that the outcomes hold.
         made: Whether there are made batches.
         work: What making it took; None: nobody took the time.
@@ -240,8 +240,8 @@ class _Plan:
 
     Attributes:
         first: Local position of the first one.
-        draws: One a position.
-        totals: (n + 1,) bytes that reading the draws before each one takes.
+        draws: One item a position.
+        totals: (n + 1,) bytes that reading the items before each one takes.
         coming: What is fetched ahead of them.
     """
 
@@ -267,13 +267,15 @@ def _plans(
         stop = first + size if end is None else min(first + size, end)
         draws = spec.order.draw(share.to_global(np.arange(first, stop)), pass_number)
         totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
+        # Of large packs fewer: it is samples that are bounded.
+        most = max(1, MAX_PLAN * len(draws) // max(1, len(draws.leaf)))
         coming = None
         if ahead:
             coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
             draws, totals = draws[: len(coming)], totals[: len(coming) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, coming=coming)
         first += len(draws)
-        size = MAX_PLAN if ahead else min(size * 4, MAX_PLAN)
+        size = most if ahead else min(size * 4, most)
 
 
 def _one_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:

@@ -8,10 +8,11 @@
 `drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
 without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
 (filters, groups, packs): positions of what each holds, as packed differences. `skipped` has the [step, steps] of ranges
-that were jumped over. A *saved* cursor also has a `"manifest"`, from which a mismatch names each setting that differs:
-its JSON, packed by zlib, in base64; as older releases wrote it, as it is. `check` is the checksum over all of that:
-BLAKE2b of eight bytes, of its JSON with sorted keys and no spaces. A cursor without one, as older releases wrote it, is
-taken as it is.
+that were jumped over. `plans` is there where the order folds over what is known of samples (`samplers.fold`): the
+carries from which it goes on, packed. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
+setting that differs: its JSON, packed by zlib, in base64; as older releases wrote it, as it is. `check` is the checksum
+over all of that: BLAKE2b of eight bytes, of its JSON with sorted keys and no spaces. A cursor without one, as older
+releases wrote it, is taken as it is.
 """
 
 from __future__ import annotations
@@ -43,8 +44,22 @@ Cursor = dict[str, Any]
 _logger = logging.getLogger("energon_grain")
 _INTEGERS = ("step", "pass", "pass_step", "item", "lanes")
 _FIELDS = frozenset(
-    (*_INTEGERS, "version", "ended", "fingerprint", "history", "host", "drops", "held", "skipped", "manifest", "check")
+    (
+        *_INTEGERS,
+        "version",
+        "ended",
+        "fingerprint",
+        "history",
+        "host",
+        "drops",
+        "held",
+        "skipped",
+        "plans",
+        "manifest",
+        "check",
+    )
 )
+_OPTIONAL = ("plans", "manifest")
 _LARGEST = 1 << 53
 """Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
@@ -52,7 +67,13 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def to_cursor(
-    progress: Progress, share: Share, fingerprint: str, *, held: str = "", manifest: str | None = None
+    progress: Progress,
+    share: Share,
+    fingerprint: str,
+    *,
+    held: str = "",
+    plans: str = "",
+    manifest: str | None = None,
 ) -> Cursor:
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
     history = list(map(list, progress.history))
@@ -72,6 +93,7 @@ def to_cursor(
         **({} if manifest is None else {"manifest": manifest}),
         "pass": progress.pass_number,
         "pass_step": progress.pass_step,
+        **({"plans": plans} if plans else {}),
         "skipped": skipped,
         "step": progress.step,
         "version": VERSION,
@@ -90,6 +112,7 @@ def to_cursor(
         "drops": drops,
         "held": held,
         "skipped": skipped,
+        **({"plans": plans} if plans else {}),
     }
     if manifest is not None:
         cursor["manifest"] = manifest
@@ -377,7 +400,7 @@ def check_cursor(cursor: Any) -> Cursor:
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"the state's {_not_native(given)!r} is no JSON ({type(error).__name__}: {error})") from error
     for name, (fits, meant) in _SHAPES.items():
-        if (name in given and not fits(given[name])) or (name not in given and name != "manifest"):
+        if (name in given and not fits(given[name])) or (name not in given and name not in _OPTIONAL):
             raise StateError(f"the state's {name!r} is {reprlib.repr(given.get(name))}; expected {meant}")
     if given["pass_step"] > given["step"]:
         raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' only {given['step']}")
@@ -437,6 +460,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "drops": (lambda value: isinstance(value, str), "a text"),
     "held": (lambda value: isinstance(value, str), "a text"),
     "skipped": (lambda value: _rows(value, 2), "a list of [step, steps]"),
+    "plans": (lambda value: isinstance(value, str), "a text"),
     "manifest": (lambda value: isinstance(value, str | Mapping), "a text, or an object of an older release,"),
 }
 """What each field may be, and how to say so."""

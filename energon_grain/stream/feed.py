@@ -15,7 +15,7 @@ from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
 from energon_grain.stream.prefetch import Arrival, Prefetch
 from energon_grain.stream.state import Position
-from energon_grain.stream.statistics import Dropped
+from energon_grain.stream.statistics import Dropped, Holed
 
 FeedState = tuple[int, int]
 """(pass, rounds of it that were taken)."""
@@ -92,6 +92,10 @@ class FeedLane:
             entry = self.queue.popleft()
             self.taken += 1
             self._asked += 1
+            if type(entry[1]) is Holed:
+                for dropped in entry[1].dropped:
+                    self.lane.around.on_drop(dropped)
+                entry = entry[0], entry[1].value
             if type(entry[1]) is not Dropped:
                 if self.lane.around.failing:
                     self.lane.around.succeeded("")
@@ -181,7 +185,7 @@ class LaneChunks:
         shares = [share for same in by_node.values() for share in same]
         parts = [feed.positions_from(feed.scheduled, feed.scheduled + count) for feed, count in shares]
         split = iter(parts)
-        draws = joined_draws(
+        draws = Draws.joined(
             [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
         )
         sizes = np.cumsum(self._sources.sizes(draws))
@@ -285,7 +289,8 @@ def read_positions(
             stop = min(max(fits, first + 1), first + MAX_CHUNK, len(wanted))
             encoded = run(Chunk(number=-1, draws=draws[first:stop], size_bytes=int(sizes[stop - 1]) - before))
             for position, outcome in zip(wanted[first:stop], encoded.outcomes, strict=True):
-                read.setdefault((feed, position), []).append(outcome)
+                value = outcome.value if type(outcome) is Holed else outcome
+                read.setdefault((feed, position), []).append(value)
             first = stop
     return read
 
@@ -368,7 +373,7 @@ class LanePrefetch:
             if begin < end:
                 by_node.setdefault(feed.node.index, []).append((feed, begin, end))
         runs = [run for same in by_node.values() for run in same]
-        draws = joined_draws(
+        draws = Draws.joined(
             [
                 same[0][0].node.draw(np.concatenate([feed.positions_from(begin, end) for feed, begin, end in same]))
                 for same in by_node.values()
@@ -388,15 +393,3 @@ class LanePrefetch:
         self._steps.append(_Step(begins, coming.until(len(coming))))
         mean_bytes = max(1.0, float(self._sources.sizes(draws).mean()))
         self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))
-
-
-def joined_draws(draws: list[Draws]) -> Draws:
-    """Draws, one behind the other."""
-    if len(draws) == 1:
-        return draws[0]
-    return Draws(
-        leaf=np.concatenate([part.leaf for part in draws]),
-        child=np.concatenate([part.child for part in draws]),
-        index=np.concatenate([part.index for part in draws]),
-        epoch=np.concatenate([part.epoch for part in draws]),
-    )

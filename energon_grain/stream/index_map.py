@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.samplers.fold import Carry
 from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import RouteTree
 from energon_grain.samplers.weights import epoch_lengths, period
 from energon_grain.samplers.window_shuffle import Passes
+from energon_grain.sources.costs import Costs
 from energon_grain.sources.source import Source
 
 _MANY = 64
@@ -21,41 +25,127 @@ _SMALL = 1 << 12
 _KEPT = 1 << 20
 
 
+PASS_BITS = 36
+"""Packs of pass e are counted from e · 2**36 on: where a pass ends is known only once it is planned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Packs:
+    """Which draws are of one item, where items are packs that were planned.
+
+    Attributes:
+        cuts: (n + 1,) where the draws of each item begin.
+        number: (n,) number of the item in its stream: it keys random numbers.
+        maker: (n,) which of the stream's `PackSpec` makes it; -1: it is its only sample.
+        starts: (draws,) first unit of a sample's cost that belongs to the item.
+        stops: (draws,) one past the last.
+    """
+
+    cuts: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+    maker: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
+
+    def owner(self) -> npt.NDArray[np.int64]:
+        """(draws,) the item that each belongs to."""
+        return np.repeat(np.arange(len(self.number)), np.diff(self.cuts))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draws:
-    """One draw a position.
+    """One draw a position; or, where packs are planned, some for each: lengths and slices count items.
 
     Attributes:
         leaf: (n,) number of the leaf.
         child: (n,) position in the leaf's own stream.
         index: (n,) sample in the leaf.
         epoch: (n,) pass over the leaf.
+        packs: Which of them are of one item; None: each by itself.
     """
 
     leaf: npt.NDArray[np.int32]
     child: npt.NDArray[np.int64]
     index: npt.NDArray[np.int64]
     epoch: npt.NDArray[np.int64]
+    packs: Packs | None = None
+
+    @property
+    def members(self) -> Draws:
+        """All draws, each by itself."""
+        return self if self.packs is None else self._at(slice(None), None)
 
     def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
         """Each leaf that is drawn, the places of its draws in ascending order, and these draws."""
         return self.by(self.leaf)
 
     def by(self, numbers: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
-        """The same for each of other numbers, one a draw."""
+        """The same for each of other numbers, one a draw; a place is that of the draw's item."""
         order = np.argsort(numbers, kind="stable")
-        found, draws = numbers[order], self[order]
+        found, draws = numbers[order], self._at(order, None)
         cuts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(order)]
         parts = [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
-        return [(int(found[part.start]), order[part], draws[part]) for part in parts]
+        places = order if self.packs is None else self.packs.owner()[order]
+        return [(int(found[part.start]), places[part], draws[part]) for part in parts]
 
     def __len__(self) -> int:
-        return len(self.leaf)
+        return len(self.leaf) if self.packs is None else len(self.packs.number)
 
     def __getitem__(self, places: slice | npt.NDArray[np.intp]) -> Draws:
-        return Draws(
-            leaf=self.leaf[places], child=self.child[places], index=self.index[places], epoch=self.epoch[places]
+        if self.packs is None:
+            return self._at(places, None)
+        packs = self.packs
+        begin, sizes = packs.cuts[:-1][places], np.diff(packs.cuts)[places]
+        cuts = np.append(0, np.cumsum(sizes))
+        own = np.repeat(begin - cuts[:-1], sizes) + np.arange(cuts[-1])
+        return self._at(
+            own,
+            Packs(
+                cuts=cuts,
+                number=packs.number[places],
+                maker=packs.maker[places],
+                starts=packs.starts[own],
+                stops=packs.stops[own],
+            ),
         )
+
+    def _at(self, places: slice | npt.NDArray[np.intp], packs: Packs | None) -> Draws:
+        return Draws(
+            leaf=self.leaf[places],
+            child=self.child[places],
+            index=self.index[places],
+            epoch=self.epoch[places],
+            packs=packs,
+        )
+
+    @classmethod
+    def joined(cls, draws: Sequence[Draws]) -> Draws:
+        """Draws, one behind the other."""
+        if len(draws) == 1:
+            return draws[0]
+        parts = [each.packs or each._each_alone() for each in draws] if any(each.packs for each in draws) else []
+        before = np.cumsum([0, *(len(each.leaf) for each in draws)])
+        cuts = [part.cuts[:-1] + begin for part, begin in zip(parts, before, strict=False)]
+        return cls(
+            leaf=np.concatenate([part.leaf for part in draws]),
+            child=np.concatenate([part.child for part in draws]),
+            index=np.concatenate([part.index for part in draws]),
+            epoch=np.concatenate([part.epoch for part in draws]),
+            packs=None
+            if not parts
+            else Packs(
+                cuts=np.concatenate([*cuts, before[-1:]]),
+                number=np.concatenate([part.number for part in parts]),
+                maker=np.concatenate([part.maker for part in parts]),
+                starts=np.concatenate([part.starts for part in parts]),
+                stops=np.concatenate([part.stops for part in parts]),
+            ),
+        )
+
+    def _each_alone(self) -> Packs:
+        nothing = np.zeros(len(self.leaf), np.int64)
+        cuts, maker = np.arange(len(self.leaf) + 1), np.full(len(self.leaf), -1, np.int32)
+        return Packs(cuts=cuts, number=nothing, maker=maker, starts=nothing, stops=nothing)
 
 
 class Sources(list[Source]):
@@ -71,7 +161,10 @@ class Sources(list[Source]):
     """(leaves + 1,) where each begins in the table; a large one takes no place there."""
 
     def sizes(self, draws: Draws) -> npt.NDArray[np.int64]:
-        """(n,) bytes that reading each draw takes."""
+        """(n,) bytes that reading each item takes."""
+        if draws.packs is not None:
+            totals = np.append(0, np.cumsum(self.sizes(draws.members)))
+            return np.diff(totals[draws.packs.cuts])
         if len(self) == 1:
             return self[0].sizes(draws.index)
         if len(self) >= _MANY:
@@ -167,6 +260,22 @@ class FractionalPasses:
         return epoch_lengths((self.samples,), first, count)
 
 
+class ItemMap(Protocol):
+    """Items of several samples each, as a function of positions: packs that are planned."""
+
+    def draw(self, positions: Int64Array) -> Draws:
+        """Draws of positions among those of all passes."""
+        ...
+
+    def carries(self, position: int) -> list[Carry]:
+        """See `IndexMap.carries`."""
+        ...
+
+    def remember(self, carries: Iterator[Carry]) -> None:
+        """See `IndexMap.remember`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IndexMap:
     """The order of a stream, as arithmetic.
@@ -177,6 +286,7 @@ class IndexMap:
         passes: Of a finite stream; None: endless.
         same_pass: Every pass is the first again.
         samples: Positions of the first pass; endless: of one pass over what is repeated.
+        packs: Positions are those of packs of another stream's samples; None: of samples.
     """
 
     routes: RouteTree | None
@@ -184,6 +294,12 @@ class IndexMap:
     passes: Passes | None
     same_pass: bool
     samples: int
+    packs: ItemMap | None = None
+
+    @property
+    def planned_passes(self) -> bool:
+        """Whether the length of each pass is known only once it is planned: then they are looked at one by one."""
+        return self.packs is not None and not isinstance(self.passes, EqualPasses | None) and not self.same_pass
 
     def length(self, pass_number: int) -> int | None:
         """Positions of a pass; None: endless."""
@@ -215,6 +331,8 @@ class IndexMap:
 
     def draw_in_stream(self, positions: Int64Array) -> Draws:
         """Draws of positions among those of all passes."""
+        if self.packs is not None:
+            return self.packs.draw(positions)
         if self.routes is None:
             leaf, child = np.zeros(len(positions), np.int32), positions
         else:
@@ -222,5 +340,45 @@ class IndexMap:
         index, epoch = self.table.draw(leaf, child)
         return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
 
+    def carries(self, position: int) -> list[Carry]:
+        """From what all folds in it can go on at a position among those of all passes. See `samplers.fold`."""
+        if self.packs is not None:
+            return self.packs.carries(position)
+        return [] if self.routes is None else self.routes.carries(position)
+
+    @property
+    def folds(self) -> bool:
+        """Whether there are any."""
+        return self.packs is not None or (self.routes is not None and self.routes.folds)
+
+    def remember(self, carries: Iterator[Carry]) -> None:
+        """Take in what `carries` gave. Raises ValueError where it is not of such an order."""
+        if self.packs is not None:
+            self.packs.remember(carries)
+        elif self.routes is not None:
+            self.routes.remember(carries)
+
     def _counted(self, pass_number: int) -> int:
         return 0 if self.same_pass else pass_number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostsOfStream:
+    """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
+
+    Attributes:
+        order: From positions to draws.
+        leaves: Costs of the samples of each leaf.
+    """
+
+    order: IndexMap
+    leaves: Sequence[Costs]
+
+    def __call__(self, positions: Int64Array) -> Int64Array:
+        draws = self.order.draw_in_stream(positions)
+        if len(self.leaves) == 1:
+            return self.leaves[0].of(draws.index)
+        found = np.empty(len(positions), np.int64)
+        for leaf, places, own in draws.by_leaf():
+            found[places] = self.leaves[leaf].of(own.index)
+        return found

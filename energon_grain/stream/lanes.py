@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -183,9 +183,7 @@ class Feed(LaneOperator):
     def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
         """Draws of positions among those of all passes; leaves are counted among all leaves of the stream."""
         draws = self.order.draw_in_stream(positions)
-        return Draws(
-            leaf=draws.leaf + np.int32(self.first_leaf), child=draws.child, index=draws.index, epoch=draws.epoch
-        )
+        return replace(draws, leaf=draws.leaf + np.int32(self.first_leaf))
 
     def open(self, lane: Lane, state: State | None) -> Items:
         """A lane's end of the feed."""

@@ -269,7 +269,7 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
     if not spec.endless:
         lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
         progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
-        if before.drops.any() or spec.program is not None:
+        if before.drops.any() or spec.program is not None or spec.order.planned_passes:
             progress = progress.forgetting(plan.global_batch)
     # Of passes that differ in length, one may have no complete batch.
     return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
@@ -372,10 +372,11 @@ def place_of(
 def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int | None) -> tuple[int, int]:
     """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `place_of`."""
     begin, period, steps = first, order.period, 0
+    at_once = 1 if order.planned_passes else _PASSES_AT_ONCE
     while until is None or first < until:
         if order.start(first) > POSITIONS:
             return first, 0
-        count = _PASSES_AT_ONCE if first >= begin + period else min(_PASSES_AT_ONCE, begin + period - first)
+        count = at_once if first >= begin + period else min(at_once, begin + period - first)
         count = count if until is None else min(count, until - first)
         ends = np.cumsum(plan.steps_of(order.lengths(first, count)))
         total = int(ends[-1])

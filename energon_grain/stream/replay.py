@@ -3,6 +3,7 @@
 A restore key is nested tuples (lists, once it went through JSON):
 
     ("sample", leaf, child position)                          an encoded sample
+    ("pack", position)                                        a pack that was planned
     ("item", pass, lane, reference)                           what a lane made: a pack, a batch, a generated sample
     ("batch", pass, step, item, padding, key, key, …)         the batch of a step, of the items with those keys
 """
@@ -23,7 +24,7 @@ from energon_grain.stream.index_map import Draws, IndexMap
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Codec
-from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import ErrorHandler
 
 _PATIENCE = 100_000
@@ -74,6 +75,11 @@ class SampleRestorer:
             if _number(leaf) >= len(self._spec.leaves):
                 raise ValueError(f"leaf {leaf} of {len(self._spec.leaves)}")
             _number(child)
+        elif kind == "pack":
+            (position,) = rest
+            if self._spec.index_map is None or self._spec.order.packs is None:
+                raise ValueError("packs of this dataset have other keys")
+            _number(position)
         elif kind == "item":
             pass_number, lane, reference = rest
             _number(pass_number)
@@ -98,6 +104,8 @@ class SampleRestorer:
         kind, *rest = key
         if kind == "sample":
             return self._sample(*rest, step=step)
+        if kind == "pack":
+            return self._made(self._spec.order.draw_in_stream(np.array(rest, np.int64)), step)
         return self._item(*rest, step=step) if kind == "item" else self._batch(*rest)
 
     def _sample(self, leaf: int, child: int, *, step: int | None) -> Any:
@@ -105,12 +113,17 @@ class SampleRestorer:
         positions = np.array([child], np.int64)
         index, epoch = order.table.draw(np.array([leaf - first], np.int32), positions)
         draws = Draws(leaf=np.array([leaf], np.int32), child=positions, index=index, epoch=epoch)
+        return self._made(draws, step)
+
+    def _made(self, draws: Draws, step: int | None) -> Any:
+        """The only item of draws."""
         chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=step or 0, batch_size=0 if step is None else 1)
         outcome = self._stage.run(chunk).outcomes[0]
+        outcome = outcome.value if type(outcome) is Holed else outcome
         if type(outcome) is Dropped:
             self._tell(outcome)
             raise StateError(
-                f"{outcome.shard}: {outcome.key} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
+                f"{outcome.where} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
                 f"{outcome.error}); hooks must do the same whenever they see a sample"
             ) from outcome.error
         return outcome

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, cast
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, StateError
+from energon_grain.samplers.fold import flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
-from energon_grain.sources.source import Source
+from energon_grain.sources.source import Selected, Source
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
+from energon_grain.stream.state import Place, numbers, pack_integers, unpack_integers
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -209,6 +211,7 @@ LastBatch = Literal["keep", "drop", "pad"]
 _SHOWN = 4
 """Leaves that a representation names."""
 _PASS_BITS = 40
+_NOWHERE = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +229,20 @@ class BatchSpec:
     hook: HookSpec
     last: LastBatch
     encode: tuple[HookSpec, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackSpec:
+    """How samples become a pack, where packs are planned.
+
+    Attributes:
+        hooks: With the 64-bit key of its random numbers, each: the first one's argument is the list of samples, the
+            others work on what it returned.
+        takes_ranges: Whether the first one is also told, by the keyword `ranges`, which part of each sample to take.
+    """
+
+    hooks: tuple[tuple[HookSpec, int], ...]
+    takes_ranges: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -251,6 +268,7 @@ class StreamSpec:
         lanes: L.
         index_map: From positions to draws, and how long passes are; None where lanes have a program.
         program: What lanes do with their samples, where that depends on more than a position.
+        packs: How planned packs are made, by their number.
         batch: None: single samples are delivered.
         steps: Batches per host after which an iteration ends although the stream goes on; None: no such end.
         limit: Batches per host after which a pass ends; None: at its natural end.
@@ -266,6 +284,7 @@ class StreamSpec:
     leaves: tuple[LeafSpec, ...]
     index_map: IndexMap | None
     program: Program | None
+    packs: tuple[PackSpec, ...]
     batch: BatchSpec | None
     steps: int | None
     limit: int | None
@@ -316,8 +335,14 @@ class StreamSpec:
         In another thread it would seed `random` and its like, and put them back, in the middle of whatever the training
         loop draws, and get its numbers; the batches would then depend on the workers.
         """
-        hooks = (hook for leaf in self.leaves for hook in (leaf.cook, *leaf.hooks) if hook is not None)
-        return any(hook.restore_seeds for hook in hooks)
+        return any(hook.restore_seeds for hook in self.stage_hooks())
+
+    def stage_hooks(self) -> Iterator[HookSpec]:
+        """The hooks that run where samples are read."""
+        for leaf in self.leaves:
+            yield from (hook for hook in (leaf.cook, *leaf.hooks) if hook is not None)
+        for pack in self.packs:
+            yield from (hook for hook, _ in pack.hooks)
 
     @property
     def assembly_seeds_globals(self) -> bool:
@@ -334,13 +359,53 @@ class StreamSpec:
     def expected_reads(self, first: int, stop: int) -> list[float] | None:
         """How many samples of each leaf positions [first, stop) ask for, by weights, repetitions and lengths.
 
-        None: lanes mix items of several datasets, and only data could tell how many samples they take.
+        None: lanes mix items of several datasets, and only data could tell how many samples they take; or items are
+        packs that are planned.
         """
-        if self.program is not None and len(self.program.feeds) > 1:
+        if self.packs or (self.program is not None and len(self.program.feeds) > 1):
             return None
         sizes = [len(leaf.leaf.source) for leaf in self.leaves]
         before, behind = (leaf_draws(self.mixture, sizes, positions) for positions in (first, stop))
         return [late - early for early, late in zip(before, behind, strict=True)]
+
+    def carries(self, pass_number: int, item: int, lanes: tuple[Any, ...] | None) -> str:
+        """From what the folds in the order can go on at a place, as a saved state holds it; empty: there are none.
+
+        Args:
+            pass_number: As it counts for the order.
+            item: Next item of the pass.
+            lanes: States of lanes; None: nothing was made yet, or they have no program.
+        """
+        if self.index_map is not None:
+            found = self.index_map.carries(self.index_map.start(pass_number) + item)
+            return pack_integers(flat(found)) if found else ""
+        assert self.program is not None
+        feeds = self.program.feeds
+        if lanes is None or not any(feed.order.folds for feed in feeds):
+            return ""
+        first = [_NOWHERE] * len(feeds)
+        for form, number in numbers((self.program.root.state_form,) * len(lanes), lanes):
+            feed = feeds[form.feed]
+            position = number if isinstance(form, Place) else number // feed.stripe * feed.stripe * feed.lanes
+            first[feed.index] = min(first[feed.index], position)
+        places = [0 if place == _NOWHERE else place for place in first]
+        return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
+
+    def remember(self, carries: str) -> None:
+        """Take in what `carries` gave.
+
+        Raises:
+            StateError: It is of another order.
+        """
+        orders = [feed.order for feed in self.program.feeds] if self.program is not None else [self.order]
+        try:
+            given = iter(unflat(unpack_integers(carries)))
+            for order in orders:
+                order.remember(given)
+            if next(given, None) is not None:
+                raise ValueError("there are too many carries")
+        except ValueError as error:
+            raise StateError(f"the state's 'plans' do not fit this dataset: {error}") from error
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native."""
@@ -360,6 +425,7 @@ class StreamSpec:
                     "window": leaf.order.window,
                     "passes": leaf.order.passes,
                     "replacement": leaf.order.replacement,
+                    **_where(leaf.leaf.source),
                 }
                 for number, leaf in enumerate(self.leaves)
             },
@@ -369,6 +435,12 @@ class StreamSpec:
         """32 hex digits that change with anything in the manifest."""
         text = json.dumps(self.manifest(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _where(source: Source) -> dict[str, Any]:
+    """What a manifest says of the condition that samples of a leaf meet, where there is one."""
+    where = source.where if isinstance(source, Selected) else None
+    return {} if where is None else {"where": dict(where)}
 
 
 def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:
@@ -412,6 +484,8 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
     lengths = [length for length, _ in children]
     if "blend" in node:
         weights, starts = node["blend"]
+        if "unit" in node:  # by what samples cost, so many of each make up a share
+            weights = [[weight / mean for weight, mean in zip(row, node["means"], strict=True)] for row in weights]
 
         def counts(positions: float) -> list[float]:
             found = [0.0] * len(children)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import repeat
@@ -29,13 +29,14 @@ from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
+from energon_grain.stream.batches import with_restore_key
 from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.clock import Clock, Work
-from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
-from energon_grain.stream.index_map import Draws, Sources
+from energon_grain.stream.clock import Clock, HookClock, Work
+from energon_grain.stream.hooks import Draw, HookSpec, call_hook, current, seeded_globals
+from energon_grain.stream.index_map import PASS_BITS, Draws, Packs, Sources
 from energon_grain.stream.memory import keep_freed_memory, paused_collection
-from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
-from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
+from energon_grain.stream.spec import JoinRow, LeafSpec, PackSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
+from energon_grain.stream.statistics import Dropped, Holed, raise_if_fatal, release_frames
 from energon_grain.transforms.batching import kind_of
 
 _logger = logging.getLogger("energon_grain")
@@ -631,7 +632,8 @@ class PureStage:
             ReadError: Bytes could not be read.
             FatalSampleError: A hook raised what no policy may skip.
         """
-        draws = chunk.draws
+        packs, draws = chunk.draws.packs, chunk.draws.members
+        owner = None if packs is None else packs.owner()
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
         clock = Clock()
         # A chunk makes many objects, all of which stay: the collector would look them over again and again.
@@ -640,7 +642,8 @@ class PureStage:
             clock.lap("storage", "read", len(draws))
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
-                flow = kind.load(raw, own, chunk.groups if single else (), chunk.batches_of(places))
+                batch_of = chunk.batches_of(places if owner is None else owner[places])
+                flow = kind.load(raw, own, chunk.groups if single and packs is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
                 for hook in kind.hooks:
                     flow = self._apply(flow, hook, clock)
@@ -650,6 +653,8 @@ class PureStage:
                     break
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
+            if packs is not None:
+                outcomes, restore_keys, drops = self._pack(chunk, packs, outcomes, restore_keys, clock)
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(
             outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=Work(clock.spans)
@@ -694,6 +699,94 @@ class PureStage:
                 )
         flow.applied = hooks
         return flow
+
+    def _pack(
+        self,
+        chunk: Chunk,
+        packs: Packs,
+        samples: list[Any],
+        restore_keys: list[tuple[Any, ...]],
+        clock: Clock,
+    ) -> tuple[list[Any], list[tuple[Any, ...]], int]:
+        """Make items of samples, and give them, their restore keys, and how many are not whole.
+
+        Raises:
+            FatalSampleError: A hook raised what no policy may skip.
+        """
+        outcomes: list[Any] = []
+        keys: list[tuple[Any, ...]] = []
+        drops = 0
+        cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
+        clocks: dict[int, tuple[HookSpec, HookClock]] = {}
+        makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
+        for place, (number, maker) in enumerate(makers):
+            begin, end = cuts[place], cuts[place + 1]
+            if maker < 0:
+                drops += type(samples[begin]) is Dropped
+                outcomes.append(samples[begin])
+                keys.append(restore_keys[begin])
+                continue
+            dropped = tuple(sample for sample in samples[begin:end] if type(sample) is Dropped)
+            there = (
+                [at for at in range(begin, end) if type(samples[at]) is not Dropped] if dropped else range(begin, end)
+            )
+            spec, value = self._spec.packs[maker], [samples[at] for at in there]
+            parts = None
+            if spec.takes_ranges:
+                parts = list(zip(packs.starts[there].tolist(), packs.stops[there].tolist(), strict=True))
+            batch = None if batch_of is None else batch_of(place)
+            leaf = int(chunk.draws.leaf[begin])
+            outcome = self._made(spec, value, parts, number, leaf, batch, clocks)
+            keys.append(("pack", number))
+            if type(outcome) is not Dropped:
+                outcome = with_restore_key(outcome, keys[-1])
+            drops += bool(dropped) or type(outcome) is Dropped
+            outcomes.append(Holed(outcome, dropped) if dropped else outcome)
+        for hook, each in clocks.values():
+            clock.spans.append(each.span(hook.name, "workers" if hook.concurrent else "one worker"))
+        return outcomes, keys, drops
+
+    def _made(
+        self,
+        spec: PackSpec,
+        samples: list[Any],
+        parts: list[tuple[int, int]] | None,
+        number: int,
+        leaf: int,
+        batch: int | None,
+        clocks: dict[int, tuple[HookSpec, HookClock]],
+    ) -> Any:
+        """A pack, or the `Dropped` in its stead."""
+        value: Any = samples
+        hook = spec.hooks[0][0]
+        try:
+            if not samples:
+                raise SkipSample("none of its samples is left")
+            for hook, key in spec.hooks:
+                call = hook
+                if parts is not None:
+                    call = dataclasses.replace(hook, function=partial(hook.function, ranges=parts))
+                    parts = None
+                if id(hook) not in clocks:
+                    clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self.hook_lock)
+                lock = clocks[id(hook)][1]
+                value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
+        except Exception as error:
+            raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")
+            if skipped := isinstance(error, SkipSample):
+                release_frames(error)
+            return Dropped(
+                leaf=leaf,
+                hook=hook.name,
+                failure_tolerance=hook.failure_tolerance,
+                error=error,
+                key="",
+                shard="",
+                sample=None if skipped else value,
+                sources=None,
+                what="item",
+            )
+        return value
 
     def _call(self, flow: Flow, hook: HookSpec, clock: Clock, *, one_by_one: bool = False) -> Exception | None:
         """Call a hook, and take the time without that for the lock."""

@@ -331,6 +331,28 @@ def positions(form: Form, value: Any) -> Iterator[Position]:
             return
 
 
+def numbers(form: Form, value: Any) -> Iterator[tuple[Place | Rounds, int]]:
+    """Every position and every count of rounds in a value, with what it is; those of `Same` and `Later` too."""
+    match form:
+        case Place() | Rounds():
+            yield form, value
+        case tuple():
+            for part, entry in zip(form, value, strict=True):
+                yield from numbers(part, entry)
+        case Many(each=each):
+            for entry in value:
+                yield from numbers(each, entry)
+        case OneOf(forms=forms):
+            yield from numbers(forms[value[0]], value[1])
+        case Marked():
+            yield from numbers(form.value, value[1])
+            yield from numbers(form.rare, value[2])
+        case Same() | Later():
+            yield from numbers(form.form, value)
+        case _:
+            return
+
+
 class LaneStates:
     """The states of a host's lanes as one text: for each lane how many integers follow, and those.
 

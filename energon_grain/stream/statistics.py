@@ -92,6 +92,19 @@ class Dropped:
         return isinstance(self.error, SkipSample)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Holed:
+    """A pack that was made without some of its samples, which were dropped. In a chunk it stands in place of the pack.
+
+    Attributes:
+        value: The pack; `Dropped`: nothing of it is left.
+        dropped: Its samples that were dropped.
+    """
+
+    value: Any
+    dropped: tuple[Dropped, ...]
+
+
 def release_frames(error: BaseException | None) -> None:
     """Take the traceback from an error that is kept: its frames hold the whole chunk that was being encoded."""
     seen: set[int] = set()

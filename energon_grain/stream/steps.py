@@ -20,7 +20,7 @@ from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Drops, Statistics
+from energon_grain.stream.statistics import Dropped, Drops, Holed, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
 
@@ -154,6 +154,7 @@ class Production:
             first=first,
             end=local_end(spec, share, start.pass_number),
             on_drop=self._on_drop,
+            on_hole=self._statistics.drop,
             on_success=self._statistics.succeeded,
             patience=spec.patience,
         )
@@ -200,7 +201,7 @@ class Production:
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
         self._statistics.read(chunk.draws.leaf, chunk.size_bytes)
-        samples = len(chunk.draws)
+        samples = len(chunk.draws.leaf)
         self._statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
 
     def _fetched(self, began_ns: int, ended_ns: int) -> None:
@@ -391,8 +392,10 @@ class Production:
                 local = item // self._share.hosts
                 chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
                 encoded = self._stage.run(chunk)
-                if not encoded.drops:
-                    found.append((encoded.outcomes[0], encoded.restore_keys[0]))
+                outcome = encoded.outcomes[0]
+                outcome = outcome.value if type(outcome) is Holed else outcome
+                if type(outcome) is not Dropped:
+                    found.append((outcome, encoded.restore_keys[0]))
                     break
             else:
                 raise EmptyDatasetError(

@@ -23,6 +23,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
+from energon_grain.stream.background import Background
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.loader_stats import LoaderStats, Setup, usable_cores
@@ -46,7 +47,6 @@ from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
-    Background,
     MakePool,
     ProcessPool,
     ThreadPool,
@@ -135,8 +135,7 @@ class Stream:
         self._prefetch_factor = max(1, prefetch_factor)
         self._auto = None
         if config.num_workers == "auto":
-            hooks = any(leaf.cook is not None or leaf.hooks for leaf in spec.leaves)
-            self._auto = AutoWorkers(self._prefetch_factor, hooks=hooks)
+            self._auto = AutoWorkers(self._prefetch_factor, hooks=any(True for _ in spec.stage_hooks()))
         self._workers = min(config.most_workers, os.cpu_count() or 1) if self._auto is None else self._auto.threads
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
@@ -489,7 +488,8 @@ class Stream:
             self._history.save(progress)
         if self._lane_states is not None and progress.lanes is not None:
             held = self._lane_states.text(progress.lanes)
-        return to_cursor(progress, self.share, self._fingerprint, held=held, manifest=manifest)
+        plans = self.spec.carries(progress.pass_number, progress.item, progress.lanes)
+        return to_cursor(progress, self.share, self._fingerprint, held=held, plans=plans, manifest=manifest)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
@@ -508,6 +508,8 @@ class Stream:
         if not allow_changes:
             check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
+        if cursor.get("plans") and cursor.get("fingerprint") == self._fingerprint:
+            self.spec.remember(cursor["plans"])
         with self.turn:
             self._go_to(progress)
             self._history.restored(progress, dict(cursor), changed=allow_changes)

@@ -17,6 +17,7 @@ from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
@@ -173,7 +174,9 @@ class History:
         stop = item + size if length is None else min(item + size, length)
         if order.start(pass_number) + stop > POSITIONS:
             raise StateError(f"which({step}): the order has no positions that far on: they are below 2**62")
-        return self._located(range(item, stop), order.draw(np.arange(item, stop), pass_number))
+        draws, items = order.draw(np.arange(item, stop), pass_number), np.arange(item, stop)
+        items = items if draws.packs is None else items[draws.packs.owner()]
+        return self._located(items.tolist(), draws)
 
     def _located(self, items: Sequence[int], draws: Draws) -> StepSamples:
         found, sources, hosts = StepSamples(), self.stage.sources, self.share.hosts
@@ -198,27 +201,34 @@ class History:
     def _records(self, keys: list[tuple[int, _Key]]) -> StepSamples:
         """Of items, from their restore keys."""
         items: list[int] = []
-        drawn: list[tuple[int, int]] = []  # feed, or the leaf where there is no program; and position
+        drawn: list[tuple[int, int]] = []  # feed, or the leaf (-1: a pack) where there is no program; and position
         program = self.spec.program
         form = () if program is None else program.root.reference_form
         for item, (kind, *rest) in sorted(keys, key=lambda entry: entry[0]):
-            own = [(rest[0], rest[1])] if kind == "sample" else [*positions(form, rest[2])]
+            if kind == "pack":
+                own = [(-1, rest[0])]
+            else:
+                own = [(rest[0], rest[1])] if kind == "sample" else [*positions(form, rest[2])]
             items += repeat(item, len(own))
             drawn += own
-        columns = [np.empty(len(drawn), np.int64) for _ in range(4)]
+        parts: list[Draws] = []
+        owners: list[npt.NDArray[np.int64]] = []
         feeds, places = np.array(drawn, np.int64).reshape(-1, 2).T
         for feed in np.unique(feeds).tolist():
             at = np.flatnonzero(feeds == feed)
-            if program is None:
-                leaves = np.full(len(at), feed, np.int32)
-                parts = (leaves, places[at], *self.spec.order.table.draw(leaves, places[at]))
-            else:
+            if program is not None:
                 draws = program.feeds[feed].draw(places[at])
-                parts = (draws.leaf, draws.child, draws.index, draws.epoch)
-            for column, part in zip(columns, parts, strict=True):
-                column[at] = part
-        leaf, child, index, epoch = columns
-        return self._located(items, Draws(leaf=leaf.astype(np.int32), child=child, index=index, epoch=epoch))
+            elif feed < 0:
+                draws = self.spec.order.draw_in_stream(places[at])
+            else:
+                leaves = np.full(len(at), feed, np.int32)
+                index, epoch = self.spec.order.table.draw(leaves, places[at])
+                draws = Draws(leaf=leaves, child=places[at], index=index, epoch=epoch)
+            parts.append(draws.members)
+            owners.append(at if draws.packs is None else at[draws.packs.owner()])
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        return self._located([items[entry] for entry in owner[order].tolist()], Draws.joined(parts)[order])
 
     def _nearest(self, now: Progress, step: int) -> list[Progress]:
         """The nearest place before a step that is known of all hosts, on each of them."""
@@ -392,6 +402,8 @@ class _Stage:
             return self._stage.run(dataclasses.replace(chunk, numbers=None))
         draws = chunk.draws
         keys: list[_Key] = list(zip(repeat("sample"), draws.leaf.tolist(), draws.child.tolist(), strict=False))
+        if draws.packs is not None:
+            keys = list(zip(repeat("pack"), draws.packs.number.tolist(), strict=False))
         return Encoded(outcomes=[_UNREAD] * len(keys), restore_keys=keys, drops=0, size_bytes=0)
 
 
@@ -459,7 +471,7 @@ def _no_handler(error: Exception, sample: Any, sources: Any = None) -> None:
 
 def _filtered(spec: StreamSpec) -> bool:
     """Whether samples are filtered where they are read."""
-    return any(hook.filters for leaf in spec.leaves for hook in leaf.hooks)
+    return any(hook.filters for hook in spec.stage_hooks())
 
 
 def _looks(spec: StreamSpec) -> bool:

@@ -46,7 +46,7 @@ from energon_grain.stream.clock import Span
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped
+from energon_grain.stream.statistics import Dropped, Holed
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
 from energon_grain.transforms.batching import reducers
 
@@ -134,11 +134,15 @@ def with_portable_errors(encoded: Encoded) -> Encoded:
     """The chunk with errors that arrive in another process; with what was given to hooks only where a handler asks."""
     if not encoded.drops:
         return encoded
-    outcomes = [_portable(outcome) if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
-    return dataclasses.replace(encoded, outcomes=outcomes)
+    return dataclasses.replace(encoded, outcomes=list(map(_portable, encoded.outcomes)))
 
 
-def _portable(dropped: Dropped) -> Dropped:
+def _portable(outcome: Any) -> Any:
+    if type(outcome) is Holed:
+        return Holed(_portable(outcome.value), tuple(map(_portable, outcome.dropped)))
+    if type(outcome) is not Dropped:
+        return outcome
+    dropped = outcome
     sample = None if dropped.skipped or not _pickles(dropped.sample) else dropped.sample
     return dataclasses.replace(dropped, error=portable_error(dropped.error), sample=sample)
 

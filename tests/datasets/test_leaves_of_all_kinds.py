@@ -43,6 +43,7 @@ def write_array_records(path: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
+    "bare": lambda path: write_tars(path, SAMPLES, shards=3),
     "group.zarr": lambda path: write_group(path, n=np.arange(COUNT), image=numbered(COUNT, 3, 2)),
     "n": lambda path: write_array(path, np.arange(COUNT)),
     "notes.jsonl": lambda path: path.write_text("".join(f"{json.dumps({'n': n})}\n" for n in range(COUNT))),
@@ -127,7 +128,7 @@ def test_state_and_which_and_samples_made_again(leaf: Path, tmp_path: Path) -> N
     assert [record.key for record in records] == list(expected["__key__"])
     shards = {record.shard for record in records if record.dataset == str(leaf)}
     assert shards
-    assert all(shard == leaf.name or Path(shard).suffix == ".array_record" for shard in shards)
+    assert all(shard == leaf.name or Path(shard).suffix in (".array_record", ".tar") for shard in shards)
     with opened() as stream:
         stream.restore(state)
         again = next(stream)

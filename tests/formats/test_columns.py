@@ -13,7 +13,7 @@ from energon_grain import open_columns
 from energon_grain.errors import IndexFileError, KeyNotFoundError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import columnar_folder
-from energon_grain.formats.columns import ColumnStage, read_stored
+from energon_grain.formats.columns import ColumnFolder, ColumnStage
 from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.testing import make_text_dataset
@@ -40,7 +40,7 @@ def put(
 
 
 def file_of(root: Path, name: str) -> Path:
-    return columnar_folder(root) / "columns" / read_stored(root)[name].file
+    return columnar_folder(root) / "columns" / ColumnFolder.of(open_folder(root)).read()[name].file
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int32", "uint8"])
@@ -107,7 +107,10 @@ def test_columns_of_other_samples_are_not_given_out(root: Path) -> None:
     columns = open_columns(root)
     assert columns.stale == ("tokens",)
     assert "tokens" not in columns
-    with pytest.raises(KeyNotFoundError, match=r"of samples that are not here any more; make it again \(tests:measure"):
+    with pytest.raises(
+        KeyNotFoundError,
+        match=r"not here any more; make it again: .* --column tokens=tests:measure`",
+    ):
         columns["tokens"]
 
 
@@ -133,7 +136,7 @@ def test_damage_is_named(root: Path, damage: Callable[[Path], object], said: str
     with pytest.raises(IndexFileError, match=said) as caught:
         columns["tokens"]
     assert path.name in str(caught.value)
-    assert "make the column 'tokens' again (tests:measure)" in str(caught.value)
+    assert "make the column 'tokens' again: `energon-grain measure" in str(caught.value)
     assert columns["score"].all()
 
 

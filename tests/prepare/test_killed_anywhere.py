@@ -35,6 +35,7 @@ CHANGES = {
     "append": 6,
     "prepare more": 8,
     "first use": 2,
+    "first use of bare tars": 2,
     "first use of a join": 3,
     "first use of lines": 1,
 }

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError, SplitError
-from energon_grain.prepare.listing import name_ratio, parse_ratio, shards_per_part, split_by_ratio
+from energon_grain.formats.splits import name_ratio, parse_ratio
+from energon_grain.prepare.listing import shards_per_part, split_by_ratio
 
 ratios = st.dictionaries(
     st.sampled_from(["train", "val", "test", "a", "b", "c"]),

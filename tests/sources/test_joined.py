@@ -144,7 +144,7 @@ def test_subsets(folder: Path, index: JoinIndex, source: JoinedSource) -> None:
             part.read(np.array([0, wrong]))
     with pytest.raises(EmptyDatasetError):
         JoinedSource(index, sources(folder), start=3, stop=3)
-    with pytest.raises(ConfigError, match="do not exist"):
+    with pytest.raises(ConfigError, match="must hold"):
         JoinedSource(index, sources(folder), stop=41)
 
 

@@ -119,4 +119,4 @@ def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> N
 
 @pytest.mark.parametrize("path", ["data/*.tar", "data/shard-{00..07}.tar"])
 def test_a_pattern_is_told_that_a_folder_is_meant(path: str) -> None:
-    assert no_such_path(path).endswith("Patterns are not expanded: give the folder of the dataset")
+    assert no_such_path(path).endswith("Only patterns of tars are expanded: give the folder")

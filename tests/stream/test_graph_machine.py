@@ -11,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from itertools import takewhile
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings as hypothesis_settings, strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from stream_fleets import Fleet, Reference
 from stream_graph_hooks import keys_of, tell
@@ -23,6 +24,7 @@ from stream_graphs import Graph, tops
 from stream_hosts import MakeDataset
 
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
+from energon_grain.testing import make_text_dataset
 
 _REFUSED = (
     "what is endless cannot be repeated a number of times",
@@ -38,9 +40,10 @@ _REFUSED = (
     "of the pass was dropped",
     "so its length is not known beforehand",
     "last_batch='pad' fills the last batch up",
+    "must be known before they are read",
 )
 """What a random graph may be refused for."""
-_DROPS = ("skips", "fails", "content", "random", True)
+_DROPS = ("skips", "fails", "content", "random", "or not", True)
 
 
 @contextmanager
@@ -189,7 +192,7 @@ class Machine(RuleBasedStateMachine):
         with unless_refused():
             records = stream.which(step)
         keys = sorted(record.key for record in records)
-        if "halves" in _flat(self.graph):  # a call makes several items of all that it is given
+        if {"halves", "plan"} & {*_flat(self.graph)}:  # several items of one call, and what a plan names is dropped
             assert set(keys) >= set(self.delivered.get(step, ()))
         elif step in self.delivered:
             # A host does not know what the others dropped.
@@ -233,6 +236,20 @@ class OneHost(Machine):
 
 def test_any_graph_in_any_interleaving(text_dataset: MakeDataset) -> None:
     run(Machine, text_dataset, max_examples=60, stateful_step_count=12, derandomize=True)
+
+
+def test_any_graph_over_bare_tars(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Folders and patterns of tars that nobody prepared."""
+
+    @cache
+    def tars(n: int, broken: frozenset[int]) -> str:
+        root = make_text_dataset(tmp_path_factory.mktemp("bare"), n=n, shards=min(n, 3), broken=broken, prepared=False)
+        return str(root) if n % 2 else f"{root}/shard_{{000..{min(n, 3) - 1:03d}}}.tar"
+
+    def make(n: int, broken: Any = ()) -> Any:
+        return tars(n, frozenset(broken))
+
+    run(Machine, make, max_examples=8, phases=[Phase.generate], stateful_step_count=12, derandomize=True)
 
 
 def test_any_graph_on_one_host(text_dataset: MakeDataset) -> None:

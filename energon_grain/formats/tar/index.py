@@ -83,9 +83,7 @@ def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int]
     """
     numbers = range(len(index.shards)) if shards is None else shards
     paths = [folder.shard(index.shards[number]) for number in numbers]
-    advice = (
-        f"the shard was changed after it was indexed: run `energon-grain prepare {folder.location} --tar-index-only`"
-    )
+    advice = f"the shard was changed after it was indexed: run `{folder.indexed_by}`"
     _check_ends(folder, index, numbers, paths, advice)
     _check_beginnings(folder, index, numbers, paths, advice)
 

@@ -1,0 +1,136 @@
+"""Blends whose weights are shares of tokens: what planning one takes, how exact it is, and what reading loses by it.
+
+`python -m benchmarks.blend_by_cost [--items 1_000_000] [--samples 100_000] [--rounds 3]` prints three tables. Only this
+package is needed.
+
+1. For laws of lengths and numbers of children: nanoseconds an item, of which every host plans all, and how far the
+   worst child is off its share at the worst prefix, in parts of the largest item so far.
+2. What a host has to know far on, of the next 10^6 items of a blend of ten: from an anchor, and from the beginning.
+3. Texts read through a blend of two datasets by tokens, beside the same by samples: batches of 32, without workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain import BatchDataset, BlendDataset, WorkerConfig, get_loader, get_train_dataset
+from energon_grain.samplers.cost_blend import CostBlend
+from energon_grain.testing import make_text_dataset
+
+Costs = npt.NDArray[np.int64]
+
+LAWS: dict[str, Any] = {
+    "Zipf 1.2": lambda r, n: np.minimum(r.zipf(1.2, n), 32768),
+    "log-normal": lambda r, n: np.clip(r.lognormal(6.2, 1.1, n), 16, 8192),
+    "uniform": lambda r, n: r.integers(1, 4097, n),
+    "all equal": lambda r, n: np.full(n, 7),
+}
+WEIGHTS = {2: [9, 1], 3: [5, 3, 2], 10: [1, 1, 2, 3, 5, 8, 13, 21, 34, 55], 100: [100, *[1] * 99], 1000: [1] * 1000}
+
+
+def child(costs: Costs, positions: Costs) -> Costs:
+    """A child whose costs repeat."""
+    return costs[positions % len(costs)]
+
+
+def blended(law: str, children: int) -> tuple[CostBlend, list[Costs]]:
+    """A blend, and the costs of its children."""
+    random = np.random.default_rng(children)
+    costs = [LAWS[law](random, 20_000).astype(np.int64) for _ in range(children)]
+    return CostBlend([(0, WEIGHTS[children])], [partial(child, each) for each in costs], key=1), costs
+
+
+def exactness(items: int) -> None:
+    """The first table."""
+    print("law         children  ns an item  worst error, of the largest item")
+    for law in LAWS:
+        for children, weights in WEIGHTS.items():
+            blend, costs = blended(law, children)
+            begin = time.perf_counter()
+            labels, positions = blend.route(np.arange(items))
+            seconds = time.perf_counter() - begin
+            paid = np.concatenate(costs)[labels * 20_000 + positions % 20_000]
+            total, largest = np.cumsum(paid), np.maximum.accumulate(paid)
+            worst = 0.0
+            for number in range(min(children, 100)):
+                own = np.cumsum(np.where(labels == number, paid, 0))
+                worst = max(worst, float((np.abs(own - total * (weights[number] / sum(weights))) / largest).max()))
+            print(f"{law:10s}  {children:8d}  {1e9 * seconds / items:10.0f}  {worst:.3f}")
+
+
+def far_on(items: int) -> None:
+    """The second table."""
+    blend, _ = blended("log-normal", 10)
+    begin = time.perf_counter()
+    blend.route(np.arange(10 * items, 11 * items))
+    whole = time.perf_counter() - begin
+    fresh, _ = blended("log-normal", 10)
+    fresh.remember(blend.anchor(10 * items))
+    begin = time.perf_counter()
+    fresh.route(np.arange(10 * items, 11 * items))
+    print(f"\n{items:,} items behind the first {10 * items:,}: {whole:.2f} s, with a saved state's carry", end="")
+    print(f" {time.perf_counter() - begin:.2f} s; the carry has {len(fresh.anchor(10 * items))} numbers")
+
+
+def reading(samples: int, rounds: int) -> None:
+    """The third."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text_bytes in (("short", 100), ("long", 400)):
+            make_text_dataset(Path(folder) / name, n=samples, shards=4, text_bytes=text_bytes)
+        rates: dict[str, list[float]] = {"samples": [], "bytes.txt": []}
+        for _ in range(rounds):
+            for unit, seen in rates.items():
+                seen.append(_rate(Path(folder), None if unit == "samples" else unit))
+    by_samples, by_cost = (statistics.median(seen) for seen in rates.values())
+    print(f"\nread by samples {by_samples:,.0f} a second, by bytes {by_cost:,.0f}: {by_cost / by_samples:.3f} of it")
+
+
+def _rate(folder: Path, unit: str | None) -> float:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    leaves = [
+        (
+            get_train_dataset(
+                folder / name,
+                batch_size=None,
+                shuffle_buffer_size=None,
+                max_samples_per_sequence=None,
+                worker_config=config,
+            ),
+            1,
+        )
+        for name in ("short", "long")
+    ]
+    dataset = BatchDataset(BlendDataset(*leaves, weight_unit=unit), 32, len)
+    with get_loader(dataset) as loader:
+        for _ in range(200):
+            next(loader)
+        steps, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < 2:
+            next(loader)
+            steps += 1
+        return 32 * steps / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    exactness(arguments.items)
+    far_on(arguments.items)
+    reading(arguments.samples, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Tars that nobody prepared: found, and indexed when they are first opened.
+
+    <base>/.nv-meta/bare/<id>/state.json     which files were indexed, and the folder of the index; replaced atomically
+    <base>/.nv-meta/bare/<id>/<folder>/      with a `.nv-meta`, as that of a prepared dataset
+    <base>/.nv-meta/bare/<id>/scan.log       while it is made: the scans of shards that are finished
+
+To everything else they are a prepared, crude dataset whose `.nv-meta` lies elsewhere: beside the data where that may be
+written, else in the user's cache folder, where also those of object stores are. `<id>` stands for what names the tars,
+relative to their base.
+
+Whenever they are opened they are listed, and every file is looked at. Where they are those that were indexed nothing is
+written. Else new and changed ones are scanned, what is known of the others is taken over, and the index gets a new
+folder: those who read by the old one go on, and it is removed a day after it was replaced. One process at a time does
+this, on all machines whose file system has common locks; the others wait, and find it done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError
+from energon_grain.formats.brace_patterns import expand_braces
+from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar_header import columnar_folder, index_cache_folder
+from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, kind_at, open_folder
+from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, DatasetKind, write_info
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.formats.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
+from energon_grain.forms import Form, encode_json
+from energon_grain.prepare.listing import check_shards, find_shards, list_files
+from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
+from energon_grain.storage.addresses import has_lists
+from energon_grain.storage.atomic import atomic_write_bytes, is_writable
+from energon_grain.storage.epath import glob_to_regex
+from energon_grain.storage.file_lock import locked_at
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import is_url, join, located, scheme_of
+from energon_grain.storage.mirror import mirror_of
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
+
+ALL_OF_THEM = "train"
+"""The split part that bare tars have without a ratio."""
+_STATE, _LOG, _LOCK = "state.json", "scan.log", ".lock"
+_VERSION = 1
+_FIRST_WORD_S, _NEXT_WORD_S = 2.0, 10.0
+_KEPT_S = 24 * 3600.0
+_logger = logging.getLogger("energon_grain")
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was indexed.
+
+    Attributes:
+        folder: Where the index lies, beside this file.
+        shards: The files, in order.
+        replaced: Folders of older indices, and when each was replaced, in seconds since 1970.
+    """
+
+    version: int = _VERSION
+    folder: str
+    shards: tuple[ScannedShard, ...]
+    replaced: dict[str, float] = {}
+
+
+_FORM = Form(_State)
+
+
+def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
+    """Say where a dataset lies, prepared or bare: `open_folder`, which indexes bare tars as `open_tars` does.
+
+    Raises:
+        EnergonGrainError: As these two.
+    """
+    if isinstance(path, DataFolder):
+        return path
+    location = located(path)
+    return open_tars(location) if kind_at(location) is DatasetKind.BARE_TARS else open_folder(location)
+
+
+def open_tars(text: str) -> DataFolder:
+    """Say where bare tars and their index lie; make the index, or bring it up to date, where it is not.
+
+    Args:
+        text: See `TarList`.
+
+    Raises:
+        DatasetNotFoundError: There is none, or one that is named is not there.
+        TarError: Some are compressed, damaged or empty.
+        ConfigError: The text is wrong, names a tar twice, or there is no place for an index.
+        StaleIndexError: One changed while it was scanned.
+        ReadError: A store cannot be reached.
+    """
+    tars = find_tars(text)
+    found = [(place, state) for place in tars.places() if (state := _read(place)) is not None]
+    for place, state in found:
+        if tars.are(state):
+            if (place / _LOG).exists():  # of one who was killed right at the end
+                with contextlib.suppress(OSError), locked_at(place / _LOCK) as alone:
+                    _sweep(place, alone=alone)
+            return tars.folder(place / state.folder)
+    place = next(filter(is_writable, tars.places()), None)
+    if place is None:
+        raise ConfigError(
+            f"{text}: cannot be indexed, because neither {META_FOLDER} beside the tars nor {tars.places()[-1]} can be "
+            "written; set XDG_CACHE_HOME to a folder that can, or prepare the tars as a user who may"
+        )
+    with locked_at(place / _LOCK) as alone:
+        state = _read(place)
+        if state is None or not tars.are(state):
+            old = (place, state) if state is not None else next(iter(found), None)
+            state = _index(tars, place, old, alone=alone)
+            _sweep(place, alone=alone)
+    return tars.folder(place / state.folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BareTars:
+    """Tars that are there.
+
+    Attributes:
+        listed: What names them.
+        names: Theirs, relative to the base, in order.
+    """
+
+    listed: TarList
+    names: tuple[str, ...]
+
+    def places(self) -> tuple[Path, ...]:
+        """Where the index may lie, the best place first."""
+        base = self.listed.base
+        named = hashlib.blake2b("\n".join(self.listed.pieces).encode("utf-8", "surrogateescape"), digest_size=8)
+        below = Path(BARE_FOLDER, "all" if self.listed.is_folder else named.hexdigest())
+        if is_url(base):
+            return (mirror_of(base).folder / below,)
+        in_cache = index_cache_folder(Path(base)) / below
+        return (Path(base, META_FOLDER) / below, in_cache) if self.listed.in_one_folder else (in_cache,)
+
+    def folder(self, local: Path) -> DataFolder:
+        """The dataset that an index makes of them."""
+        location = self.listed.base
+        bare = DataFolder(location=location, local=local, store=RemoteFiles(storage_settings()), bare=self.listed.text)
+        if is_url(location):
+            return bare
+        return DataFolder(
+            location=location, local=local, store=LocalFiles(indexed_by=bare.indexed_by), bare=self.listed.text
+        )
+
+    def are(self, state: _State) -> bool:
+        """Whether they are those that were indexed."""
+        names = tuple(shard.name for shard in state.shards)
+        return names == self.names and len(self.unchanged(state)) == len(names)
+
+    def unchanged(self, state: _State) -> dict[str, ScannedShard]:
+        """Those of them that are still as they were indexed."""
+        names, base = set(self.names), self.listed.base
+
+        def look(shard: ScannedShard) -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                return shard.name in names and shard.holds(base)
+            return False
+
+        each = shared_client(storage_settings()).map if is_url(base) else map
+        return {shard.name: shard for shard, same in zip(state.shards, each(look, state.shards), strict=True) if same}
+
+
+def find_tars(text: str) -> BareTars:
+    """List the tars that a text names. See `open_tars`."""
+    listed = TarList.parse(text)
+    names = [name for piece in listed.pieces for name in _find(listed, piece)]
+    if len(set(names)) < len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise ConfigError(
+            f"{text}: names {twice} twice; to see samples more often, repeat the dataset in a blend (`repetitions`)"
+        )
+    if not is_url(listed.base):
+        missing = [name for name in names if not os.path.isfile(os.path.join(listed.base, name))]
+        if missing:
+            more = f" (nor are {len(missing) - 1} more that are named)" if len(missing) > 1 else ""
+            raise DatasetNotFoundError(f"{join(listed.base, missing[0])}: there is no such file{more}")
+    return BareTars(listed=listed, names=check_shards(names, None))
+
+
+def _find(listed: TarList, piece: str) -> Iterator[str]:
+    base, where = listed.base, os.path.join(listed.base, piece).rstrip("/")
+    if not is_pattern(where):
+        if not is_tar(where):
+            yield from (f"{piece}/{name}".lstrip("/") for name in find_shards(where))
+        else:
+            yield _decoded(base, piece)
+        return
+    try:
+        expanded = expand_braces(piece)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    for one in expanded:
+        if not is_pattern(os.path.join(base, one)) and not re.search(r"[*?\[]", one):
+            yield _decoded(base, one)
+            continue
+        found = sorted(
+            (name for name in _matches(base, one) if ends_like_a_tar(name)), key=lambda name: name.split("/")
+        )
+        if not found:
+            raise DatasetNotFoundError(f"{os.path.join(base, one)}: the pattern matches no *.tar file")
+        yield from found
+
+
+def _matches(base: str, pattern: str) -> Iterator[str]:
+    if not is_url(base):
+        return (name for name in glob.iglob(pattern, root_dir=base, recursive=True) if ".nv-meta/" not in name)
+    if not has_lists(base, storage_settings()):
+        raise ConfigError(
+            f"{os.path.join(base, pattern)}: a web server has no list of its files to compare a pattern with; name "
+            "them as shard-{000..099}.tar, or in a list"
+        )
+    return filter(re.compile(glob_to_regex(pattern)).fullmatch, list_files(base))
+
+
+def _decoded(base: str, name: str) -> str:
+    """A name as `join` takes it: on the web it is written as it is sent."""
+    return unquote(name) if scheme_of(base) in ("http", "https") else name
+
+
+def _read(place: Path) -> _State | None:
+    """What was indexed in a place; None: nothing, or nothing that can be used."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        state = _FORM.from_json((place / _STATE).read_bytes())
+        if state.version == _VERSION and (place / state.folder).is_dir():
+            return state
+    return None
+
+
+def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alone: bool) -> _State:
+    """Index tars into a place, which is locked; without locks (`alone` is False) several may do so at once."""
+    base = tars.listed.base
+    index, known = None, dict[str, ScannedShard]()
+    if old is not None:
+        with contextlib.suppress(EnergonGrainError):  # one that is damaged is of no use
+            index = open_columnar(tars.folder(old[0] / old[1].folder))
+            index.check()
+            known = tars.unchanged(old[1])
+        before, now = {shard.name for shard in old[1].shards}, set(tars.names)
+        _logger.warning(
+            "%s: since they were indexed, %d tars were added, %d removed and %d replaced; scanning %d of %d",
+            *(tars.listed.text, len(now - before), len(before - now), len((now & before) - known.keys())),
+            *(len(now - known.keys()), len(now)),
+        )
+    new = [name for name in tars.names if name not in known]
+    log_path = place / (_LOG if alone else f"scan-{secrets.token_hex(8)}.log")
+    folder = f"g{secrets.token_hex(8)}"
+    try:
+        with contextlib.closing(ScanLog(log_path)) as log:
+            scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_Saying(tars.listed.text))
+            shards = known | {shard.name: shard for shard in scanned.shards}
+            header = write_columnar(columnar_folder(place / folder), tars.names, _scans(tars.names, scanned, index))
+            counts = {name: shards[name].samples for name in tars.names}
+            write_info(place / folder, DatasetInfo(shard_counts=counts))
+            write_dataset_config(place / folder, DatasetConfig(kind="crude"))
+            split = SplitConfig(split_parts={ALL_OF_THEM: tars.names})
+            write_split_config(place / folder / META_FOLDER / DEFAULT_SPLIT_CONFIG, split)
+            scanned.check_unchanged()
+    except BaseException:
+        shutil.rmtree(place / folder, ignore_errors=True)
+        raise
+    replaced = {} if old is None or old[0] != place else old[1].replaced | {old[1].folder: time.time()}
+    state = _State(folder=folder, shards=tuple(shards[name] for name in tars.names), replaced=replaced)
+    atomic_write_bytes(place / _STATE, encode_json(state))
+    if not alone:
+        log_path.unlink()
+    said = "%s: indexed %d samples in %d tars (content id %s)"
+    _logger.info(said, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
+    return state
+
+
+def _scans(names: tuple[str, ...], scanned: ScannedDataset, index: ColumnarIndex | None) -> Iterator[ShardScan]:
+    """The scans of all tars, those that were not scanned now out of the old index."""
+    tasks = {shard.name: shard.task for shard in scanned.shards}
+    places = {} if index is None else {name: place for place, name in enumerate(index.shards)}
+    for name in names:
+        if name in tasks:
+            yield scanned.log.scan(tasks[name])
+        else:
+            assert index is not None
+            yield _scan_in(index, places[name])
+
+
+def _scan_in(index: ColumnarIndex, shard: int) -> ShardScan:
+    """What a scan of one of the shards gave."""
+    first, stop = index.shard_first[shard : shard + 2].tolist()
+    part_start, key_start = index.part_start[first : stop + 1], index.key_start[first : stop + 1]
+    parts, keys = slice(*part_start[[0, -1]].tolist()), slice(*key_start[[0, -1]].tolist())
+    used, seen, number = np.unique(index.part_name[parts], return_index=True, return_inverse=True)
+    order = np.argsort(seen)  # names in order of first appearance
+    return ShardScan(
+        size_bytes=int(index.shard_bytes[shard]),
+        sample_start=index.shard_sample_start(shard),
+        part_start=part_start - part_start[0],
+        part_names=tuple(index.part_names[each] for each in used[order].tolist()),
+        part_name=np.argsort(order)[number].astype(np.int32),
+        part_offset=index.part_offset[parts],
+        part_size=index.part_size[parts],
+        key_start=key_start - key_start[0],
+        key_bytes=index.key_bytes[keys],
+    )
+
+
+def _sweep(place: Path, *, alone: bool) -> None:
+    """Remove what is of no use any more in a place that is locked: the log of scans goes last.
+
+    An index stays for a day after it was replaced, and without locks everything that is that young.
+    """
+    state, now = _read(place), time.time()
+    assert state is not None
+    kept = {state.folder, *(name for name, when in state.replaced.items() if now - when < _KEPT_S)}
+    for path in [*place.glob("g*"), *place.glob("scan-*.log"), *place.glob(f".{_STATE}.*.tmp"), place / _LOG]:
+        with contextlib.suppress(OSError):
+            if path.name not in kept and (alone or now - path.stat().st_mtime > _KEPT_S):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class _Saying:
+    """Says in the log what is waited for, when that takes long."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._began = text, time.monotonic()
+        self._next = self._began + _FIRST_WORD_S
+
+    def __call__(self, now: PrepareProgress) -> None:
+        seconds = time.monotonic()
+        if seconds >= self._next and now.shards_done < now.shards_total:
+            self._next = seconds + _NEXT_WORD_S
+            rate = now.shards_done / (seconds - self._began)
+            left = f", {(now.shards_total - now.shards_done) / rate:,.0f} s left" if rate else ""
+            _logger.warning(
+                "%s: indexing bare tars, once: %d of %d so far, %d samples%s. `energon-grain prepare` does this ahead",
+                *(self._text, now.shards_done, now.shards_total, now.samples, left),
+            )

@@ -1,0 +1,419 @@
+"""Expressions over the columns of samples: `tokens >= 16 and width * height > 65536`, read safely, computed by numpy.
+
+The text is Python's syntax, cut down to arithmetic and conditions on columns; it is parsed, never run as Python:
+
+* numbers; names of columns, dotted ones too (`bytes.jpg`, `captions.tokens`), or `column("bytes.0.jpg")` where a name
+  is no Python name;
+* `+ - * / // % **` and `abs ceil floor log max min sqrt`;
+* comparisons, chained ones too (`16 <= tokens < 4096`), `in [1, 2, 3]`, `not in [...]`, `isnan(score)`, joined by
+  `and`, `or`, `not`. A number as a condition holds where it is not 0.
+
+**Missing values.** NaN is a number that is not known, and so is what has no finite value: `x / 0`, `log(0)`,
+`sqrt(-1)`. A comparison with it is neither true nor false, as in SQL, and only what is true counts. So neither
+`score > 0.3` nor `not score > 0.3` holds for a sample without a score, and `not (a and b)` is `not a or not b` for all
+samples. `isnan(score)` alone asks for what is missing. No third truth value is stored: `not` is pushed down to the
+comparisons (`not a > b` is `a <= b`), and above them `and` and `or` of "is true" give "is true".
+
+**Numbers.** Whole columns are int64 and stay so under `+ - *`, `abs`, `max`, `min`, and under `//`, `%`, `**` with a
+whole literal at their right; everything else is float64. So 64-bit identifiers keep all their bits (`id % 10 == 3`),
+and narrow columns do not wrap around. A whole result from 2**62 on is an error; `1.0 * a * b` asks for a float.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import operator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError
+
+_Array: TypeAlias = npt.NDArray[Any]
+
+LONGEST = 10_000
+"""Characters of the longest expression."""
+
+_DEEPEST = 100
+_LARGEST = 2**62
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.true_divide,
+    ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.mod,
+    ast.Pow: np.power,
+}
+_COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], type[ast.cmpop]]] = {
+    ast.Lt: (operator.lt, ast.GtE),
+    ast.LtE: (operator.le, ast.Gt),
+    ast.Gt: (operator.gt, ast.LtE),
+    ast.GtE: (operator.ge, ast.Lt),
+    ast.Eq: (operator.eq, ast.NotEq),
+    ast.NotEq: (operator.ne, ast.Eq),
+    ast.In: (np.isin, ast.NotIn),
+    ast.NotIn: (lambda value, listed: ~np.isin(value, listed), ast.In),
+}
+"""What computes it, and what its `not` is."""
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "isnan": np.isnan,
+    "log": np.log,
+    "max": np.maximum,
+    "min": np.minimum,
+    "sqrt": np.sqrt,
+}
+_KNOWN = "known are numbers, columns, + - * / // % **, comparisons, in [...], and, or, not, " + ", ".join(
+    f"{name}()" for name in (*_FUNCTIONS, "column")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression over columns; `module energon_grain.samplers.expression` says what it may hold and what it means.
+
+    Attributes:
+        text: It, normalised: the same for texts that differ in spaces and needless parentheses only.
+        names: Columns that it asks for, sorted.
+    """
+
+    text: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, *, where: str) -> Expression:
+        """Read an expression.
+
+        Args:
+            text: At most 10,000 characters; line breaks count as spaces.
+            where: What a message calls the place of the text, such as `where of /data/images`.
+
+        Raises:
+            ConfigError: It is not such an expression; says the character, what stands there and what is known.
+        """
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # from YAML it may be anything
+            raise ConfigError(f"{where}: expected the text of an expression, such as 'tokens >= 16', got {text!r}")
+        reader = _Reader(text, where)
+        tree = reader.read()
+        if not reader.names:
+            raise ConfigError(f"{where}: the expression {text!r} names no column, so it says the same of every sample")
+        return cls(_text(tree), tuple(sorted(reader.names)))
+
+    def of(self, column: Callable[[str], _Array]) -> _Array:
+        """Compute it for some samples.
+
+        Args:
+            column: Gives a column's numbers of these samples by its name; asked once for each name.
+
+        Returns:
+            An array of the columns' shape: bool if it is a condition, else int64, or float64 with NaN where it has no
+            value.
+
+        Raises:
+            ConfigError: A whole number from 2**62 on.
+        """
+        tree = _tree(self.text)
+        values = {name: _number(column(name), self.text) for name in self.names}
+        with np.errstate(all="ignore"):
+            return _condition(tree, values, True) if _is_condition(tree) else _value(tree, values)
+
+    def holds(self, column: Callable[[str], _Array]) -> npt.NDArray[np.bool_]:
+        """Where it is true; a number is where it is neither 0 nor missing. Arguments and errors as those of `of`."""
+        tree = _tree(self.text)
+        values = {name: _number(column(name), self.text) for name in self.names}
+        with np.errstate(all="ignore"):
+            return _condition(tree, values, True)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def combine_expressions(inner: Expression | None, outer: Expression | None) -> Expression | None:
+    """Join what a node says with what it inherits by `and`; None is everything.
+
+    Raises:
+        ConfigError: Both together are longer than an expression may be.
+    """
+    if inner is None or outer is None or inner == outer:
+        return inner or outer
+    return Expression.parse(f"({inner}) and ({outer})", where="where, joined with that of the dataset around it")
+
+
+class _Reader:
+    """Checks what Python's parser read, and makes every column a plain name (dots and all)."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.names: set[str] = set()
+        self._text = text.translate(dict.fromkeys(map(ord, "\t\r\n\f\v"), " ")).rstrip()
+        self._where = where
+        self._bytes = self._text.encode("utf-8", "surrogatepass")
+
+    def read(self) -> ast.expr:
+        if len(self._text) > LONGEST:
+            length = f"{len(self._text):,} characters; {LONGEST:,} are the most"
+            raise ConfigError(f"{self._where}: an expression of {length}")
+        lead = len(self._text) - len(self._text.lstrip(" "))
+        if not self._text:
+            raise ConfigError(f"{self._where}: the expression is empty; leave it away to have all samples")
+        try:
+            tree = ast.parse(self._text[lead:], mode="eval").body
+        except SyntaxError as error:
+            at = lead + error.offset - 1 if error.offset else len(self._text)  # Python says 0 of the end
+            self._fail(at, "`==` compares" if self._text[at : at + 1] == "=" else f"{error.msg}; {_KNOWN}")
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise ConfigError(
+                f"{self._where}: the expression {self._quoted()} cannot be read: {str(error) or 'nested too deeply'}"
+            ) from None
+        self._lead = lead  # blanks of one byte
+        if b"#" in self._bytes[lead + (tree.end_col_offset or 0) :]:
+            self._fail(self._text.rindex("#"), "a comment would hide what follows; write it outside the expression")
+        return self._checked(tree, 0)
+
+    def _checked(self, node: ast.expr, depth: int) -> ast.expr:
+        """The node, with its columns as names. Raises: ConfigError."""
+        if depth > _DEEPEST:
+            self._fail_at(node, f"nested deeper than {_DEEPEST} levels; measure a column of what it computes")
+
+        def condition(child: ast.expr) -> ast.expr:
+            return self._checked(child, depth + 1)
+
+        def number(child: ast.expr) -> ast.expr:
+            checked = self._checked(child, depth + 1)
+            if _is_condition(checked):
+                self._fail_at(child, "a condition, where a number is needed")
+            return checked
+
+        match node:
+            case ast.Constant(value=bool() | str() | None):
+                self._fail_at(node, f"{node.value!r} is not a number, and columns hold numbers")
+            case ast.Constant() if isinstance(value := node.value, int | float):
+                if not math.isfinite(value) or (isinstance(value, int) and value >= _LARGEST):
+                    self._fail_at(node, "the number is too large: whole ones end at 2**62")
+            case ast.Name() | ast.Attribute():
+                return self._column(node, self._dotted(node))
+            case ast.UnaryOp(op=ast.Not()):
+                node.operand = condition(node.operand)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                node.operand = number(node.operand)
+            case ast.BinOp() if type(node.op) in _ARITHMETIC:
+                node.left, node.right = number(node.left), number(node.right)
+            case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
+                self._fail_at(node, "`&` and `|` bind more tightly than comparisons; write `and` / `or`")
+            case ast.BoolOp():
+                checked = [condition(value) for value in node.values]
+                same = type(node.op)
+                node.values = [
+                    inner
+                    for each in checked
+                    for inner in (each.values if isinstance(each, ast.BoolOp) and isinstance(each.op, same) else [each])
+                ]
+            case ast.Compare():
+                node.left = number(node.left)
+                node.comparators = [
+                    self._listed(right) if isinstance(op, ast.In | ast.NotIn) else number(right)
+                    for op, right in zip(node.ops, node.comparators, strict=True)
+                ]
+                if any(type(op) not in _COMPARISONS for op in node.ops):
+                    self._fail_at(node, "`is` does not compare numbers; write `==`, or isnan(column)")
+                if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops) and len(node.ops) > 1:
+                    self._fail_at(node, "`in` cannot be chained with other comparisons; join them by `and`")
+            case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]) if name:
+                return self._column(node, name)
+            case ast.Call(func=ast.Name(id="max" | "min"), args=[_, _, *_], keywords=[]):
+                node.args = [number(argument) for argument in node.args]
+            case ast.Call(func=ast.Name(id="max" | "min" as name)):
+                self._fail_at(node, f"{name}() compares two or more numbers of one sample; not a whole column")
+            case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]) if name in _FUNCTIONS:
+                node.args = [number(node.args[0])]
+            case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS or name == "column":
+                argument = "a column's name in quotation marks" if name == "column" else "one number"
+                self._fail_at(node, f"{name}() takes {argument}")
+            case ast.List() | ast.Tuple() | ast.Set():
+                self._fail_at(node, "a list has its place after `in` only")
+            case _:
+                self._fail_at(node, f"not known in an expression; {_KNOWN}")
+        return node
+
+    def _listed(self, node: ast.expr) -> ast.expr:
+        if not isinstance(node, ast.List | ast.Tuple | ast.Set) or not node.elts:
+            self._fail_at(node, "`in` goes with a list of numbers, such as [1, 2, 3]")
+        for element in node.elts:
+            match element:
+                case ast.Constant() | ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant()):
+                    self._checked(element, 0)
+                case _:
+                    self._fail_at(element, "`in` goes with a list of numbers, such as [1, 2, 3]")
+        return ast.copy_location(ast.List(node.elts), node)
+
+    def _column(self, node: ast.expr, name: str) -> ast.expr:
+        self.names.add(name)
+        return ast.copy_location(ast.Name(name), node)
+
+    def _dotted(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Attribute):
+            return f"{self._dotted(node.value)}.{node.attr}"
+        if not isinstance(node, ast.Name):
+            self._fail_at(node, 'a dot joins the names of a column only; write column("...") for others')
+        return node.id
+
+    def _fail_at(self, node: ast.expr, rule: str) -> NoReturn:
+        before = self._bytes[: self._lead + node.col_offset].decode("utf-8", "surrogatepass")
+        self._fail(len(before), rule)
+
+    def _fail(self, at: int, rule: str) -> NoReturn:
+        found = self._text[at : at + 40].rstrip()
+        place = f"character {at + 1} ({found!r})" if found else "at its end"
+        raise ConfigError(f"{self._where}: the expression {self._quoted()}, {place}: {rule}") from None
+
+    def _quoted(self) -> str:
+        return repr(self._text if len(self._text) <= 400 else self._text[:397] + "...")
+
+
+class _Written(ast.NodeTransformer):
+    """Columns' names as they are written: plainly where Python can read them, else by `column`."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if all(part.isascii() and part.isidentifier() and not keyword.iskeyword(part) for part in node.id.split(".")):
+            return node
+        return ast.Call(ast.Name("column"), [ast.Constant(node.id)], [])
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        return ast.Call(node.func, [self.visit(argument) for argument in node.args], [])
+
+
+def _text(node: ast.expr, inside: bool = False) -> str:
+    """The node as it is written, with no parentheses but those that matter; may change the node."""
+    match node:
+        case ast.BoolOp():
+            joined = f" {'and' if isinstance(node.op, ast.And) else 'or'} ".join(_text(v, True) for v in node.values)
+            return f"({joined})" if inside else joined
+        case ast.UnaryOp(op=ast.Not()):
+            return f"not {_text(node.operand, True)}"
+        case _:
+            return ast.unparse(_Written().visit(node))
+
+
+@lru_cache(maxsize=256)
+def _tree(text: str) -> ast.expr:
+    return _Reader(text, "expression").read()
+
+
+def _is_condition(node: ast.expr) -> bool:
+    match node:
+        case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.Call(func=ast.Name(id="isnan")):
+            return True
+        case _:
+            return False
+
+
+def _condition(node: ast.expr, values: dict[str, _Array], wanted: bool) -> npt.NDArray[np.bool_]:
+    """Where the node, or its `not` if not `wanted`, is true."""
+    match node:
+        case ast.UnaryOp(op=ast.Not()):
+            return _condition(node.operand, values, not wanted)
+        case ast.BoolOp():
+            join = np.logical_and if isinstance(node.op, ast.And) is wanted else np.logical_or
+            return _folded(join, (_condition(value, values, wanted) for value in node.values))
+        case ast.Compare():
+            sides = [node.left, *node.comparators]
+            join = np.logical_and if wanted else np.logical_or
+            return _folded(
+                join,
+                (
+                    _compared(op, left, right, values, wanted)
+                    for op, left, right in zip(node.ops, sides[:-1], sides[1:], strict=True)
+                ),
+            )
+        case ast.Call(func=ast.Name(id="isnan")):
+            missing = np.isnan(_value(node.args[0], values))
+            return missing if wanted else ~missing
+        case _:
+            value = _value(node, values)
+            return ((value != 0) & (value == value)) if wanted else value == 0
+
+
+def _compared(
+    op: ast.cmpop, left: ast.expr, right: ast.expr, values: dict[str, _Array], wanted: bool
+) -> npt.NDArray[np.bool_]:
+    kind = type(op) if wanted else _COMPARISONS[type(op)][1]
+    value = _value(left, values)
+    listed = isinstance(right, ast.List)
+    against = np.array([ast.literal_eval(element) for element in right.elts]) if listed else _value(right, values)
+    out = _COMPARISONS[kind][0](value, against)
+    if kind in (ast.NotEq, ast.NotIn):  # numpy calls NaN different from everything; here it is not known
+        out = out & (value == value) & (True if kind is ast.NotIn else against == against)
+    return out
+
+
+def _value(node: ast.expr, values: dict[str, _Array]) -> _Array:
+    match node:
+        case ast.Constant(value=value):
+            return np.asarray(value)
+        case ast.Name(id=name):
+            return values[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _value(operand, values)
+            return -value if isinstance(op, ast.USub) else value
+        case ast.BinOp(left=left, op=op, right=right):
+            return _computed(node, _ARITHMETIC[type(op)], _value(left, values), _value(right, values))
+        case ast.Call(func=ast.Name(id="max" | "min" as name), args=arguments):
+            return _folded(_FUNCTIONS[name], (_value(argument, values) for argument in arguments))
+        case ast.Call(func=ast.Name(id=name), args=[argument]):
+            value = _value(argument, values)
+            if name in ("ceil", "floor") and value.dtype.kind == "i":
+                return value
+            return _finite(np.asarray(_FUNCTIONS[name](value)))
+        case _:
+            raise AssertionError(ast.dump(node))
+
+
+def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array, right: _Array) -> _Array:
+    """The operation of int64 or float64 arrays; whole where the module says so, else float64."""
+    if left.dtype.kind == right.dtype.kind == "i" and not isinstance(node.op, ast.Div):
+        literal = right.ndim == 0 and (right >= 0 if isinstance(node.op, ast.Pow) else right != 0)
+        if isinstance(node.op, ast.Add | ast.Sub | ast.Mult) or literal:
+            about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+            if about.max(initial=0) >= _LARGEST:
+                written = _text(deepcopy(node))
+                raise ConfigError(
+                    f"expression: {written} reaches {about.max():.3g}; whole numbers end at 2**62. Write `1.0 *` "
+                    "before it to compute with floats"
+                )
+            return np.asarray(compute(left, right))
+    return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+
+
+def _finite(value: _Array) -> _Array:
+    """The value, NaN where it is infinite."""
+    if value.dtype.kind == "f":
+        return np.where(np.isfinite(value), value, np.nan)
+    return value
+
+
+def _folded(join: Callable[[Any, Any], Any], arrays: Iterator[_Array]) -> _Array:
+    out = next(arrays)
+    for array in arrays:
+        out = join(out, array)
+    return out
+
+
+def _number(column: _Array, text: str) -> _Array:
+    """A column as int64 or float64."""
+    if column.dtype.kind == "f":
+        return column.astype(np.float64, copy=False)
+    assert column.dtype.kind in "iub", column.dtype
+    if column.dtype == np.uint64 and column.max(initial=0) >= 2**63:
+        raise ConfigError(f"expression {text!r}: a column holds {column.max()}; whole numbers end at 2**62")
+    return column.astype(np.int64, copy=False)

@@ -1,0 +1,113 @@
+"""Folds over windows: plans that look at what is known of samples (token counts, sizes), never at their data.
+
+A plan of a window needs what the windows before it left over, its *carry*: a few integers, the same on every host. So a
+plan is a pure function of a position, but one whose value at a far position takes all windows before it. `Fold` is its
+memory: the latest plans, and carries from which it can go on, closely behind each other. A saved state holds the carry
+of its window, so whoever restores it goes on from there, on any number of hosts, and nothing is computed again.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+Carry = tuple[int, ...]
+"""What windows leave to the next: its first position, then whatever the fold carries; numbers in [0, 2**63)."""
+Plan = TypeVar("Plan")
+Advance = Callable[[Carry], tuple[Plan, Carry]]
+"""From a carry to the plan of its window, and the carry behind that, whose position is larger unless all is over."""
+_PLANS = 8
+_CARRIES = 512
+
+
+class Fold(Generic[Plan]):
+    """The memory of a fold; to its users a function of positions. Thread-safe; copies of it in other processes are new.
+
+    Args:
+        first: The carry of the first window, whose position is 0.
+        advance: Makes one window's plan of a carry. Pure.
+    """
+
+    def __init__(self, first: Carry, advance: Advance[Plan]) -> None:
+        self._first, self._advance = first, advance
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()
+        self._carries = [self._first]  # by their positions
+        self._plans: OrderedDict[Carry, tuple[Carry, Plan]] = OrderedDict()  # by the carry before, with that behind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._first, self._advance)
+
+    def plan_at(self, position: int) -> tuple[int, int, Plan]:
+        """The plan of the window that a position lies in, with the window's first position and its end.
+
+        Where the fold ends before that, it is the last plan.
+        """
+        with self._lock:
+            carry = self._carries[self._nearest(position)]
+            while True:
+                after, plan = self._made(carry)
+                if position < after[0] or after[0] == carry[0]:
+                    return carry[0], after[0], plan
+                carry = after
+
+    def _made(self, carry: Carry) -> tuple[Carry, Plan]:
+        """The carry behind a window, and its plan."""
+        if carry in self._plans:
+            self._plans.move_to_end(carry)
+            return self._plans[carry]
+        plan, after = self._advance(carry)
+        self._plans[carry] = after, plan
+        if len(self._plans) > _PLANS:
+            self._plans.popitem(last=False)
+        self.remember(after)
+        return after, plan
+
+    def anchor(self, position: int) -> Carry:
+        """A carry at or before a position: the nearest that is known."""
+        with self._lock:
+            return self._carries[self._nearest(position)]
+
+    def remember(self, carry: Carry) -> None:
+        """Take in a carry that an `anchor` of the same fold gave, in whatever process."""
+        with self._lock:
+            at = self._nearest(carry[0])
+            if self._carries[at][0] != carry[0]:
+                self._keep(at + 1, carry)
+
+    def _nearest(self, position: int) -> int:
+        return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
+
+    def _keep(self, at: int, carry: Carry) -> None:
+        """Hold a carry. Where there are too many, one goes that others are nearest to, but none of the latest."""
+        carries = self._carries
+        carries.insert(at, carry)
+        if len(carries) > _CARRIES:
+            del carries[min(range(1, len(carries) - _PLANS), key=lambda i: carries[i + 1][0] - carries[i - 1][0])]
+
+
+def flat(carries: Sequence[Carry]) -> list[int]:
+    """Several carries as one list: of each its length, and its numbers."""
+    return [number for carry in carries for number in (len(carry), *carry)]
+
+
+def unflat(numbers: Sequence[int]) -> list[Carry]:
+    """The carries that `flat` made a list of.
+
+    Raises:
+        ValueError: It is not such a list.
+    """
+    carries: list[Carry] = []
+    at = 0
+    while at < len(numbers):
+        end = at + 1 + numbers[at]
+        if numbers[at] < 1 or end > len(numbers):
+            raise ValueError(f"{len(numbers)} numbers are no whole carries")
+        carries.append(tuple(numbers[at + 1 : end]))
+        at = end
+    return carries

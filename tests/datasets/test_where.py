@@ -1,0 +1,281 @@
+"""Views by columns: what `where` keeps is all there is, on every road to a leaf."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from arrays import write_group
+from cli_runs import run
+from metadatasets import write_v2
+
+from energon_grain import (
+    ConfigError,
+    DatasetLoader,
+    EmptyDatasetError,
+    FingerprintError,
+    MetadatasetV2,
+    WorkerConfig,
+    get_dataset_from_config,
+    get_loader,
+    get_train_dataset,
+    get_val_dataset,
+    get_val_datasets,
+)
+from energon_grain.errors import IndexFileError, KeyNotFoundError
+from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columns import ColumnStage
+from energon_grain.formats.commit_journal import commit_staged, new_staging_folder
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.loader.data_source import EnergonDataSource
+from energon_grain.samplers.expression import Expression
+from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.testing import make_text_dataset
+
+N = 160
+TRAIN = 120
+"""Samples of the split part: those of three shards out of four."""
+HOST = WorkerConfig(rank=0, world_size=1, num_workers=0)
+NAN = float("nan")
+
+
+def measure(root: Path, **columns: Any) -> None:
+    """Write columns, as measuring does."""
+    staging = new_staging_folder(root)
+    stage = ColumnStage(open_folder(root), staging, function="m:f", version=1)
+    for name, numbers in columns.items():
+        stage.new(name).append(np.asarray(numbers, np.float64))
+    put, remove = stage.finish(open_columnar(root).content_id)
+    commit_staged(root, staging, put=put, remove=remove)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = Path(make_text_dataset(tmp_path / "texts", n=N, shards=4))
+    number = np.arange(N)
+    measure(root, number=number, tokens=number * 7 % 100, score=np.where(number % 10 == 3, NAN, number / N))
+    return root
+
+
+def numbers(dataset: Any) -> list[int]:
+    """Numbers of the samples of one pass, by their keys."""
+    return [int(sample.__key__.rsplit("/", 1)[-1]) for sample in get_loader(dataset)]
+
+
+def val(path: Any, **options: Any) -> list[int]:
+    options = {"split_part": "train", "worker_config": HOST, "batch_size": None, **options}
+    return numbers(get_val_dataset(path, **options))
+
+
+def train(path: Any, **options: Any) -> Any:
+    shuffling = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    return get_train_dataset(path, **{"worker_config": HOST, "batch_size": None, **shuffling, **options})
+
+
+def kept(condition: Callable[[int, int], bool]) -> list[int]:
+    return [n for n in range(TRAIN) if condition(n, n * 7 % 100)]
+
+
+def test_what_is_rejected_is_not_there(root: Path) -> None:
+    expected = kept(lambda n, tokens: tokens >= 50)
+    where = "tokens >= 50"
+    assert val(root, where=where) == expected
+    one_pass = train(root, where=where, repeat=False)
+    assert len(get_loader(one_pass)) == len(expected)
+    assert sorted(numbers(one_pass)) == expected
+    loader = get_loader(train(root, where=where))
+    epochs = [[int(next(loader).__key__) for _ in expected] for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [expected, expected]
+    assert epochs[0] != epochs[1]
+    [loaded] = (
+        DatasetLoader(path=str(root))
+        .get_datasets(training=False, split_part="train", worker_config=HOST, where=where)
+        .datasets
+    )
+    assert numbers(loaded.dataset) == expected
+    assert numbers(get_dataset_from_config(root, worker_config=HOST, training=False, where=where)) == expected
+    [(dataset, leaf)] = get_val_datasets(
+        root, split_part="train", batch_size=None, worker_config=HOST, where="tokens>=50"
+    )
+    assert numbers(dataset) == expected
+    assert str(leaf.where) == where
+    source = EnergonDataSource(root, where=where)
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        assert [int(sample.__key__) for sample in each] == expected
+
+
+def test_what_is_rejected_is_never_read(root: Path) -> None:
+    """Not even when its shard is damaged: a shard whose samples are all rejected may be gone."""
+    index = open_columnar(root)
+    first = index.shard_first.tolist()
+    (root / index.shards[1]).unlink()
+    outside = [n for n in range(TRAIN) if not first[1] <= n < first[2]]
+    assert val(root, where=f"number < {first[1]} or number >= {first[2]}") == outside
+
+
+def test_order_of_split_subset_excludes_and_where(root: Path) -> None:
+    split = root / ".nv-meta" / "split.yaml"
+    said = yaml.safe_load(split.read_text())
+    index = open_columnar(root)
+    shards = said["split_parts"]["train"]
+    key = {n: f"{index.shards[int(index.shard_of(np.array([n]))[0])]}/{index.key(n)}" for n in (7, 21, 45)}
+    split.write_text(yaml.safe_dump({"split_parts": {"train": shards}, "exclude": list(key.values())}))
+    expected = [n for n in range(5, 60) if n not in key and n * 7 % 100 < 50]
+    assert val(root, subset=[5, 60], where="tokens < 50") == expected
+    assert val(root, subset=["0%", "50%"], where="number >= 20") == [n for n in range(20, 60) if n not in key]
+    assert val(root, where="number < 1000") == [n for n in range(TRAIN) if n not in key]
+
+
+def test_wheres_of_all_levels_are_joined(root: Path, tmp_path: Path) -> None:
+    write_v2(tmp_path, "inner.yaml", train={"path": "texts", "where": "number < 100 or number == 110"})
+    path = write_v2(
+        tmp_path,
+        train={
+            "concat": [
+                {"path": "inner.yaml", "where": "tokens < 50"},
+                {"path": "texts", "where": "tokens >= 50", "subset": {"range": ["0%", "50%"]}},
+            ],
+            "where": "not number % 2",
+        },
+    )
+    expected = kept(lambda n, tokens: n % 2 == 0 and tokens < 50 and (n < 100 or n == 110) and n > 20)
+    expected += kept(lambda n, tokens: n % 2 == 0 and tokens >= 50 and 20 < n < 60)
+    assert val(path, where="number > 20") == expected
+    leaves = get_val_datasets(path, split_part="train", batch_size=None, worker_config=HOST, where="number > 20")
+    joined = "(number < 100 or number == 110) and tokens < 50 and not number % 2 and number > 20"
+    assert str(leaves[0][1].where) == joined
+    made = MetadatasetV2(splits={"train": {"path": str(root), "where": "tokens < 50"}})
+    assert val(made) == kept(lambda n, tokens: tokens < 50)
+
+
+def test_shares_and_repetitions_count_what_is_left(root: Path, tmp_path: Path) -> None:
+    short, long = kept(lambda n, tokens: tokens < 30), kept(lambda n, tokens: tokens >= 30)
+    parts = [{"path": "texts", "where": "tokens < 30"}, {"path": "texts", "where": "tokens >= 30"}]
+    path = write_v2(tmp_path, train={"blend": [{**parts[0], "weight": 3}, {**parts[1], "weight": 1}]})
+    loader = get_loader(train(path))
+    drawn = [int(next(loader).__key__) for _ in range(4800)]
+    assert abs(sum(n in short for n in drawn) - 3600) <= 17
+    path = write_v2(
+        tmp_path, train={"blend_epochized": [{**parts[0], "repetitions": 2}, {**parts[1], "repetitions": 1}]}
+    )
+    assert sorted(numbers(train(path, repeat=False))) == sorted([*short, *short, *long])
+
+
+def test_leaves_with_other_conditions_have_other_orders(root: Path, tmp_path: Path) -> None:
+    orders = [numbers(train(root, repeat=False, where=where)) for where in ("number < 60", "number <= 59", "number<60")]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] == orders[2] != orders[1]
+    for where in ("number < 60", "number <= 59"):
+        write_v2(tmp_path, f"{len(where)}.yaml", train={"path": "texts", "where": where, "name": "same"})
+    assert numbers(train(tmp_path / "11.yaml", repeat=False)) == numbers(train(tmp_path / "12.yaml", repeat=False))
+
+
+def test_jsonl_arrays_and_joins(root: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text("".join(f"{json.dumps({'text': 'x' * n})}\n" for n in range(60)))
+    long = [
+        sample["__key__"]
+        for sample in get_loader(
+            get_val_dataset(notes, worker_config=HOST, batch_size=None, subset=[5, 50], where="bytes >= 40")
+        )
+    ]
+    assert long == [str(n) for n in range(27, 50)]
+    write_group(tmp_path / "frames.zarr", a=np.arange(12) % 5, b=np.zeros((12, 3)))
+    frames = get_val_dataset(tmp_path / "frames.zarr", worker_config=HOST, batch_size=None, where="a in [1, 3]")
+    assert [sample["__key__"] for sample in get_loader(frames)] == ["1", "3", "6", "8", "11"]
+    other = Path(make_text_dataset(tmp_path / "other", n=N, shards=4))
+    measure(other, tokens=np.arange(N) % 3)
+    path = write_v2(
+        tmp_path,
+        train={"join": [{"path": "texts"}, {"path": "other"}], "where": "tokens >= 50 and other.tokens == 1"},
+    )
+    assert val(path) == kept(lambda n, tokens: tokens >= 50 and n % 3 == 1)
+
+
+def test_which_and_restored_samples(root: Path) -> None:
+    loader = get_loader(train(root, where="tokens >= 50", batch_size=4))
+    expected = set(kept(lambda n, tokens: tokens >= 50))
+    told = [[int(record.key) for record in loader.which(step)] for step in range(3)]
+    batches = [next(loader) for _ in range(3)]
+    assert told == [[int(key) for key in batch.__key__] for batch in batches]
+    assert {n for step in told for n in step} <= expected
+    again = loader.restore_sample(batches[1].__restore_key__)
+    assert again.__key__ == batches[1].__key__
+
+
+def test_workers_get_the_selection_and_evaluate_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = numbers(train(root, where="tokens >= 50", repeat=False))
+    two = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type="process")
+    assert numbers(train(root, where="tokens >= 50", repeat=False, worker_config=two)) == expected
+    source = WebDatasetSource(root, where=Expression.parse("tokens >= 50", where="here"))
+    monkeypatch.setattr(Expression, "holds", None)
+    copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(source))))
+    assert copy.content_id == source.content_id != WebDatasetSource(root).content_id
+    assert copy.read(np.arange(len(copy))).keys == source.read(np.arange(len(source))).keys
+
+
+def test_a_changed_column_changes_the_fingerprint(root: Path) -> None:
+    loader = get_loader(train(root, where="tokens >= 50"))
+    next(loader)
+    state = loader.save_state_rank()
+    same = get_loader(train(root, where="tokens>=50"))
+    same.restore_state_rank(state)
+    assert next(same).__key__ == next(loader).__key__
+    measure(root, tokens=np.where(np.arange(N) == 7, 99, np.arange(N) * 7 % 100), number=np.arange(N))
+    changed = get_loader(train(root, where="tokens >= 50"))
+    with pytest.raises(FingerprintError, match=r"(?s)where\.columns\.tokens: saved.*now.*allow_changes=True"):
+        changed.restore_state_rank(state)
+    other = get_loader(train(root, where="number >= 0"))
+    with pytest.raises(FingerprintError, match="where tokens >= 50"):
+        other.restore_state_rank(state)
+
+
+def refused(error: type[Exception], split: Mapping[str, Any], folder: Path, **options: Any) -> str:
+    path = write_v2(folder, train=dict(split))
+    with pytest.raises(error) as found:
+        val(path, **options)
+    return str(found.value).replace(str(folder), "F")
+
+
+def test_errors_say_what_to_do(root: Path, tmp_path: Path) -> None:
+    here = {"path": "texts"}
+    assert refused(ConfigError, {**here, "where": "tokens > "}, tmp_path).startswith(
+        "F/meta.yaml: $.splits.train.where: the expression 'tokens >', at its end: invalid syntax"
+    )
+    assert "expected the text of an expression, such as" in refused(ConfigError, {**here, "where": 3}, tmp_path)
+    assert refused(ConfigError, here, tmp_path, where="tokens >> 1").startswith("where: the expression 'tokens >> 1'")
+    missing = refused(KeyNotFoundError, {**here, "where": "clip > 1"}, tmp_path)
+    assert missing.startswith("F/meta.yaml: $.splits.train: ")
+    assert "energon-grain measure F/texts --column clip=module:function" in missing
+    empty = refused(EmptyDatasetError, {**here, "where": "tokens > 1000", "subset": {"range": [5, 25]}}, tmp_path)
+    assert empty == "F/meta.yaml: $.splits.train: F/texts: where 'tokens > 1000' keeps none of its 20 samples"
+    assert "reaches" in refused(ConfigError, {**here, "where": "bytes * 2**61 > 1"}, tmp_path)
+    either = " or ".join(f"tokens == {n}" for n in range(590))
+    both = refused(ConfigError, {**here, "where": either}, tmp_path, where=either.replace("==", "!="))
+    assert both.startswith("F/meta.yaml: $.splits.train: where, joined with that of the dataset around it: an express")
+    [column] = (root / ".nv-meta/columnar/columns").glob("tokens-*.npy")
+    data = bytearray(column.read_bytes())
+    data[-100] ^= 1
+    column.write_bytes(data)
+    assert "checksum differs" in refused(IndexFileError, {**here, "where": "tokens > 1"}, tmp_path)
+
+
+def test_stale_columns_are_refused(root: Path, tmp_path: Path) -> None:
+    other = Path(make_text_dataset(tmp_path / "new", n=N - 1, shards=4))
+    (other / ".nv-meta/columnar/columns.json").write_bytes((root / ".nv-meta/columnar/columns.json").read_bytes())
+    with pytest.raises(KeyNotFoundError, match=r"make it again: `energon-grain measure .*new --column tokens=m:f`"):
+        val(other, where="tokens > 1")
+
+
+def test_info_says_how_many_are_left(root: Path, tmp_path: Path) -> None:
+    path = write_v2(tmp_path, train={"blend": [{"path": "texts", "where": "tokens >= 50"}, {"path": "texts"}]})
+    told = run("info", str(path)).stdout
+    left = len(kept(lambda n, tokens: tokens >= 50))
+    assert "Kept by `where`" in told
+    assert f"texts where tokens >= 50: {left} of {TRAIN} samples ({left / TRAIN:.3%})" in told

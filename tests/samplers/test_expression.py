@@ -1,0 +1,254 @@
+"""Expressions over columns: what they compute, against Python itself, and what they refuse."""
+
+from __future__ import annotations
+
+import ast
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from energon_grain.errors import ConfigError
+from energon_grain.samplers.expression import Expression, combine_expressions
+
+NAN = float("nan")
+COLUMNS: dict[str, np.ndarray[Any, Any]] = {
+    "tokens": np.array([0, 7, 16, 300, 4096], np.uint16),
+    "width": np.array([1, 640, 65_535, 10, 3], np.uint16),
+    "score": np.array([0.5, NAN, 0.1, NAN, -1.0], np.float32),
+    "bytes.jpg": np.array([2**31, 5, 6, 7, 8], np.int64),
+    "hash": np.array([2**61 + 1, 2**61 + 2, 3, 4, 5], np.uint64),
+    "bytes.0.jpg": np.array([1, 2, 3, 4, 5], np.int8),
+}
+
+
+def of(text: str) -> np.ndarray[Any, Any]:
+    return Expression.parse(text, where="here").of(COLUMNS.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("tokens >= 16 and width * width > 65536", [2]),  # uint16 would wrap around
+        ("1 <= tokens < 300", [1, 2]),
+        ("not 1 <= tokens < 300", [0, 3, 4]),
+        ("tokens in [7, -1, 300.0]", [1, 3]),
+        ("tokens not in (7, 300)", [0, 2, 4]),
+        ("score > 0.3", [0]),
+        ("not score > 0.3", [2, 4]),  # what is missing is neither
+        ("score != 0.5", [2, 4]),
+        ("not (score != 0.5)", [0]),
+        ("score not in [0.5]", [2, 4]),
+        ("not score in [0.5]", [2, 4]),
+        ("isnan(score)", [1, 3]),
+        ("not isnan(score) or tokens == 7", [0, 1, 2, 4]),
+        ("not (score > 0.3 and tokens > 0)", [0, 2, 4]),  # row 3: missing and true is missing
+        ("tokens", [1, 2, 3, 4]),
+        ("not tokens", [0]),
+        ("not score", []),
+        ("score", [0, 2, 4]),
+        ("1 / tokens > 0", [1, 2, 3, 4]),
+        ("not 1 / tokens > 0", []),
+        ("tokens % tokens == 0", [1, 2, 3, 4]),
+        ("log(tokens) < 0 or isnan(log(tokens))", [0]),
+        ("sqrt(score) > 0", [0, 2]),
+        ("hash % 10 == 3", [0, 2]),  # a float of 2**61 + 1 has lost the last digits (2305843009213693953)
+        ("hash == 2305843009213693953", [0]),
+        ("bytes.jpg > 2 * 10**9", [0]),
+        ('column("bytes.0.jpg") >= 4', [3, 4]),
+        ("min(tokens, width, 5) == 5", [1, 2, 3]),
+        ("max(score, 0) >= 0", [0, 2, 4]),
+        ("ceil(width / 14) * 14 - width == 4", [1, 3]),
+        ("abs(-tokens) // 2 ** 3 == 2", [2]),
+        ("2 ** score > 1", [0, 2]),
+        (" tokens\n  >= 16\n", [2, 3, 4]),
+    ],
+)
+def test_holds_where_it_is_true(text: str, rows: list[int]) -> None:
+    assert np.flatnonzero(Expression.parse(text, where="here").holds(COLUMNS.__getitem__)).tolist() == rows
+
+
+def test_numbers_stay_whole_where_they_can() -> None:
+    np.testing.assert_array_equal(of("tokens * width")[:3], [0, 4480, 16 * 65535])
+    assert of("tokens ** 2 + 1 - width // 7 % 5").dtype == np.int64
+    assert of("tokens + 0.0001 * tokens ** 2").dtype == np.float64
+    assert of("tokens / 1").dtype == of("tokens // width").dtype == of("tokens ** width").dtype == np.float64
+    assert of("tokens > 1").dtype == np.bool_
+    assert np.isnan(of("score ** 0.5")[[1, 3, 4]]).all()
+
+
+def test_text_is_normalised_and_names_are_found() -> None:
+    flat = "a > 1 and b and c and d > 1"
+    for text in (flat, f"(({flat}))", "(a>1 and b) and (c and(d>1))"):
+        assert Expression.parse(text, where="here").text == flat
+    text = "not (a and not b) or ((c or d > 1) and e)"
+    assert Expression.parse(text, where="here").text == text
+    one = Expression.parse("(tokens>=16)and( a.b.c<column('x') or column('bytes.0.jpg')>1 )", where="here")
+    assert one.text == str(one) == "tokens >= 16 and (a.b.c < x or column('bytes.0.jpg') > 1)"
+    assert one.names == ("a.b.c", "bytes.0.jpg", "tokens", "x")
+    assert Expression.parse(one.text, where="there") == one == pickle.loads(pickle.dumps(one))
+
+
+def test_combine_joins_by_and() -> None:
+    one, other = (Expression.parse(text, where="here") for text in ("a > 1 or b > 1", "c == 2"))
+    both = combine_expressions(one, other)
+    assert both is not None
+    assert both.text == "(a > 1 or b > 1) and c == 2"
+    assert combine_expressions(None, one) == combine_expressions(one, None) == combine_expressions(one, one) == one
+    assert combine_expressions(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tokens >> 3", r"character 1 .*not known in an expression"),
+        ("tokens > 3 and __import__('os').system('x')", r"character 16 \(\"__import__"),
+        ("a.__class__.f()", "not known"),
+        ("(lambda: 1)() > tokens", "not known"),
+        ("[x for x in y]", "not known"),
+        ("f'{tokens}'", "not known"),
+        ("tokens > 3j", "not known"),
+        ("(a + b).c > 1", "a dot joins"),
+        ("tokens = 3", r"character 8.*=="),
+        ("tokens > 3 &", "invalid syntax"),
+        ("(a > 1) & (b > 1)", "write `and`"),
+        ("tokens is 3", "write `==`"),
+        ("tokens > 'x'", "columns hold numbers"),
+        ("tokens > None", "columns hold numbers"),
+        ("tokens > True", "columns hold numbers"),
+        ("(tokens > 3) + 1", r"character 2.*a condition, where a number is needed"),
+        ("abs(tokens > 3)", "a condition, where a number is needed"),
+        ("tokens in 3", "list of numbers"),
+        ("tokens in []", "list of numbers"),
+        ("tokens in [width]", "list of numbers"),
+        ("tokens in [not 1]", "list of numbers"),
+        ("1 < tokens in [3]", "cannot be chained"),
+        ("[1] < tokens", "after `in` only"),
+        ("max(tokens) > 1", "not a whole column"),
+        ("abs(tokens, 2)", "takes one number"),
+        ("abs(x=tokens)", "takes one number"),
+        ("column(tokens)", "in quotation marks"),
+        ("eval(tokens)", "not known"),
+        ("tokens > 1e999", "too large"),
+        (f"tokens > {2**62}", "too large"),
+        ("3 > 2", "names no column"),
+        ("   \n", "is empty"),
+        ("tokens > 3 # and more\n and tokens < 5", "a comment would hide"),
+        ("a +" * 200 + "a", "nested deeper than 100"),
+        ("-" * 9000 + "a", "nested"),
+        ("(" * 300 + "a" + ")" * 300, "nested"),
+        ("a + " * 3000 + "a", "10,000 are the most"),
+        ("tokens\0", "null bytes"),
+        ("tokens \ud800", "cannot be read"),
+        (b"tokens", "expected the text"),
+        (True, "expected the text"),
+    ],
+)
+def test_refuses_what_is_no_expression(text: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)^where of /data.*{message}"):
+        Expression.parse(text, where="where of /data")
+
+
+@pytest.mark.parametrize("text", ["hash * hash", "10 ** 10 ** 10 > tokens", "bytes.jpg ** 3", "hash + hash + hash"])
+def test_whole_numbers_never_wrap_around(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"whole numbers end at 2\*\*62.*1\.0"):
+        of(text)
+    if "hash" not in text:
+        return
+    assert (of(f"1.0 * {text.replace('* hash', '* 1.0 * hash').replace('+ hash', '+ 1.0 * hash')}") > 0).all()
+
+
+# Random expressions against Python: three truth values there, NaN here.
+
+_ARITHMETIC = ["+", "-", "*", "/", "//", "%"]
+_SIGNS = ["<", "<=", ">", ">=", "==", "!="]
+_numbers = st.deferred(
+    lambda: st.one_of(
+        st.sampled_from(["a", "b", "c.d"]),
+        st.integers(-5, 20).map(str),
+        st.sampled_from(["0.5", "2.25"]),
+        st.tuples(_numbers, st.sampled_from(_ARITHMETIC), _numbers).map(lambda t: f"({' '.join(t)})"),
+        st.tuples(st.sampled_from(["abs", "ceil", "floor", "-"]), _numbers).map(lambda t: f"{t[0]}({t[1]})"),
+        st.tuples(st.sampled_from(["min", "max"]), _numbers, _numbers).map(lambda t: f"{t[0]}({t[1]}, {t[2]})"),
+    )
+)
+_conditions = st.deferred(
+    lambda: st.one_of(
+        st.tuples(_numbers, st.sampled_from(_SIGNS), _numbers).map(lambda t: f"({' '.join(t)})"),
+        st.tuples(_numbers, st.sampled_from(["in", "not in"])).map(lambda t: f"({t[0]} {t[1]} [1, 2, 0.5])"),
+        _numbers.map(lambda n: f"isnan({n})"),
+        st.tuples(_conditions, st.sampled_from(["and", "or"]), _conditions).map(lambda t: f"({' '.join(t)})"),
+        _conditions.map(lambda c: f"(not {c})"),
+    )
+)
+_values = st.one_of(st.integers(-3, 40).map(float), st.sampled_from([0.5, 1.25, NAN]))
+
+
+def _python(text: str, row: dict[str, float]) -> bool | float | None:
+    """True, False, None (missing) or a number: Kleene's logic, written down plainly."""
+
+    def run(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return None if math.isnan(row[name]) else row[name]
+            case ast.Attribute(attr=attr):
+                return None if math.isnan(row[f"c.{attr}"]) else row[f"c.{attr}"]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return None if (value := run(operand)) is None else -value
+            case ast.UnaryOp(operand=operand):
+                return None if (value := run(operand)) is None else not value
+            case ast.BinOp(left=left, op=op, right=right):
+                x, y = run(left), run(right)
+                if x is None or y is None or (y == 0 and isinstance(op, ast.Div | ast.FloorDiv | ast.Mod)):
+                    return None
+                sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
+                return eval(f"x {sign[type(op)]} y")
+            case ast.Call(func=ast.Name(id="isnan"), args=[argument]):
+                return run(argument) is None
+            case ast.Call(func=ast.Name(id=name), args=arguments):
+                values = [run(argument) for argument in arguments]
+                known = {"abs": abs, "ceil": math.ceil, "floor": math.floor, "min": min, "max": max}
+                return None if None in values else known[name](*values)
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() as op]):
+                value = run(left)
+                return None if value is None else (value in [1, 2, 0.5]) is isinstance(op, ast.In)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                x, y = run(left), run(right)
+                signs = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+                return None if x is None or y is None else eval(f"x {signs[type(op)]} y")
+            case ast.BoolOp(op=op, values=nodes):
+                values = [run(value) for value in nodes]
+                decides = isinstance(op, ast.Or)
+                return decides if decides in values else None if None in values else not decides
+            case _:
+                raise AssertionError(ast.dump(node))
+
+    return run(ast.parse(text, mode="eval").body)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=_conditions, rows=st.lists(st.tuples(_values, _values, _values), min_size=1, max_size=4))
+def test_conditions_agree_with_three_valued_python(text: str, rows: list[tuple[float, float, float]]) -> None:
+    text = f"{text} or a < -1000"
+    columns = {name: np.array([row[i] for row in rows]) for i, name in enumerate(("a", "b", "c.d"))}
+    expression = Expression.parse(text, where="here")
+    expected = [_python(text, dict(zip(columns, row, strict=True))) is True for row in rows]
+    assert expression.holds(columns.__getitem__).tolist() == expected
+    assert Expression.parse(expression.text, where="here") == expression
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=_numbers, rows=st.lists(st.tuples(_values, _values, _values), min_size=1, max_size=4))
+def test_numbers_agree_with_python(text: str, rows: list[tuple[float, float, float]]) -> None:
+    text = f"({text}) + 0 * d"
+    columns = {name: np.array([row[i] for row in rows]) for i, name in enumerate(("a", "b", "c.d"))}
+    columns["d"] = np.zeros(len(rows))
+    given_rows = [dict(zip(columns, (*row, 0.0), strict=True)) for row in rows]
+    found = Expression.parse(text, where="here").of(columns.__getitem__)
+    expected = [value if (value := _python(text, row)) is not None else NAN for row in given_rows]
+    np.testing.assert_allclose(found, np.array(expected, np.float64), rtol=1e-9, atol=1e-9)
