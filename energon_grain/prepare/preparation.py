@@ -30,7 +30,7 @@ from energon_grain.formats.columnar_header import (
     HEADER_NAME,
     columnar_folder,
 )
-from energon_grain.formats.columns import read_stored
+from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -526,7 +526,7 @@ class _Grown:
 
 
 def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
-    if read_stored(dataset.local):
+    if ColumnFolder.of(dataset).read():
         yield "columns are of the samples before: make them again (those of media by `energon-grain prepare-media`)."
     if (dataset.local / META_FOLDER / SEEK_TABLE).exists():
         yield "indices of videos are of the tars before: make them again by `energon_grain.prepare.index_videos`."
