@@ -137,6 +137,10 @@ USES = {
     "train(folder + '/rows.zarr')": ("reading arrays", "tensorstore"),
     "train(folder + '/records')": ("reading ArrayRecord files", "array_record"),
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
+    "pathlib.Path(folder, 'x.jsonl.zst').touch() or convert_dataset(folder + '/x.jsonl.zst', folder + '/new')": (
+        "reading .zst files",
+        "pyarrow",
+    ),
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
     "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
     "plot.check_file(pathlib.Path('plot.svg'))": ("--plot", "matplotlib"),
