@@ -135,6 +135,7 @@ from .metadataset.documents import (
     traverse_metadataset as traverse_metadataset,
 )
 from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
+from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch
 from .samples.sample import Sample as Sample, edataclass as edataclass

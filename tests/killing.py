@@ -28,6 +28,7 @@ from typing import Any
 
 from metadatasets import write_v2
 
+from energon_grain import DatasetWriter, write_dataset
 from energon_grain.cli import main
 from energon_grain.testing import make_captioning_dataset, make_text_dataset, write_tars
 
@@ -43,13 +44,13 @@ class Scenario:
 
     Attributes:
         make: Makes the data below a folder.
-        arguments: Of `energon-grain`; what ends with `:` lies below that folder.
+        arguments: Of `energon-grain`; what begins with `:` lies below that folder. Or what is called with the folder.
         data: What is read between a kill and the second run, if that changes nothing for the command.
         then: What runs behind the second run, if not all that the command leaves is swept by itself.
     """
 
     make: Callable[[Path], object]
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] | Callable[[Path], object]
     data: str | None = None
     then: tuple[str, ...] = ()
 
@@ -86,6 +87,34 @@ def _lines(root: Path) -> None:
     (root / "x.jsonl").write_text("".join(f'{{"text": "{i}"}}\n' for i in range(6)))
 
 
+def _text(number: int) -> dict[str, str]:
+    return {"__key__": f"{number:03d}", "txt": f"text {number}"}
+
+
+def _write(root: Path) -> None:
+    if not (root / "new").exists() or (root / "new/.nv-meta/.writing").exists() or not (root / "new/.nv-meta").exists():
+        with DatasetWriter(root / "new", shard_samples=2, resume=True) as write:
+            for number in range(write.samples_done, 5):
+                write(_text(number))
+
+
+def _append(root: Path) -> None:
+    done = (root / "texts/.nv-meta/split-first-2-shards.yaml").exists()
+    if not done or (root / "texts/.nv-meta/.writing").exists():
+        with DatasetWriter(root / "texts", shard_samples=2, append=True, resume=True) as write:
+            for number in range(write.samples_done, 5):
+                write(_text(100 + number))
+
+
+def _write_items(root: Path) -> None:
+    if not (root / "new/.nv-meta/.info.json").exists() or (root / "new/.nv-meta/.writing").exists():
+        write_dataset(range(5), _text, root / "new", shard_items=2, num_workers=0)
+
+
+def _another_shard(root: Path) -> None:
+    write_tars(_texts(root, prepared=True), [_text(7)], name="x.tar")
+
+
 _WHICH = ("--step=0", "--batch-size=6", "--validation", "--split-part=train", "--json")
 _PREPARE = ("--non-interactive", "--split-ratio=1", "--num-workers=0", "--no-progress")
 SCENARIOS = {
@@ -119,6 +148,13 @@ SCENARIOS = {
     "convert": Scenario(
         make=lambda root: _texts(root, prepared=True), arguments=("convert", ":texts", ":records", "--num-workers=0")
     ),
+    "convert lines": Scenario(
+        make=_lines, arguments=("convert", ":x.jsonl", ":new", "--shard-samples=2", "--num-workers=0")
+    ),
+    "write": Scenario(make=lambda root: (root / "beside").mkdir(), arguments=_write),
+    "write items": Scenario(make=lambda root: (root / "beside").mkdir(), arguments=_write_items),
+    "append": Scenario(make=lambda root: _texts(root, prepared=True), arguments=_append),
+    "prepare more": Scenario(make=_another_shard, arguments=("prepare", ":texts", "--append", "--num-workers=0")),
     "first use": Scenario(make=_unindexed, arguments=("which", ":texts", *_WHICH)),
     "first use of bare tars": Scenario(make=_texts, arguments=("which", ":texts", *_WHICH)),
     "first use of a join": Scenario(
@@ -146,7 +182,10 @@ def _kill_at(number: int, root: Path) -> None:
     sys.addaudithook(look)
 
 
-def _call(root: Path, arguments: tuple[str, ...]) -> int:
+def _call(root: Path, arguments: tuple[str, ...] | Callable[[Path], object]) -> int:
+    if callable(arguments):
+        arguments(root)
+        return 0
     sys.argv = ["energon-grain", *(f"{root}/{each[1:]}" if each[0] == ":" else each for each in arguments)]
     try:
         main()
@@ -155,7 +194,9 @@ def _call(root: Path, arguments: tuple[str, ...]) -> int:
     return 0
 
 
-def _run(root: Path, arguments: tuple[str, ...], *, kill_at: int | None = None) -> tuple[int, str]:
+def _run(
+    root: Path, arguments: tuple[str, ...] | Callable[[Path], object], *, kill_at: int | None = None
+) -> tuple[int, str]:
     """Run `energon-grain` in a process of its own; give its status (negative: a signal) and what it printed."""
     reader, writer = os.pipe()
     child = os.fork()

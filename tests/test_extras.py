@@ -139,6 +139,10 @@ USES = {
     "train(folder + '/rows.parquet')": ("reading Parquet files", "pyarrow"),
     "train(folder + '/records')": ("reading ArrayRecord files", "array_record"),
     "train(url + '/records')": ("reading ArrayRecord files in object stores", "cramjam"),
+    "pathlib.Path(folder, 'x.jsonl.zst').touch() or convert_dataset(folder + '/x.jsonl.zst', folder + '/new')": (
+        "reading .zst files",
+        "pyarrow",
+    ),
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
     "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
     "EPath('hf://datasets/team/set/x').read_bytes()": ("reading hf://datasets/team/set", "urllib3"),

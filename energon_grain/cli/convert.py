@@ -1,4 +1,4 @@
-"""`energon-grain convert`: write a dataset anew in files of another kind."""
+"""`energon-grain convert`: write data anew as a dataset of tars or ArrayRecord files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ if TYPE_CHECKING:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset of tars or ArrayRecord files.")],
+    source: Annotated[
+        str, typer.Argument(help="Path or URL of a prepared dataset, of a JSONL file (also .gz, .zst), or of an array.")
+    ],
     target: Annotated[str, typer.Argument(help="New or empty folder of this machine.")],
     to: Annotated[
-        Literal["array-record", "tar"] | None, typer.Option(help="Kind of the new shards. Default: the other one.")
+        Literal["array-record", "tar"] | None,
+        typer.Option(help="Kind of the new shards. Default: the other one; tars, where there are no shards."),
     ] = None,
     compression: Annotated[Literal["none", "zstd"], typer.Option(help="Of each record of ArrayRecord files.")] = "none",
+    shard_samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a new shard, where there are no shards. Default: 5,000.")
+    ] = None,
     num_workers: Annotated[
         int | None, typer.Option(min=0, help="Processes at most; 0 for none. Default: one for each core.")
     ] = None,
@@ -31,14 +37,16 @@ def convert(
     """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
 
     Keys, parts, splits and configuration stay, so the new dataset gives the same stream and goes on with saved states
-    of the old one. After a kill, the same command goes on where it was.
+    of the old one. Data in no shards (JSONL files, arrays, …) becomes a crude dataset, all of it train. After a kill,
+    the same command goes on where it was.
     """
     from energon_grain.conversion import convert_dataset
 
     with progress_bar("Converting", shown=progress) as bar:
 
         def show(now: ConversionProgress) -> None:
-            detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
+            of = f"/{now.shards_total:,}" if now.shards_total else ""
+            detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
             label = {"convert": None, "index": "Indexing"}[now.stage]
             bar.advance_to(now.bytes_done, now.bytes_total, detail, label)
 
@@ -47,6 +55,7 @@ def convert(
             target,
             to=to,
             compression=compression,
+            shard_samples=shard_samples,
             num_workers=num_workers,
             verify=verify,
             sqlite=sqlite,

@@ -93,6 +93,12 @@ def prepare(
     tar_index_only: Annotated[
         bool, typer.Option("--tar-index-only", help="Only write the indices of a prepared dataset anew.")
     ] = False,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append", help="Add the shards that a prepared dataset does not have yet; only they are scanned."
+        ),
+    ] = False,
     fix_duplicates: Annotated[
         bool,
         typer.Option(
@@ -187,6 +193,8 @@ def prepare(
     if tar_index_only:
         _refuse("--tar-index-only keeps shards, splits and sample types", {**decides_type, **decides_split})
         _refuse("--tar-index-only looks at no media; `energon-grain prepare-media` does", decides_media)
+    if append:
+        _refuse("--append keeps sample types and shards", {**decides_type, "--force-overwrite": force_overwrite})
     if split_ratio and split_parts:
         raise ConfigError("give --split-ratio or --split-parts, not both.")
 
@@ -213,13 +221,13 @@ def prepare(
         kind = "ArrayRecord file" if found else "tar file"
         typer.echo(f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}.")
         with _answers():
-            if not force_overwrite and not non_interactive:
+            if not (force_overwrite or append or non_interactive):
                 force_overwrite = _ask_overwrite(dataset.local)
-            if ratio is None and patterns is None:
+            if ratio is None and patterns is None and not append:
                 if non_interactive:
                     raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
                 ratio = _ask_split_ratio(len(shards))
-    asks = not (non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
+    asks = not (append or non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != _CRUDE
     with running(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
 
@@ -241,6 +249,7 @@ def prepare(
             dataset_yaml_name=dataset_yaml_name,
             force_overwrite=force_overwrite,
             tar_index_only=tar_index_only,
+            append=append,
             fix_duplicates=fix_duplicates,
             media_filter=media,
             num_workers=num_workers,
@@ -248,8 +257,8 @@ def prepare(
             progress=_shown_by(bar),
             executor=executor,
         )
-    wants_yaml = None if tar_index_only or skip_dataset_yaml else dataset_yaml_name
-    return Answer(document=with_samples(report), lines=_lines(report, wants_yaml))
+    wants_yaml = None if append or tar_index_only or skip_dataset_yaml else dataset_yaml_name
+    return Answer(document=with_samples(report), lines=_lines(report, wants_yaml, append))
 
 
 def prepare_media(
@@ -378,9 +387,9 @@ def _shown_by(bar: ProgressBar) -> Callable[[PrepareProgress], None]:
         detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
         if now.stage == "scan" and now.bytes_done:
             detail += f", {format_bytes(now.bytes_done / bar.elapsed_s)}/s"
-        label = {"scan": None, "index": "Writing the index", "commit": "Putting it in place"}[now.stage]
+        labels = {"scan": None, "write": "Writing", "index": "Writing the index", "commit": "Putting it in place"}
         done, total = (now.bytes_done, now.bytes_total) if now.bytes_total else (now.shards_done, now.shards_total)
-        bar.advance_to(done, total, detail, label)
+        bar.advance_to(done, total, detail, labels[now.stage])
 
     return show
 
@@ -397,7 +406,7 @@ def _parse_field_map(text: str) -> dict[str, str]:
     return fields
 
 
-def _lines(report: PrepareReport, wants_yaml: str | None) -> Iterator[str]:
+def _lines(report: PrepareReport, wants_yaml: str | None, append: bool) -> Iterator[str]:
     from energon_grain.formats.data_folder import open_folder
 
     yield (
@@ -405,7 +414,8 @@ def _lines(report: PrepareReport, wants_yaml: str | None) -> Iterator[str]:
         f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
     )
     if report.shards_reused:
-        yield f"  {counted(report.shards_reused, 'shard')} had been scanned by an earlier run that did not finish."
+        why = "are in the index already" if append else "had been scanned by an earlier run that did not finish"
+        yield f"  {counted(report.shards_reused, 'shard')} {why}."
     for name, shards in report.split_parts.items():
         yield f"  {name}: {counted(report.samples_of(name), 'sample')} in {counted(len(shards), 'shard')}"
     yield f"  parts: {_some(report.part_names)}"

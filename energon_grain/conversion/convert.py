@@ -1,87 +1,74 @@
-"""Converting a dataset: write every shard anew, copy what lies beside them, and index the result."""
+"""Converting a dataset: shards anew as shards of the other kind, one for one; or any other data as a dataset of shards.
+
+In the first case keys, parts and their order stay, and so do splits and configuration: the new dataset goes on with
+saved states of the old one. In the second, samples are cut into shards of as many, and are all `train`.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import gzip
+import io
 import os
-import secrets
 import shutil
-import tarfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Literal, cast
+from typing import Any, BinaryIO, Literal
 
-import msgspec
 import numpy as np
 
+from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, container_of
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import (
     ConfigError,
+    DecodingError,
+    EmptyDatasetError,
     EnergonGrainError,
-    FormatError,
-    ReadError,
-    RefusedError,
     SplitError,
-    WorkerError,
 )
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record import KEY, ArrayRecordFile, encode_records_file, record_decoder
+from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
+from energon_grain.formats.file_ending import is_file_of
+from energon_grain.formats.jsonl import is_object
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INFO_YAML,
     META_FOLDER,
-    RECORD_SUFFIX,
     RECORDS_JSON,
     DatasetInfo,
     DatasetKind,
     dataset_kind,
     write_info,
 )
+from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, Sample, UnfitSampleError
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
-from energon_grain.formats.tar.names import split_member_name
-from energon_grain.formats.tar.scan import scan_tar
-from energon_grain.forms import Form
-from energon_grain.prepare.executors import own_executor
-from energon_grain.prepare.placing import preparation_lock
 from energon_grain.prepare.preparation import prepare_dataset
-from energon_grain.prepare.scan import PrepareProgress
+from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
+from energon_grain.prepare.writer import ShardJob, parts_of, write_shards
+from energon_grain.prepare.writing import begin_writing, end_writing
 from energon_grain.sources.prepared import open_prepared
-from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries, sync_folder
+from energon_grain.sources.source import Source
+from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
+from energon_grain.storage.byte_stream import ByteStream
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.transforms.encode import encode_part, ending_of, has_known_ending
 
-Container = Literal["tar", "array-record"]
-Compression = Literal["none", "zstd"]
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _AT_ONCE = 4096
 _AT_ONCE_BYTES = 16 << 20
-Sample = tuple[str, Mapping[str, bytes]]
-"""Key, and payload by part."""
-_BLOCK = 512
-_TAR_RECORD = 20 * _BLOCK
-_RECORDS_AT_ONCE = 64
-TEMPORARY = ".converting"
-"""How names of shards end that are being written."""
-CONVERT_FOLDER = f"{META_FOLDER}/.convert"
-SUFFIXES: dict[Container, str] = {"tar": ".tar", "array-record": RECORD_SUFFIX}
-_PLAN_JSON = "plan.json"
+_SHARD_SAMPLES = 5000
 _COPIED = (".yaml", ".yml", ".py", ".json")
 _NOT_COPIED = (INFO_YAML, RECORDS_JSON)
 _CONTAINERS: dict[DatasetKind, Container] = {
     DatasetKind.WEBDATASET: "tar",
     DatasetKind.ARRAY_RECORD: "array-record",
-}
-_OTHERS = {
-    DatasetKind.JSONL: "a JSONL file, which is read as it is",
-    DatasetKind.ARRAY: "an array, which is read as it is",
-    DatasetKind.BARE_TARS: "tars that were not prepared: run `energon-grain prepare` first",
-    DatasetKind.PARQUET: "Parquet, which is read as it is",
-    DatasetKind.METADATASET: "a metadataset: convert its datasets one by one, `energon-grain info` names them",
 }
 
 
@@ -92,7 +79,7 @@ class ConversionProgress:
     Attributes:
         stage: `convert` while shards are written, `index` while the new dataset is indexed.
         shards_done: Shards written, or indexed, so far; those of an interrupted run included.
-        shards_total: Shards of the dataset.
+        shards_total: Shards of the dataset; 0 while nobody knows how many there will be.
         samples: Samples in these shards so far.
         bytes_done: Size of the shards done so far: of the old ones while shards are written, of the new ones then.
         bytes_total: Size of all of them.
@@ -111,11 +98,11 @@ class ConversionReport:
     """What a conversion wrote.
 
     Attributes:
-        source: Path or URL of the dataset that was read.
+        source: Path or URL of the data that was read.
         target: The new dataset.
         container: Kind of its shards.
         shard_counts: Samples of each of its shards.
-        source_bytes: Size of the old shards.
+        source_bytes: Size of the old shards, or of what was read.
         target_bytes: Size of the new shards.
         shards_reused: Shards that an interrupted run had written already.
         verified: Whether what was written was read back and compared.
@@ -140,167 +127,38 @@ class ConversionReport:
         return sum(self.shard_counts.values())
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be the same for a conversion to go on: which samples, in shards of which names, into what."""
-
-    content_id: str
-    shards: tuple[str, ...]
-    container: Container
-    compression: Compression
-
-
-_PLAN = Form(Plan)
-
-
-class _Target:
-    """The folder of the new dataset: what is done, what is left, and the files beside the data.
-
-    `.nv-meta/.convert/` exists from the first moment to the last. Its `plan.json` says what is converted into what, so
-    that the same command goes on after a kill and another one is refused; beside it, a small file for each shard says
-    that it was written.
-
-    Args:
-        root: The folder: new, empty, or what an interrupted conversion with the same plan left.
-        plan: Of the conversion.
-
-    Raises:
-        RefusedError: Something else is there.
-        ConfigError: Two shards would get the same name.
-    """
-
-    def __init__(self, root: Path, plan: Plan) -> None:
-        self.root, self._plan = root, plan
-        taken: dict[str, str] = {}
-        for shard in plan.shards:
-            other = taken.setdefault(self.renamed(shard), shard)
-            if other != shard:
-                raise ConfigError(
-                    f"the shards {other!r} and {shard!r} would both become {self.renamed(shard)!r}; rename one of "
-                    f"them, and prepare the dataset again"
-                )
-        self._notes = root / CONVERT_FOLDER
-        stored = self._notes / _PLAN_JSON
-        if stored.exists():
-            self._check_plan(stored)
-            return
-        # A conversion that was killed right at its beginning leaves an empty `.nv-meta`, or one with an empty folder.
-        there = list(root.iterdir()) if root.exists() and root.is_dir() else []
-        free = all(path == self._notes.parent and not any(path.iterdir()) for path in there)
-        if (root.exists() and not root.is_dir()) or not (free or self._notes.is_dir()):
-            raise RefusedError(
-                f"{root}: is not empty. A conversion writes into a new or empty folder, or goes on with an interrupted "
-                f"conversion of the same dataset"
-            )
-        self._notes.mkdir(parents=True, exist_ok=True)
-        atomic_write_bytes(stored, msgspec.json.encode(plan))
-
-    def _check_plan(self, stored: Path) -> None:
-        try:
-            found = _PLAN.from_json(stored.read_bytes())
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{stored}: is no plan of a conversion ({error}); remove {self.root}") from error
-        if found != self._plan:
-            differs = [name for name in Plan.__struct_fields__ if getattr(found, name) != getattr(self._plan, name)]
-            raise RefusedError(
-                f"{self.root}: holds an interrupted conversion with other settings or of another dataset ("
-                f"{', '.join(differs)} differ); finish that one, or remove the folder"
-            )
-
-    def renamed(self, shard: str) -> str:
-        """The name of the new shard for an old one."""
-        new = SUFFIXES[self._plan.container]
-        (old,) = (suffix for suffix in SUFFIXES.values() if suffix != new)
-        return shard.removesuffix(old) + new
-
-    def task(self, source: DataFolder, shard: str, *, verify: bool) -> ShardTask:
-        """What is to be done about an old shard. The name of its note is a digest, so that it cannot be too long."""
-        digest = hashlib.blake2b(shard.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        return ShardTask(
-            source=source,
-            shard=shard,
-            target=self.root / self.renamed(shard),
-            record=self._notes / f"{digest}.json",
-            container=self._plan.container,
-            compression=self._plan.compression,
-            verify=verify,
-        )
-
-    def remove_leftovers(self) -> None:
-        """Remove what a killed process was writing: shards, and files beside the data."""
-        for path in self.root.rglob(f".*{TEMPORARY}"):
-            path.unlink(missing_ok=True)
-        remove_temporaries(self.root / META_FOLDER, ".*.tmp")
-
-    def write_meta(self, source: Path, counts: dict[str, int]) -> None:
-        """Write what says how the new shards are read: configuration and splits of the old ones, and their numbers.
-
-        Args:
-            source: Folder with the `.nv-meta` of the old dataset.
-            counts: Samples of each old shard.
-        """
-        meta = self.root / META_FOLDER
-        for path in sorted((source / META_FOLDER).iterdir()):
-            copied = path.suffix in _COPIED and path.is_file() and not path.name.startswith(".")
-            if not copied or path.name in _NOT_COPIED:
-                continue
-            try:
-                splits = read_split_config(source, path.name, shards=counts)
-            except SplitError:
-                shutil.copyfile(path, meta / path.name)
-            else:
-                write_split_config(meta / path.name, self._renamed_splits(splits, counts))
-        if self._plan.container == "array-record":
-            atomic_write_bytes(meta / RECORDS_JSON, encode_records_file("msgpack"))
-        info = {self.renamed(shard): count for shard, count in counts.items()}
-        write_info(self.root, DatasetInfo(shard_counts=info, energon_version=COMPATIBLE_ENERGON_VERSION))
-
-    def _renamed_splits(self, splits: SplitConfig, counts: dict[str, int]) -> SplitConfig:
-        parts = {
-            part: tuple(self.renamed(shard) if shard in counts else shard for shard in shards)
-            for part, shards in splits.split_parts.items()
-        }
-        exclude = tuple(self._renamed_exclude(each, counts) for each in splits.exclude)
-        return SplitConfig(split_parts=parts, exclude=exclude)
-
-    def _renamed_exclude(self, exclude: str, counts: dict[str, int]) -> str:
-        if exclude in counts:
-            return self.renamed(exclude)
-        sample = excluded_sample(exclude, DatasetInfo(shard_counts=counts))
-        return exclude if sample is None else f"{self.renamed(sample[0])}/{sample[1]}"
-
-    def finish(self) -> None:
-        """Forget the conversion: the plan after the notes on shards, and the folder, by which it is known, last."""
-        plan = self._notes / _PLAN_JSON
-        for path in self._notes.iterdir():
-            if path != plan:
-                path.unlink()
-        plan.unlink()
-        self._notes.rmdir()
-
-
 def convert_dataset(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
     to: Container | None = None,
     compression: Compression = "none",
+    shard_samples: int | None = None,
     num_workers: int | None = None,
     verify: bool = True,
     sqlite: bool = True,
     progress: Callable[[ConversionProgress], None] | None = None,
 ) -> ConversionReport:
-    """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
+    """Write data anew as a dataset of tars or ArrayRecord files, and prepare it.
 
-    Keys, parts and their order stay, so the new dataset gives the same stream under the same name, and goes on with
-    cursors of the old one. The split files are copied with the new names of shards, other YAML, JSON and Python files
-    of `.nv-meta` as they are. A shard appears when all of it is written and compared; a conversion that was killed goes
-    on where it was when it is called again.
+    Of a prepared dataset every shard becomes one of the other kind. Keys, parts and their order stay, so the new
+    dataset gives the same stream under the same name, and goes on with cursors of the old one. The split files are
+    copied with the new names of shards, other YAML, JSON and Python files of `.nv-meta` as they are.
+
+    Anything else that can be trained on (JSONL files, arrays, and what else `get_train_dataset` takes), and JSONL files
+    that are compressed as a whole, `.jsonl.gz` and `.jsonl.zst`, becomes a crude dataset, all of it `train`. Keys and
+    parts stay; a part whose name does not say how it is decoded gets an ending that does (`caption` becomes
+    `caption.txt`, `image` becomes `image.jpg`).
+
+    A shard appears when all of it is written and compared; a conversion that was killed goes on where it was when it is
+    called again.
 
     Args:
-        source: A prepared dataset of tars or ArrayRecord files, a path or URL.
-        target: A new or empty folder of this machine, or one with an interrupted conversion of the same dataset.
-        to: Kind of the new shards; None: the other one.
+        source: The data, a path or URL.
+        target: A new or empty folder of this machine, or one with an interrupted conversion of the same data.
+        to: Kind of the new shards; None: the other one, and of data that is in no shards, tars.
         compression: Of each record of an ArrayRecord file. Uncompressed ones are read fastest.
+        shard_samples: Samples of each new shard, 5,000 if None. Shards of a prepared dataset keep theirs.
         num_workers: Processes at most; 0 converts in this one, None takes one for each core (at most 16). For a dataset
             in an object store: threads, None takes 16.
         verify: Read every new shard back and compare all keys and bytes.
@@ -308,9 +166,10 @@ def convert_dataset(
         progress: Called after every shard.
 
     Raises:
-        DatasetNotFoundError: `source` is not a prepared dataset.
+        DatasetNotFoundError: There is no such data.
         RefusedError: `target` holds something else.
         ConfigError: The arguments do not fit.
+        DecodingError: A line of a JSONL file holds no object; names it.
         FormatError: The new container cannot hold a sample; names it.
         ReadError: A shard cannot be read, or what was written is not what was read.
         WorkerError: A process died.
@@ -318,24 +177,16 @@ def convert_dataset(
     begun_s = time.monotonic()
     if is_url(located(target)):
         raise ConfigError(f"{target}: a conversion writes to a file system; copy the new dataset to the store")
+    if shard_samples is not None and shard_samples < 1:
+        raise ConfigError(f"shard_samples={shard_samples}: must be at least 1")
     location, root = located(source), Path(located(target))
-    kind = kind_at(location)
-    if kind in _OTHERS:
-        raise ConfigError(f"{location}: a conversion takes a prepared folder of shards, but this is {_OTHERS[kind]}")
-    folder = open_folder(location)
-    with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
-        index = open_columnar(folder)
-    old = _CONTAINERS[dataset_kind(folder.local)]
-    to = to or ("array-record" if old == "tar" else "tar")
-    if to == old:
-        raise ConfigError(f"{folder.location}: its shards are {to} files already")
-    if to == "tar" and compression != "none":
+    origin = _origin(location, to, shard_samples)
+    container = origin.container
+    if container == "tar" and compression != "none":
         raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
-    plan = Plan(content_id=index.content_id, shards=index.shards, container=to, compression=compression)
-    work = _Target(root, plan)
-    counts = dict(zip(index.shards, np.diff(index.shard_first).tolist(), strict=True))
-    sizes = dict(zip(index.shards, index.shard_bytes.tolist(), strict=True))
-    written: dict[str, WrittenShard] = {}
+    begin_writing(root, {**origin.plan, "container": container, "compression": compression, "verify": verify})
+    written: dict[str, ScannedShard] = {}
+    reused = 0
 
     def tell() -> None:
         if progress is None:
@@ -343,10 +194,10 @@ def convert_dataset(
         now = ConversionProgress(
             stage="convert",
             shards_done=len(written),
-            shards_total=len(sizes),
+            shards_total=origin.shards or 0,
             samples=sum(each.samples for each in written.values()),
-            bytes_done=sum(map(sizes.__getitem__, written)),
-            bytes_total=sum(sizes.values()),
+            bytes_done=sum(origin.read_bytes.get(name, 0) for name in written),
+            bytes_total=origin.size_bytes,
         )
         progress(now)
 
@@ -355,67 +206,143 @@ def convert_dataset(
         if progress is not None:
             progress(ConversionProgress(stage="index", **numbers))
 
-    with preparation_lock(root / META_FOLDER):
-        work.remove_leftovers()
-        tasks = [work.task(folder, shard, verify=verify) for shard in index.shards]
-        for task in tasks:
-            if (known := _known(task, counts[task.shard])) is not None:
-                written[task.shard] = known
-        reused = len(written)
+    remove_temporaries(root / META_FOLDER, ".*.tmp")
+    tell()
+    for shard, is_new in write_shards(
+        root,
+        origin.jobs(),
+        container=container,
+        compression=compression,
+        verify=verify,
+        count=origin.shards,
+        size_bytes=None if is_url(location) else origin.size_bytes,
+        num_workers=num_workers,
+    ):
+        written[shard.name] = shard
+        reused += not is_new
         tell()
-        tasks = [task for task in tasks if task.shard not in written]
-        size_bytes = None if folder.is_remote else sum(sizes[task.shard] for task in tasks)
-        with own_executor(num_workers, jobs=len(tasks), size_bytes=size_bytes) as executor:
-            for task, result in _converted(tasks, executor):
-                written[task.shard] = result
-                tell()
-        work.write_meta(folder.local, counts)
-    prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=num_workers, progress=tell_index)
-    work.finish()
+    counts = {name: written[name].samples for name in origin.order(written)}
+    notes = origin.prepare(root, counts, sqlite, tell_index)
     return ConversionReport(
-        source=folder.location,
+        source=location,
         target=root,
-        container=to,
-        shard_counts={work.renamed(shard): count for shard, count in counts.items()},
-        source_bytes=sum(sizes.values()),
+        container=container,
+        shard_counts=counts,
+        source_bytes=origin.size_bytes,
         target_bytes=sum(each.size_bytes for each in written.values()),
         shards_reused=reused,
         verified=verify,
-        notes=_notes(index, open_columnar(root)),
+        notes=notes,
         elapsed_s=time.monotonic() - begun_s,
     )
 
 
-def _known(task: ShardTask, samples: int) -> WrittenShard | None:
-    """What an interrupted run noted of a new shard; None where it must be written (again)."""
-    try:
-        found = WRITTEN.from_json(task.record.read_bytes())
-        size_bytes = task.target.stat().st_size
-    except (OSError, msgspec.MsgspecError):
-        return None
-    fits = (found.size_bytes, found.samples) == (size_bytes, samples) and (found.verified or not task.verify)
-    return found if fits else None
+def _origin(location: str, to: Container | None, shard_samples: int | None) -> _Shards | _Samples:
+    """What lies at a path or URL, as it is to be converted."""
+    if is_file_of(location, LINES):
+        return _Samples.of_lines(location, to or "tar", shard_samples or _SHARD_SAMPLES)
+    kind = kind_at(location)
+    if kind is DatasetKind.METADATASET:
+        raise ConfigError(
+            f"{location}: a conversion takes one dataset, but this is a metadataset: convert its datasets one by one, "
+            f"`energon-grain info` names them"
+        )
+    if kind in (*_CONTAINERS, DatasetKind.INVALID, DatasetKind.FILESYSTEM):
+        if shard_samples is not None:
+            raise ConfigError(f"shard_samples={shard_samples}: shards of {location} keep theirs; leave it out")
+        return _Shards(location, to)
+    return _Samples.of_source(location, kind, to or "tar", shard_samples or _SHARD_SAMPLES)
 
 
-def _converted(tasks: Sequence[ShardTask], executor: Executor) -> Iterator[tuple[ShardTask, WrittenShard]]:
-    """Convert shards, and give what came of them in any order. The first that fails ends all."""
-    running: dict[Future[WrittenShard], ShardTask] = {}
-    done: SimpleQueue[Future[WrittenShard]] = SimpleQueue()
-    for task in (*tasks, None):  # then waits for all
-        if task is not None:
-            future = executor.submit(convert_shard, task)
-            running[future] = task
-            future.add_done_callback(done.put)
-        while running and (task is None or not done.empty()):
-            future = done.get()
-            ended = running.pop(future)
+class _Shards:
+    """A prepared dataset, each shard of which becomes one of the other kind.
+
+    Args:
+        location: Path or URL.
+        to: That kind; None: the other one.
+
+    Attributes:
+        container: That kind.
+        plan: What must be the same for a conversion to go on.
+        shards: How many there will be.
+        size_bytes: Of all that is read.
+        read_bytes: For each new shard, the size of what is read for it.
+
+    Raises:
+        DatasetNotFoundError: It is not prepared.
+        ConfigError: Its shards are of this kind, or two new ones would get the same name.
+    """
+
+    def __init__(self, location: str, to: Container | None) -> None:
+        self._folder = folder = open_folder(location)
+        with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
+            self._index = index = open_columnar(folder)
+        old = _CONTAINERS[dataset_kind(folder.local)]
+        self.container: Container = to or ("array-record" if old == "tar" else "tar")
+        if self.container == old:
+            raise ConfigError(f"{folder.location}: its shards are {old} files already")
+        self._suffixes = SUFFIXES[old], SUFFIXES[self.container]
+        self._new: dict[str, str] = {}
+        for shard in index.shards:
+            other = self._new.setdefault(self._renamed(shard), shard)
+            if other != shard:
+                raise ConfigError(
+                    f"the shards {other!r} and {shard!r} would both become {self._renamed(shard)!r}; rename one of "
+                    f"them, and prepare the dataset again"
+                )
+        self.plan: dict[str, Any] = {"content_id": index.content_id, "shards": list(index.shards)}
+        self.shards: int | None = len(index.shards)
+        self.size_bytes = int(index.shard_bytes.sum())
+        self.read_bytes = dict(zip(self._new, index.shard_bytes.tolist(), strict=True))
+        self._counts: dict[str, int] = dict(zip(index.shards, np.diff(index.shard_first).tolist(), strict=True))
+
+    def _renamed(self, shard: str) -> str:
+        return shard.removesuffix(self._suffixes[0]) + self._suffixes[1]
+
+    def jobs(self) -> Iterator[ShardJob]:
+        """The new shards."""
+        records = None if self.container == "tar" else "msgpack"
+        for new, shard in self._new.items():
+            where = f"{self._folder.location}/{shard}"
+            yield ShardTask(name=new, records=records), partial(shard_samples_of, self._folder, shard), where
+
+    def order(self, _: Mapping[str, ScannedShard]) -> list[str]:
+        """New shards in the order of the dataset."""
+        return list(self._new)
+
+    def prepare(
+        self, root: Path, counts: dict[str, int], sqlite: bool, tell: Callable[[PrepareProgress], None]
+    ) -> tuple[str, ...]:
+        """Write what says how the new shards are read, configuration and splits of the old ones, and the index."""
+        meta = root / META_FOLDER
+        for path in sorted((self._folder.local / META_FOLDER).iterdir()):
+            copied = path.suffix in _COPIED and path.is_file() and not path.name.startswith(".")
+            if not copied or path.name in _NOT_COPIED:
+                continue
             try:
-                yield ended, future.result()
-            except WorkerError as error:
-                raise WorkerError(
-                    f"{ended.target}: {error}. Run the same command again: shards that were finished are not written "
-                    f"again. --num-workers 0 uses no processes."
-                ) from error
+                splits = read_split_config(self._folder.local, path.name, shards=self._counts)
+            except SplitError:
+                shutil.copyfile(path, meta / path.name)
+            else:
+                write_split_config(meta / path.name, self._renamed_splits(splits))
+        if self.container == "array-record":
+            atomic_write_bytes(meta / RECORDS_JSON, encode_records_file("msgpack"))
+        write_info(root, DatasetInfo(shard_counts=counts, energon_version=COMPATIBLE_ENERGON_VERSION))
+        prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=0, progress=tell)
+        return _notes(self._index, open_columnar(root))
+
+    def _renamed_splits(self, splits: SplitConfig) -> SplitConfig:
+        parts = {
+            part: tuple(self._renamed(shard) if shard in self._counts else shard for shard in shards)
+            for part, shards in splits.split_parts.items()
+        }
+        return SplitConfig(split_parts=parts, exclude=tuple(map(self._renamed_exclude, splits.exclude)))
+
+    def _renamed_exclude(self, exclude: str) -> str:
+        if exclude in self._counts:
+            return self._renamed(exclude)
+        sample = excluded_sample(exclude, DatasetInfo(shard_counts=self._counts))
+        return exclude if sample is None else f"{self._renamed(sample[0])}/{sample[1]}"
 
 
 def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:
@@ -427,11 +354,7 @@ def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:
     )
 
 
-class UnfitSampleError(FormatError):
-    """A container cannot hold a sample. Says which sample, not of which shard."""
-
-
-def shard_samples(folder: DataFolder, shard: str) -> Iterator[Sample]:
+def shard_samples_of(folder: DataFolder, shard: str) -> Iterator[Sample]:
     """Read a shard, about 32 MiB at a time. A part that a sample has twice comes once, the later one.
 
     Raises:
@@ -440,13 +363,10 @@ def shard_samples(folder: DataFolder, shard: str) -> Iterator[Sample]:
     index = open_columnar(folder)
     first = int(index.shard_first[index.shards.index(shard)])
     with closing(open_prepared(folder, shards=[shard])) as source:
-        done = 0
-        while done < len(source):
-            block = np.arange(done, min(done + _AT_ONCE, len(source)))
-            block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _AT_ONCE_BYTES, side="right")))]
+        for block in _blocks(source, 0, len(source)):
             batch = source.read(block)
             index.check(first + block)
-            starts = index.part_start[first + done : first + done + len(block) + 1].tolist()
+            starts = index.part_start[first + block[0] : first + block[-1] + 2].tolist()
             names = index.part_name[starts[0] : starts[-1]].tolist()
             for place, key in enumerate(batch.keys):
                 own = names[starts[place] - starts[0] : starts[place + 1] - starts[0]]
@@ -460,191 +380,158 @@ def shard_samples(folder: DataFolder, shard: str) -> Iterator[Sample]:
                         )
                     parts[part] = value
                 yield key, parts
-            done += len(block)
 
 
-class SampleDigest:
-    """Digest over key and parts, in order, of one sample after the other.
+def _blocks(source: Source, start: int, stop: int) -> Iterator[Any]:
+    """Numbers of samples [start, stop), in blocks of about 16 MiB."""
+    while start < stop:
+        block = np.arange(start, min(start + _AT_ONCE, stop))
+        block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _AT_ONCE_BYTES, side="right")))]
+        yield block
+        start += len(block)
 
-    Args:
-        count_only: Take no digest, only count.
-    """
 
-    def __init__(self, *, count_only: bool = False) -> None:
-        self._hash, self._count_only = hashlib.blake2b(digest_size=16), count_only
-        self.samples = 0
+class _Samples:
+    """Samples of any other kind, cut into shards of as many. Attributes are those of `_Shards`."""
 
-    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Pass samples on, and take them in."""
-        for key, parts in samples:
-            yield key, parts
-            self.samples += 1
-            if not self._count_only:
-                taken = [key.encode("utf-8", "surrogateescape")]
-                for name, value in parts.items():
-                    taken += [name.encode("utf-8", "surrogateescape"), value]
-                self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
-                for data in taken:
-                    self._hash.update(data)
+    def __init__(
+        self,
+        location: str,
+        plan: dict[str, Any],
+        container: Container,
+        runs: Callable[[], Iterator[tuple[int, Callable[[], Iterator[Sample]]]]],
+        *,
+        shards: int | None,
+        size_bytes: int,
+    ) -> None:
+        self.plan, self.shards, self.size_bytes = plan, shards, size_bytes
+        self.container: Container = container
+        self.read_bytes: dict[str, int] = {}
+        self._runs, self._where = runs, location
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
-            other.samples,
-            other._hash.digest(),
+    @classmethod
+    def of_source(cls, location: str, kind: DatasetKind, container: Container, count: int) -> _Samples:
+        """Whatever a leaf can be."""
+        leaf = LeafDataset(
+            path=location,
+            split_part="train",
+            task_encoder=DefaultTaskEncoder(),
+            definition=SampleDefinition(),
+            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        )
+        source = container_of(kind).open(leaf, True).source
+
+        def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
+            for start in range(0, len(source), count):
+                stop = min(start + count, len(source))
+                size_bytes = sum(int(source.sizes(block).sum()) for block in _blocks(source, start, stop))
+                yield size_bytes, partial(source_samples, source, start, stop)
+
+        return cls(
+            location,
+            {"content_id": source.content_id, "shard_samples": count},
+            container,
+            runs,
+            shards=-(-len(source) // count),
+            size_bytes=sum(int(source.sizes(block).sum()) for block in _blocks(source, 0, len(source))),
         )
 
-    __hash__ = None  # type: ignore[assignment]
+    @classmethod
+    def of_lines(cls, location: str, container: Container, count: int) -> _Samples:
+        """A JSONL file, compressed or not, which is read once, front to back."""
+        path = EPath(location)
+        size_bytes = path.stat().content_length
+
+        def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
+            lines: list[tuple[int, bytes]] = []
+            first = read_bytes = 0
+            with path.open("rb") as file:
+                for number, line in enumerate(_lines_of(file, location), 1):
+                    text = line.strip()
+                    if text:
+                        if not is_object(text):
+                            raise DecodingError(f"{location}: line {number} holds no JSON object, {{…}}")
+                        lines.append((number, text))
+                    if len(lines) == count:
+                        at = file.tell()
+                        yield at - read_bytes, partial(line_samples, first, lines)
+                        first, read_bytes, lines = first + count, at, []
+            if lines:
+                yield size_bytes - read_bytes, partial(line_samples, first, lines)
+
+        plan = {"file": location, "size_bytes": size_bytes, "shard_samples": count}
+        return cls(location, plan, container, runs, shards=None, size_bytes=size_bytes)
+
+    def jobs(self) -> Iterator[ShardJob]:
+        """The new shards."""
+        records = None if self.container == "tar" else "msgpack"
+        for number, (size_bytes, samples) in enumerate(self._runs()):
+            task = ShardTask(name=f"shard-{number:06d}{SUFFIXES[self.container]}", records=records)
+            self.read_bytes[task.name] = size_bytes
+            yield task, samples, self._where
+
+    def order(self, written: Mapping[str, ScannedShard]) -> list[str]:
+        """New shards in the order of the data."""
+        return sorted(written)
+
+    def prepare(
+        self, root: Path, counts: dict[str, int], sqlite: bool, tell: Callable[[PrepareProgress], None]
+    ) -> tuple[str, ...]:
+        """Make the index of the new shards."""
+        records = None if self.container == "tar" else "msgpack"
+        if not counts:
+            end_writing(root)
+            raise EmptyDatasetError("there is no sample to convert")
+        prepare_dataset(
+            root,
+            shards=list(counts),
+            records=records,
+            crude=True,
+            split_ratio={"train": 1},
+            sqlite=sqlite,
+            num_workers=0,
+            progress=tell,
+        )
+        return ()
 
 
-def write_records(path: Path, samples: Iterable[Sample], compression: Compression) -> None:
-    """Write samples as msgpack records of a new ArrayRecord file, each compressed by itself or not at all.
-
-    Raises:
-        UnfitSampleError: A key or the name of a part is not UTF-8, a part is named like the key, or has 4 GiB or more.
-        OSError, RuntimeError: The disk is full.
-    """
-    with needed_for("writing ArrayRecord files"):
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-    option = "uncompressed" if compression == "none" else compression
-    encoder = msgspec.msgpack.Encoder()
-    with closing(ArrayRecordWriter(os.fspath(path), f"group_size:1,{option}")) as writer:
-        for key, parts in samples:
-            if KEY in parts:
-                raise UnfitSampleError(f"sample {key!r} has a part {KEY!r}, which in records is the key")
-            try:
-                writer.write(encoder.encode({KEY: key, **parts}))
-            except UnicodeEncodeError as error:
-                raise UnfitSampleError(
-                    f"sample {key!r}: its key or the name of a part is not UTF-8, as records need"
-                ) from error
-            except msgspec.EncodeError as error:
-                raise UnfitSampleError(f"sample {key!r}: a part is too large for a record: {error}") from error
+def source_samples(source: Source, start: int, stop: int) -> Iterator[Sample]:
+    """Read samples [start, stop), with parts whose names say how they are decoded."""
+    for block in _blocks(source, start, stop):
+        for raw in source.read(block):
+            yield parts_of({"__key__": raw.key, **dict(_named(*part) for part in raw.parts.items())})
 
 
-def write_tar(path: Path, samples: Iterable[Sample]) -> None:
-    """Write parts of samples as regular members of a new GNU tar, with the same bytes for the same samples.
-
-    Raises:
-        UnfitSampleError: A sample has no part, its names would be read as those of another sample, or the sample before
-            it has the same key.
-        OSError: The disk is full.
-    """
-    last: str | None = None
-    with open(path, "xb", buffering=1 << 20) as file:
-        for key, parts in samples:
-            if not parts or key == last:
-                reason = "has no part" if not parts else "has the key of the sample before it"
-                raise UnfitSampleError(f"sample {key!r} {reason}: in a tar it would not be a sample of its own")
-            last = key
-            for part, data in parts.items():
-                name = f"{key}.{part}"
-                if "\0" in name or split_member_name(name) != (key, part):
-                    raise UnfitSampleError(
-                        f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that "
-                        f"sample and part: keys may have no dot after their last slash, parts no slash, and neither a "
-                        f"zero byte"
-                    )
-                member = tarfile.TarInfo(name)  # time 0, owner 0: nothing depends on the machine
-                member.size = len(data)
-                file.write(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
-                file.write(data)
-                file.write(bytes(-len(data) % _BLOCK))
-        end = 2 * _BLOCK
-        file.write(bytes(end + -(file.tell() + end) % _TAR_RECORD))
+def _named(part: str, value: Any) -> tuple[str, bytes]:
+    """Name and bytes of a part: under the name that it has, where that says how it is decoded."""
+    if isinstance(value, ByteStream):
+        value = value.readall()
+    if has_known_ending(part):
+        with suppress(ConfigError):
+            return part, encode_part(part, value)
+    ending = ending_of(value)
+    name = part if ending == "bin" else f"{part}.{ending}"
+    return name, encode_part(name, value)
 
 
-def written_samples(path: Path, container: Container) -> Iterator[Sample]:
-    """Read all samples of a shard that `write_records` or `write_tar` wrote.
-
-    Raises:
-        FormatError: It is damaged.
-        ReadError: It is damaged.
-    """
-    return _records(path) if container == "array-record" else _members(path)
+def line_samples(first: int, lines: list[tuple[int, bytes]]) -> Iterator[Sample]:
+    """Samples of lines, by their numbers among those that are not blank, from `first` on."""
+    return (parts_of({"__key__": str(number), "json": text}) for number, (_, text) in enumerate(lines, first))
 
 
-def _records(path: Path) -> Iterator[Sample]:
-    file, decode = ArrayRecordFile(str(path)), record_decoder("msgpack")
-    for start in range(0, file.records, _RECORDS_AT_ONCE):
-        for data in file.read(list(range(start, min(start + _RECORDS_AT_ONCE, file.records)))):
-            yield cast(Sample, decode(data))
+def _lines_of(file: BinaryIO, location: str) -> Iterator[bytes]:
+    """The lines of a file, compressed or not. Raises DecodingError where it cannot be decompressed."""
+    opened: Any = file
+    if location.endswith(".gz"):
+        opened = gzip.GzipFile(fileobj=file)
+    elif location.endswith(".zst"):
+        with needed_for("reading .zst files"):
+            import pyarrow
 
-
-def _members(path: Path) -> Iterator[Sample]:
-    scan = scan_tar(path)
-    bounds = scan.part_start.tolist()
-    with open(path, "rb") as file:
-        for sample, key in enumerate(scan.keys()):
-            parts: dict[str, bytes] = {}
-            for row in range(bounds[sample], bounds[sample + 1]):
-                file.seek(int(scan.part_offset[row]))
-                parts[scan.part_names[int(scan.part_name[row])]] = file.read(int(scan.part_size[row]))
-            yield key, parts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardTask:
-    """Write shard `shard` of the dataset `source` as the file `target`, and that it is done into `record`."""
-
-    source: DataFolder
-    shard: str
-    target: Path
-    record: Path
-    container: Container
-    compression: Compression
-    verify: bool
-
-
-class WrittenShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A shard that was written, and compared if that was asked for."""
-
-    samples: int
-    size_bytes: int
-    verified: bool
-
-
-WRITTEN = Form(WrittenShard)
-
-
-def convert_shard(task: ShardTask) -> WrittenShard:
-    """Write a shard under a temporary name, flush it, read it back if asked to, and rename it.
-
-    Raises:
-        EnergonGrainError: The old shard cannot be read, or the new container cannot hold a sample of it.
-        ReadError: What was written is not what was read.
-        OSError: The disk is full, or may not be written to.
-    """
-    target = task.target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
-    read, found = SampleDigest(count_only=not task.verify), SampleDigest()
+        opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
     try:
-        try:
-            samples = read.of(shard_samples(task.source, task.shard))
-            if task.container == "tar":
-                write_tar(temporary, samples)
-            else:
-                write_records(temporary, samples, task.compression)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-        except UnfitSampleError as error:
-            raise FormatError(f"{task.source.location}/{task.shard}: {error}") from error
-        except EnergonGrainError:
-            raise
-        except (OSError, RuntimeError) as error:
-            raise OSError(f"{target}: cannot be written: {error}") from error
-        if task.verify:
-            deque(found.of(written_samples(temporary, task.container)), maxlen=0)
-            if found != read:
-                raise ReadError(
-                    f"{target}: what was written is not what was read ({found.samples} of {read.samples} samples came "
-                    f"back, or others). Is the disk in order? Run the same command again"
-                )
-        written = WrittenShard(samples=read.samples, size_bytes=temporary.stat().st_size, verified=task.verify)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(target.parent)
-    atomic_write_bytes(task.record, msgspec.json.encode(written))
-    return written
+        yield from opened if opened is file else io.BufferedReader(opened, 1 << 20)
+    except EnergonGrainError:
+        raise
+    except (OSError, EOFError, ValueError) as error:
+        raise DecodingError(f"{location}: cannot be decompressed: {error}; copy the file again") from error

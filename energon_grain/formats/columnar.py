@@ -19,6 +19,7 @@ columns and shards that they belong to. The windows that a read meets first are 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +49,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, DatasetInfo, read_info
+from energon_grain.formats.tar.scan import ShardScan
 
 _WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block
 _CHECKED_AT_ONCE = 64  # windows, in memory that need not be asked of the system
@@ -67,6 +70,7 @@ class ColumnarIndex:
         part_names: Distinct part names.
         content_id: 32 hex digits; see `ColumnarHeader.content_id`.
         has_records: Whether the shards are ArrayRecord files.
+        earlier: See `ColumnarHeader`; empty: no shards were appended.
         sums: What compares each column with its checksums.
 
     Rows of columns may be used once `check` has seen the samples that they are of; what gives keys does that itself.
@@ -79,6 +83,7 @@ class ColumnarIndex:
     part_names: tuple[str, ...]
     content_id: str
     has_records: bool
+    earlier: tuple[tuple[int, str], ...]
     sample_start: npt.NDArray[np.int64]  # (N + S,)
     part_start: npt.NDArray[np.int64]  # (N + 1,)
     part_name: npt.NDArray[np.int32]  # (M,)
@@ -116,6 +121,34 @@ class ColumnarIndex:
         first, last = int(self.shard_first[shard]) + shard, int(self.shard_first[shard + 1]) + shard
         self.sums["sample_start"].check(first, last + 1)
         return self.sample_start[first : last + 1]
+
+    def state_of(self, shards: int) -> tuple[int, str]:
+        """Number of shards and content id of the dataset when it first had so many shards, or more."""
+        later = (state for state in self.earlier if state[0] >= shards)
+        return next(later, (len(self.shards), self.content_id))
+
+    def scan(self, shard: int) -> ShardScan:
+        """Return what a scan of a shard found, without the metadata of media.
+
+        Raises:
+            IndexFileError: The index is damaged there.
+        """
+        first, last = int(self.shard_first[shard]), int(self.shard_first[shard + 1])
+        self.check(np.arange(first, last))
+        rows, keys = (slice(int(each[first]), int(each[last])) for each in (self.part_start, self.key_start))
+        numbers, appeared, part = np.unique(self.part_name[rows], return_index=True, return_inverse=True)
+        order = np.argsort(appeared)
+        return ShardScan(
+            size_bytes=int(self.shard_bytes[shard]),
+            sample_start=np.asarray(self.shard_sample_start(shard)),
+            part_start=self.part_start[first : last + 1] - rows.start,
+            part_names=tuple(self.part_names[number] for number in numbers[order]),
+            part_name=np.argsort(order).astype(np.int32)[part],
+            part_offset=np.asarray(self.part_offset[rows]),
+            part_size=np.asarray(self.part_size[rows]),
+            key_start=self.key_start[first : last + 1] - keys.start,
+            key_bytes=np.asarray(self.key_bytes[keys]),
+        )
 
     def shard_end(self, shard: int) -> int:
         """Return where the last sample of a shard ends, in bytes."""
@@ -303,6 +336,15 @@ def open_columnar(
         return _opened(folder, info or read_info(folder.local), cache_dir)
 
 
+def find_columnar(folder: DataFolder) -> ColumnarIndex | None:
+    """Open the columnar index inside a dataset, stale or not; None where there is none, or a damaged one."""
+    target = columnar_folder(folder.local)
+    with contextlib.suppress(IndexFileError, FileNotFoundError):
+        header = read_header(target, folder.local)
+        return None if header is None else _load(folder, target, header, mending(folder.location))
+    return None
+
+
 def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> ColumnarIndex:
     from energon_grain.formats.columnar_build import build_columnar, info_stamp
 
@@ -377,6 +419,7 @@ def _load(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str
         part_names=tuple(header.part_names),
         content_id=header.content_id,
         has_records=(dataset.local / META_FOLDER / RECORDS_JSON).exists(),
+        earlier=() if header.earlier is msgspec.UNSET else tuple(header.earlier),
         sums=sums,
         **columns,
     )

@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from energon_grain.errors import DuplicateKeyError, StaleIndexError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
+from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
+    CONTENT_COLUMNS,
     HEADER_NAME,
     HEADER_VERSION,
     Column,
@@ -82,6 +84,7 @@ class DuplicateKeys:
 _ABANDONED_AFTER_S = 24 * 3600
 _SCANNING_THREADS = 8
 _COMPLETE = "complete"
+_COMPARED_AT_ONCE = 1 << 20
 
 
 def write_columnar(
@@ -91,6 +94,7 @@ def write_columnar(
     *,
     unique_keys: bool = False,
     info_stamp: tuple[int, int] | None = None,
+    old: ColumnarIndex | None = None,
 ) -> ColumnarHeader:
     """Write a columnar index into the folder `target` and make it the current one; readers see the old or the new.
 
@@ -102,6 +106,8 @@ def write_columnar(
         scans: The scan of each, in the same order; consumed one by one.
         unique_keys: Refuse two samples with the same key. Energon has demanded it since 7.3.
         info_stamp: See `ColumnarHeader`.
+        old: Of the dataset until now. If the new shards begin with its own, holding the same samples, it counts as an
+            earlier state from now on.
 
     Raises:
         DuplicateKeyError: Two samples have the same key.
@@ -111,6 +117,8 @@ def write_columnar(
     folder.mkdir(parents=True)
     try:
         header = msgspec.structs.replace(_write_columns(folder, shards, scans, unique_keys), info_stamp=info_stamp)
+        if old is not None and (earlier := _earlier_states(folder, header, old)):
+            header = msgspec.structs.replace(header, version=HEADER_VERSION, earlier=earlier)
         sync_folder(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,6 +126,28 @@ def write_columnar(
     atomic_write_bytes(target / HEADER_NAME, encode_header(header))
     remove_old_generations(target, header.generation)
     return header
+
+
+def _earlier_states(folder: Path, header: ColumnarHeader, old: ColumnarIndex) -> list[tuple[int, str]]:
+    """What the new index says of states before it: those that the old one knew, and the old one itself if it grew.
+
+    None if the samples of the old shards are others now: which is looked at, column by column.
+    """
+    counts = [samples for _, _, samples in header.shards]
+    if counts[: len(old.shards)] != np.diff(old.shard_first).tolist():
+        return []
+    if tuple(header.part_names[: len(old.part_names)]) != old.part_names:
+        return []
+    for name in CONTENT_COLUMNS:
+        column, before = header.columns[name], getattr(old, name)
+        path = folder / f"{name}.npy"
+        now = read_column(path, COLUMN_TYPES[name], column.rows, block_sums=column.block_sums)[: len(before)]
+        for at in range(0, len(before), _COMPARED_AT_ONCE):
+            piece = slice(at, at + _COMPARED_AT_ONCE)
+            if not np.array_equal(before[piece], now[piece]):
+                return []
+    grown = [] if header.content_id == old.content_id else [(len(old.shards), old.content_id)]
+    return [*old.earlier, *grown]
 
 
 def remove_old_generations(target: Path, current: str | None) -> None:
@@ -199,7 +229,7 @@ def _write_columns(
     (folder / _COMPLETE).touch()
     has_sums = any(writer.block_sums for writer in writers.values())
     return ColumnarHeader(
-        version=HEADER_VERSION if has_sums else HEADER_VERSION - 1,  # the first that reads it
+        version=3 if has_sums else 2,  # the first that reads it
         generation=folder.name,
         shards=described,
         part_names=list(part_names),

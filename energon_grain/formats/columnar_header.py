@@ -332,7 +332,7 @@ def _digest_of(data: bytes | bytearray | memoryview) -> str:
 COLUMNAR_FOLDER = "columnar"
 HEADER_NAME = "header.json"
 COLUMNS_JSON = "columns.json"
-HEADER_VERSION = 3
+HEADER_VERSION = 4
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 COLUMN_TYPES = {
@@ -346,7 +346,7 @@ COLUMN_TYPES = {
     "key_order": "int64",
 }
 """The columns in the order in which they are written, and the type of each."""
-_CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_size")
+CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_size")
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -374,6 +374,8 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
         part_names: Distinct part names; `part_name.npy` holds places in this list.
         columns: Length and checksum of each column.
         info_stamp: Size and modification time (ns) of `.info.json`, only where the index lies in a cache folder.
+        earlier: Where shards were appended: number of shards and content id of the dataset before each time, oldest
+            first. Versions up to the third know none.
         header_checksum: BLAKE2b-128, in hex, of all the rest but the generation; see `header_digest`.
     """
 
@@ -383,6 +385,7 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
     part_names: list[str]
     columns: dict[str, Column]
     info_stamp: tuple[int, int] | None = None
+    earlier: list[tuple[Count, str]] | msgspec.UnsetType = msgspec.UNSET
     header_checksum: str = ""
 
     @property
@@ -393,7 +396,7 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
         ArrayRecord files, whatever the shards are called. Nothing but the checksums of columns is looked at.
         """
         counts = [samples for _, _, samples in self.shards]
-        checksums = [self.columns[name].checksum for name in _CONTENT_COLUMNS]
+        checksums = [self.columns[name].checksum for name in CONTENT_COLUMNS]
         described = encode_json([counts, self.part_names, checksums])
         return hashlib.blake2b(described, digest_size=16).hexdigest()
 

@@ -176,13 +176,14 @@ def write_media_tables(path: Path, scans: Iterable[ShardScan], media: MediaFilte
         database.execute("COMMIT")
 
 
-def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) -> bool:
+def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None, *, grown: bool = False) -> bool:
     """Take over what an older `index.sqlite` knows of media, if it is of the same samples.
 
     Args:
         path: The new file, which nobody has yet.
         old: The older one. It may have no such tables.
         media: What chose the files that were looked at anew: of these nothing is taken over. None: there are none.
+        grown: The new one is known to have the samples of the older one, and more.
 
     Returns:
         Whether the samples are the same, by their number and by sizes and places of their parts; False too where there
@@ -198,7 +199,7 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None) ->
                 has_media = {"media_metadata", "media_filters"} <= tables
                 if media is None and not has_media:
                     return False  # nobody needs to know
-                for table in ("samples", "sample_parts"):
+                for table in () if grown else ("samples", "sample_parts"):
                     (new,) = database.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()
                     if (table in tables) != bool(new) or (new and _sums(database, table) != _sums(other, table)):
                         return False

@@ -207,7 +207,11 @@ class DatasetDefinition:
 
 
 def define_dataset(
-    *, sample_type: str | None, field_map: Mapping[str, str] | None, crude: bool = False
+    *,
+    sample_type: str | None,
+    field_map: Mapping[str, str] | None,
+    crude: bool = False,
+    subflavors: Mapping[str, Any] | None = None,
 ) -> DatasetDefinition | None:
     """Decide what to write, or return None where neither a sample type nor `crude` is given.
 
@@ -215,15 +219,18 @@ def define_dataset(
         ConfigError: The arguments contradict each other, there is no such sample type, or its field map is missing.
         FieldMapError: The field map does not fit the sample type.
     """
+    tags = {} if subflavors is None else {"subflavors": dict(subflavors)}
     if sample_type == CRUDE_CLASS:
         crude, sample_type = True, None
     if crude:
         if sample_type is not None or field_map is not None:
             raise ConfigError("a crude dataset yields plain dicts: give neither a sample type nor a field map.")
-        return DatasetDefinition(content={"__module__": "megatron.energon", "__class__": CRUDE_CLASS})
+        return DatasetDefinition(content={"__module__": "megatron.energon", "__class__": CRUDE_CLASS, **tags})
     if sample_type is None:
         if field_map is not None:
             raise ConfigError("a field map needs the sample type whose fields it fills: give sample_type as well.")
+        if tags:
+            raise ConfigError("subflavors are tags of samples: say what these are, by sample_type or crude.")
         return None
     cls = find_sample_type(sample_type)
     if field_map is None:
@@ -237,5 +244,5 @@ def define_dataset(
     except TypeError as error:
         raise FieldMapError(f"field map {field_map!r} is not a mapping from fields to parts.") from error
     return DatasetDefinition(
-        content={"sample_type": class_reference(sample_type), "field_map": dict(field_map)}, field_map=checked
+        content={"sample_type": class_reference(sample_type), "field_map": dict(field_map), **tags}, field_map=checked
     )

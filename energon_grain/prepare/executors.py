@@ -274,11 +274,11 @@ def serve(pipe: Connection[Any, Any]) -> None:
             try:
                 reply = True, fn(*args, **kwargs)
             except Exception as error:
-                reply = False, _portable(error)
+                reply = False, portable(error)
             pipe.send(reply)
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """The error, or one that says the same where its class does not survive pickling."""
     try:
         return pickle.loads(pickle.dumps(error))

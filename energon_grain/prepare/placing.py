@@ -46,14 +46,14 @@ def refuse_read_only(location: str) -> None:
 
 
 @contextlib.contextmanager
-def preparation_lock(folder: Path, *, of: str | None = None) -> Generator[None]:
-    """Hold the lock of a `.nv-meta` folder, or of another one, of a dataset that is not in the folder around it.
+def preparation_lock(folder: Path, *, of: str | None = None, doing: str = "preparing") -> Generator[None]:
+    """Hold the lock of a `.nv-meta` folder, of the log of a writer below it, or of another one, of a dataset elsewhere.
 
     The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
     no other. File systems without locks are passed over.
 
     Raises:
-        RefusedError: Another process prepares the dataset right now.
+        RefusedError: Another process has it right now.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -61,7 +61,7 @@ def preparation_lock(folder: Path, *, of: str | None = None) -> Generator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RefusedError(
-                f"{of or folder.parent}: another process is preparing this dataset. Wait for it, or end it."
+                f"{of or folder.parent}: another process is {doing} this dataset. Wait for it, or end it."
             ) from None
         except OSError:
             pass

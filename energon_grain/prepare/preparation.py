@@ -12,22 +12,25 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
+from energon_grain.formats.columnar import find_columnar, open_columnar
 from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
     HEADER_NAME,
     columnar_folder,
 )
+from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -47,7 +50,8 @@ from energon_grain.formats.nv_meta import (
     write_info,
     write_uuid,
 )
-from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.formats.seek_table import SEEK_TABLE
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config, write_split_config
 from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
@@ -73,6 +77,7 @@ from energon_grain.prepare.scan import (
     shard_tasks,
 )
 from energon_grain.prepare.video_index import index_videos
+from energon_grain.prepare.writing import check_written, end_writing, take_over
 from energon_grain.storage.atomic import (
     atomic_write_bytes,
     atomic_write_text,
@@ -144,10 +149,12 @@ def prepare_dataset(
     sample_type: str | None = None,
     field_map: Mapping[str, str] | None = None,
     crude: bool = False,
+    subflavors: Mapping[str, Any] | None = None,
     choose_definition: ChooseDefinition | None = None,
     dataset_yaml_name: str = "dataset.yaml",
     force_overwrite: bool = False,
     tar_index_only: bool = False,
+    append: bool = False,
     fix_duplicates: bool = False,
     media_filter: MediaFilterConfig | None = None,
     num_workers: int | None = None,
@@ -187,10 +194,16 @@ def prepare_dataset(
             `crude`, leaves that file alone.
         field_map: Where each field of the sample type comes from: `{"image": "jpg,png", "caption": "json[text]"}`.
         crude: Write a dataset of plain dicts, to be cooked by the program.
+        subflavors: Tags that all its samples carry, in the same file.
         choose_definition: Decides after the scan, instead of the three before.
         dataset_yaml_name: Name of that YAML file inside `.nv-meta`.
         force_overwrite: Prepare a dataset again that is prepared already.
         tar_index_only: Write only the indices of a prepared dataset anew, for the shards and splits that it has.
+        append: Add to a prepared dataset the shards that it does not have yet; `shards` may list them. Only these are
+            scanned. They come behind all others; the ratio or the patterns are of them alone, and by default all go to
+            `train` (or the first part). What else the dataset says stays. Its split file until now is kept as
+            `split-first-N-shards.yaml`: with that as `split_config` it is what it was, for saved states too. Only on
+            file systems.
         fix_duplicates: Where several tars have a key in common, put the path of its tar before each member's name, in
             all tars of the dataset, as Energon does: `0001.jpg` of `a.tar` becomes `a.tar/0001.jpg`. The tars are
             written anew, one after the other, which takes the room of a few of them meanwhile. Only on file systems.
@@ -225,20 +238,33 @@ def prepare_dataset(
     root = dataset.local
     if split_ratio is not None and split_patterns is not None:
         raise ConfigError("give a split ratio or split patterns, not both.")
+    definition_given = bool(sample_type or field_map or crude or choose_definition or subflavors)
+    if append and (tar_index_only or force_overwrite or definition_given):
+        raise ConfigError(
+            f"{dataset.location}: append keeps shards, indices and sample types: it goes with neither tar_index_only "
+            f"nor force_overwrite, nor with what says what samples are."
+        )
+    if append and dataset.is_remote:
+        raise ConfigError(f"{dataset.location}: shards are appended on file systems, not in object stores.")
     request = repr(
         (
             (shards, records, exclude, split_ratio, split_patterns, split_config, shuffle_tars, shuffle_seed),
-            (sample_type, field_map, crude, choose_definition is not None, dataset_yaml_name),
-            (force_overwrite, tar_index_only, fix_duplicates, sqlite, media_filter),
+            (sample_type, field_map, crude, subflavors, choose_definition is not None, dataset_yaml_name),
+            (force_overwrite, tar_index_only, append, fix_duplicates, sqlite, media_filter),
         )
     )
-    if dataset_kind(root).has_shards and not (force_overwrite or tar_index_only or _is_unfinished(root, request)):
+    may_be_there = force_overwrite or tar_index_only or append
+    if dataset_kind(root).has_shards and not (may_be_there or _is_unfinished(root, request)):
         raise RefusedError(
-            f"{dataset.location}: already prepared. force_overwrite (--force-overwrite) prepares it again and replaces "
-            f"its splits; tar_index_only (--tar-index-only) writes only the indices anew."
+            f"{dataset.location}: already prepared. append (--append) adds the shards that it does not have yet; "
+            f"force_overwrite (--force-overwrite) prepares it again and replaces its splits; tar_index_only "
+            f"(--tar-index-only) writes only the indices anew."
         )
+    if not dataset.is_remote:
+        check_written(root)
     with naming(dataset):
         old_info = read_info(root) if tar_index_only else None
+        grown = _Grown(root, split_config) if append else None
     if tar_index_only and records is not None:
         raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
     records = records or read_records_file(root)
@@ -252,16 +278,25 @@ def prepare_dataset(
     if media_filter is not None and records is not None:
         raise ConfigError(f"{dataset.location}: metadata of media are gathered from tars, not from ArrayRecord files.")
     names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
-    split_parts: dict[str, tuple[str, ...]] = {}
+    new = names if grown is None else tuple(name for name in names if name not in grown.info.shard_counts)
+    if grown is not None:
+        names = (*grown.info.shard_counts, *new)
+        if not new and not _is_unfinished(root, request):
+            raise DatasetNotFoundError(f"{dataset.location}: has all {len(names)} shards that lie there: none is new.")
+    splits = SplitConfig(split_parts={})
     if old_info is None:
-        dealt = list(names)
+        dealt = list(new)
         if shuffle_tars:
             random.Random(shuffle_seed).shuffle(dealt)
-        ratio = DEFAULT_SPLIT_RATIO if split_ratio is None else split_ratio
-        split_parts = split_by_patterns(dealt, split_patterns) if split_patterns else split_by_ratio(dealt, ratio)
+        default = DEFAULT_SPLIT_RATIO if grown is None else {grown.main_part: 1}
+        ratio, parts = default if split_ratio is None else split_ratio, dict[str, tuple[str, ...]]()
+        if new or grown is None:
+            parts = split_by_patterns(dealt, split_patterns) if split_patterns else split_by_ratio(dealt, ratio)
+        splits = SplitConfig(split_parts=parts) if grown is None else grown.with_parts(parts)
+    split_parts = splits.split_parts
     definition = None
     if old_info is None and choose_definition is None:
-        definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude)
+        definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude, subflavors=subflavors)
     meta, sqlite = root / META_FOLDER, sqlite and records is None
     (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -272,15 +307,18 @@ def prepare_dataset(
         atomic_write_text(root / _REQUEST, request)
         if fix_duplicates:
             finish_prefixes(root, names)
-        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log")))
+        # What is indexed already is known by its index, and what was written here by who wrote it.
+        known = open_columnar(dataset) if append else None
+        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
+        take_over(root, log)
 
         def scan() -> ScannedDataset:
             tasks = shard_tasks(dataset.location, names, records=records, media=media_filter)
             return scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
 
         scanned = scan()
-        if old_info is not None:
-            scanned.check_counts(old_info)
+        if (before := old_info or (grown and grown.info)) is not None:
+            scanned.check_counts(before)
         elif choose_definition is not None:
             asked = time.perf_counter()
             definition = choose_definition(scanned)
@@ -299,6 +337,7 @@ def prepare_dataset(
             sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
             media_filter=media_filter,
             same_uuid=tar_index_only and media_filter is not None,
+            indexed=() if grown is None else grown.info.shard_counts,
         )
         try:
             put, remove, generation = stage(scanned)
@@ -315,16 +354,19 @@ def prepare_dataset(
             put.append(f"{META_FOLDER}/{dataset_yaml_name}")
             text = yaml.safe_dump(definition.content, sort_keys=False, allow_unicode=True, width=120)
             atomic_write_text(staging / put[-1], text)
+        if grown is not None and new:
+            put.append(f"{META_FOLDER}/{grown.kept_split}")
+            atomic_write_bytes(staging / put[-1], grown.split_file.read_bytes())
         if old_info is None:
-            put.append(f"{META_FOLDER}/{split_config}")
-            write_split_config(staging / put[-1], SplitConfig(split_parts=split_parts))
+            put.append(f"{META_FOLDER}/{split_config if grown is None else grown.split_file.name}")
+            write_split_config(staging / put[-1], splits)
         if old_info is None or not (meta / INFO_JSON).exists():
             put.append(f"{META_FOLDER}/{INFO_JSON}")
             if (meta / INFO_YAML).exists():
                 put.append(f"{META_FOLDER}/{INFO_YAML}")
                 (staging / put[-1]).touch()
-            new = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
-            write_info(staging, old_info or new)
+            info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+            write_info(staging, old_info or info)
         scanned.check_unchanged()
         tell(scanned.progress("commit"))
         remove += () if sqlite else _SQLITE_FILES
@@ -335,6 +377,7 @@ def prepare_dataset(
             remove_old_generations(columnar_folder(root), generation)
             if media_filter is not None:
                 index_videos(root)
+            end_writing(root)
         # Last goes what says that this run was not at its end.
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
         (root / _REQUEST).unlink()
@@ -348,7 +391,7 @@ def prepare_dataset(
         written=tuple(path for path in put if "/columnar/" not in path),
         shards_reused=scanned.shards_reused,
         media=None if media_filter is None else scanned.media,
-        notes=tuple(_notes(names, split_parts)),
+        notes=(*_notes(names, split_parts), *(_notes_on_growth(dataset) if append else ())),
         elapsed_s=time.perf_counter() - start,
     )
 
@@ -363,6 +406,7 @@ def _stage_indices(
     sqlite_build_path: Path | None,
     media_filter: MediaFilterConfig | None,
     same_uuid: bool,
+    indexed: Collection[str],
 ) -> tuple[list[str], list[str], str]:
     """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite`, `index.uuid`, and columns of media.
 
@@ -378,6 +422,7 @@ def _stage_indices(
         sqlite_build_path: Where; the staging folder then has a link to it.
         media_filter: What chose the media of the scans; None: these have none.
         same_uuid: Whether the dataset keeps its `index.uuid` if its samples are the same.
+        indexed: Shards that it had before and has still, with all their samples: what is known of these stays.
 
     Returns:
         The paths to move and those to remove, relative to the root, and the name of the generation of the columnar
@@ -392,7 +437,7 @@ def _stage_indices(
     def scans() -> Iterator[ShardScan]:
         folders: set[str] = set()
         for name, scan in zip(names, scanned.scans(), strict=True):
-            if tar_indices:
+            if tar_indices and name not in indexed:
                 put.append(tar_index_path(name).as_posix())
                 path = os.path.join(staging, put[-1])
                 if (folder := os.path.dirname(path)) not in folders:
@@ -413,7 +458,8 @@ def _stage_indices(
     with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
         writing = pool.submit(stage_sqlite) if sqlite else None
-        header = write_columnar(columnar, names, scans(), unique_keys=True)
+        current = None if dataset.is_remote else find_columnar(dataset)
+        header = write_columnar(columnar, names, scans(), unique_keys=True, old=current)
         if media_filter is not None:
             found, remove = write_media_columns(
                 dataset, staging, scanned.scans(), scanned.media_parts, header.content_id
@@ -422,7 +468,7 @@ def _stage_indices(
         if writing is not None:
             writing.result()
             old = copy_database(dataset.location)
-            is_same = old is not None and keep_media_tables(database, old, media_filter)
+            is_same = old is not None and keep_media_tables(database, old, media_filter, grown=bool(indexed))
             write_uuid(staging, read_uuid(dataset.local) if same_uuid and is_same else None)
             put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
     put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
@@ -450,6 +496,40 @@ def _list_shards(
     if len(set(shards)) < len(shards):
         raise ConfigError(f"{root}: the list of shards names one twice.")
     return check_shards(shards, exclude)
+
+
+class _Grown:
+    """A dataset that shards are added to.
+
+    Args:
+        root: The dataset.
+        split_config: Name of its split file.
+
+    Raises:
+        DatasetNotFoundError: It is not prepared.
+        SplitError: It has no such split file.
+    """
+
+    def __init__(self, root: Path, split_config: str) -> None:
+        self.info = read_info(root)
+        self._splits = read_split_config(root, split_config, shards=self.info.shard_counts)
+        parts = self._splits.split_parts
+        self.main_part = "train" if "train" in parts or not parts else next(iter(parts))
+        self.split_file = Path(self._splits.where)
+        self.kept_split = f"{self.split_file.stem}-first-{len(self.info.shard_counts)}-shards{self.split_file.suffix}"
+
+    def with_parts(self, parts: Mapping[str, tuple[str, ...]]) -> SplitConfig:
+        """The splits of the dataset, with more shards behind those of each part."""
+        old = self._splits.split_parts
+        both = {part: (*old.get(part, ()), *parts.get(part, ())) for part in (*old, *parts)}
+        return SplitConfig(split_parts=both, exclude=self._splits.exclude)
+
+
+def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
+    if ColumnFolder.of(dataset).read():
+        yield "columns are of the samples before: make them again (those of media by `energon-grain prepare-media`)."
+    if (dataset.local / META_FOLDER / SEEK_TABLE).exists():
+        yield "indices of videos are of the tars before: make them again by `energon_grain.prepare.index_videos`."
 
 
 def _is_unfinished(root: Path, request: str) -> bool:

@@ -39,6 +39,7 @@ from energon_grain.errors import (
     WorkerError,
 )
 from energon_grain.formats.array_record import RecordEncoding, count_records, scan_records
+from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.tar.scan import MediaRows, ShardScan, scan_tar
 from energon_grain.forms import Form
@@ -193,10 +194,13 @@ class ScanLog:
 
     Args:
         path: The file.
+        index: Of the dataset as it is. A shard that has the size there counts as scanned, unless it is looked for
+            media.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._end = path, 0
+    def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
+        self._path, self._end, self._index = path, 0, index
+        self._numbers = {} if index is None else {name: number for number, name in enumerate(index.shards)}
         self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with the place of its record
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         with contextlib.suppress(ValueError):  # where a process was killed while it was writing
@@ -227,19 +231,47 @@ class ScanLog:
             raise
         return self._note(record)
 
+    @property
+    def shards(self) -> list[ScannedShard]:
+        """What is known of each shard that was added."""
+        return [shard for shard, _, _ in self._found.values()]
+
+    def records(self) -> Iterator[bytes]:
+        """What was added."""
+        return (self._read(start, size_bytes) for _, start, size_bytes in self._found.values())
+
     def find(self, task: ShardTask, root: str) -> ScannedShard | None:
         """What is known of a shard, if its scan is here and the shard is still the same.
 
         An object is looked at only where there is a scan of it: that takes a request.
         """
-        if task in self._found:
-            shard = self._found[task][0]
-            with contextlib.suppress(OSError):  # the scan will say what is wrong with it
+        with contextlib.suppress(OSError):  # the scan will say what is wrong with it
+            if task in self._found:
+                shard = self._found[task][0]
                 return shard if shard.holds(root) else None
+            if self._index is not None and task.media is None and task.name in self._numbers:
+                return self._in_index(self._index, task, root)
         return None
+
+    def _in_index(self, index: ColumnarIndex, task: ShardTask, root: str) -> ScannedShard | None:
+        number = self._numbers[task.name]
+        size_bytes, mtime_ns = _looks(root, task)
+        if size_bytes != int(index.shard_bytes[number]):
+            return None
+        first, last = index.shard_first[number : number + 2]
+        names = np.unique(index.part_name[int(index.part_start[first]) : int(index.part_start[last])])
+        return ScannedShard(
+            task=task,
+            size_bytes=size_bytes,
+            mtime_ns=mtime_ns,
+            samples=int(last - first),
+            part_names=tuple(printable(index.part_names[name]) for name in names[:MAX_PART_NAMES]),
+        )
 
     def scan(self, task: ShardTask) -> ShardScan:
         """Read a scan that is here. Raises StaleIndexError where the log was changed."""
+        if task not in self._found and self._index is not None:
+            return self._index.scan(self._numbers[task.name])
         try:
             return decode_scan(self._read(*self._found[task][1:]))
         except (OSError, ValueError) as error:
@@ -334,15 +366,16 @@ class PrepareProgress:
     """How far a `prepare` is.
 
     Attributes:
-        stage: `scan` while shards are read, `index` while the files of the index are written, `commit` at the end.
-        shards_done: Shards scanned so far, those of an interrupted run included.
-        shards_total: Shards of the dataset.
+        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `index` while the files of the
+            index are written, `commit` at the end.
+        shards_done: Shards scanned, or written, so far, those of an interrupted run included.
+        shards_total: Shards of the dataset; 0 while nobody knows how many will be written.
         samples: Samples found so far.
         bytes_done: Size of the shards scanned so far.
-        bytes_total: Size of all shards; 0 while shards in an object store are scanned.
+        bytes_total: Size of all shards; 0 while shards in an object store are scanned, or shards are written.
     """
 
-    stage: Literal["scan", "index", "commit"]
+    stage: Literal["scan", "write", "index", "commit"]
     shards_done: int
     shards_total: int
     samples: int
@@ -445,7 +478,7 @@ class ScannedDataset:
     def check_counts(self, info: DatasetInfo) -> None:
         """Raise StaleIndexError if the shards do not have as many samples as `.info.json` says."""
         for name, samples in self.shard_counts.items():
-            if samples != info.shard_counts[name]:
+            if samples != info.shard_counts.get(name, samples):
                 raise StaleIndexError(
                     f"{join(self.root, name)}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
                     f"indices alone cannot mend that: run `energon-grain prepare {self.root} --force-overwrite`."
@@ -539,7 +572,7 @@ def scan_dataset(
             salvage=lambda _, returned: log.add(returned) if isinstance(returned, bytes) else None,
         )
         stack.enter_context(contextlib.closing(results))
-        scans = (_logged(log, where, task, returned) for task, returned in results)
+        scans = (logged(log, where, task, returned) for task, returned in results)
         for result in itertools.chain(known, scans):
             if isinstance(result, Exception):
                 failures.append(result)
@@ -557,7 +590,7 @@ def scan_dataset(
     return ScannedDataset(root=root, shards=tuple(found[task] for task in tasks), log=log, shards_reused=len(known))
 
 
-def _logged(log: ScanLog, root: str, task: ShardTask, returned: bytes | Exception) -> ScannedShard | Exception:
+def logged(log: ScanLog, root: str, task: ShardTask, returned: bytes | Exception) -> ScannedShard | Exception:
     """Note what an executor gave for a shard; where it failed, its error."""
     if isinstance(returned, Exception):
         return returned

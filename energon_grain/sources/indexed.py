@@ -226,12 +226,20 @@ class IndexedSource(Selected):
 
     @property
     def content_id(self) -> str:
-        """Digest of the index and of which of its samples are served: the same for tars and ArrayRecord files."""
-        chosen = self._selection
-        served = fold(self._shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
+        """Digest of the index and of which of its samples are served: the same for tars and ArrayRecord files.
+
+        Of a dataset that shards were appended to, the index when it first had all shards that samples are served of.
+        """
+        chosen, shard = self._selection, self._shard
+        reached = shard[: int(np.searchsorted(self._first, chosen.stop))]
+        shards, content_id = self._index.state_of(int(reached.max()) + 1)
+        if shards < len(self._index.shards):
+            rest = shard[len(reached) :]
+            shard = np.concatenate([reached, rest[rest < shards]])
+        served = fold(shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
         if len(self._runs):
             served = fold(served, self._runs.tobytes())
-        return f"{self._index.content_id[:16]}-{served:016x}"
+        return f"{content_id[:16]}-{served:016x}"
 
     @property
     def index_id(self) -> str:

@@ -80,7 +80,7 @@ def test_there_and_back(tars: Path, tmp_path: Path) -> None:
         assert (there / ".nv-meta" / name).read_bytes() == (tars / ".nv-meta" / name).read_bytes()
     assert read_dataset_config(there, "dataset.yaml") == read_dataset_config(tars, "dataset.yaml")
     assert lint_dataset(there).findings == ()
-    assert not (there / ".nv-meta" / ".convert").exists()
+    assert not (there / ".nv-meta" / ".writing").exists()
 
     convert_dataset(there, back, sqlite=False)
     for shard in range(5):
@@ -116,14 +116,14 @@ def test_shards_that_are_there_are_not_written_again(tars: Path, tmp_path: Path)
     done = sorted((target / "parts").glob("s-*.array_record"))
     assert len(done) >= 3
     assert dataset_kind(target) is DatasetKind.INVALID
-    (target / "parts" / ".s-9.array_record.00.converting").touch()
+    (target / "parts" / ".s-9.array_record.00.writing").touch()
     done[0].write_bytes(b"half a shard")
     before = {path: path.stat().st_mtime_ns for path in done[1:]}
     report = convert_dataset(tars, target)
     assert report.shards_reused == len(done) - 1
     assert {path: path.stat().st_mtime_ns for path in done[1:]} == before
     assert told(target) == told(tars)
-    assert not list(target.rglob("*.converting"))
+    assert not list(target.rglob("*.writing"))
 
 
 def test_other_conversions_do_not_go_on(tars: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_other_conversions_do_not_go_on(tars: Path, tmp_path: Path) -> None:
     shutil.rmtree(target)
     with pytest.raises(ZeroDivisionError):
         convert_dataset(tars, target, progress=lambda now: 1 / (now.shards_done - 1))
-    with pytest.raises(ConfigError, match=r"another dataset \(content_id, shards differ"):
+    with pytest.raises(ConfigError, match=r"of other data \(content_id, shards differ"):
         convert_dataset(tmp_path / "other", target)
     with pytest.raises(ConfigError, match=r"with other settings .*compression differ"):
         convert_dataset(tars, target, compression="zstd")
@@ -147,7 +147,7 @@ def test_other_conversions_do_not_go_on(tars: Path, tmp_path: Path) -> None:
 
 
 def test_killed_before_the_plan_was_written(tars: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "records" / ".nv-meta" / ".convert"
+    notes = tmp_path / "records" / ".nv-meta" / ".writing"
     notes.mkdir(parents=True)
     (notes / ".plan.json.0a.tmp").touch()
     convert_dataset(tars, tmp_path / "records")
@@ -249,7 +249,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     with subprocess.Popen([*command, "--num-workers", "2"], start_new_session=True) as process:
         try:
             deadline = time.monotonic() + PATIENCE_S
-            while len(list((target / ".nv-meta" / ".convert").glob("*.json"))) < 2 and time.monotonic() < deadline:
+            while len(list(target.glob("*.array_record"))) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -275,6 +275,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert done.stderr.startswith(f"Error: {target / name}: cannot be written: ")
         assert done.stderr.count("\n") == 1
-        assert [path.name for path in target.rglob("*") if path.is_file()] == ["plan.json"]
+        assert [path.name for path in target.rglob("*") if path.is_file() and path.stat().st_size] == ["plan.json"]
         assert convert_dataset(old, target).samples == 20
         assert told(target) == told(source)

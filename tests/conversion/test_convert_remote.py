@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -37,22 +38,27 @@ def test_records_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
         assert (tmp_path / "again" / shard.name).exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("lines.jsonl", "but this is a JSONL file, which is read as it is"),
-        ("mix.yaml", "but this is a metadataset: convert its datasets one by one"),
-        ("rows", "but this is an array, which is read as it is"),
-    ],
-)
-def test_what_has_no_shards_is_named(bucket: Bucket, tmp_path: Path, name: str, said: str) -> None:
+def test_lines_and_arrays_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir()
-    (tmp_path / "sets" / "lines.jsonl").write_text('{"a": 1}\n')
-    write_v2(tmp_path / "sets", "mix.yaml", train={"path": "tars"})
+    (tmp_path / "sets" / "lines.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n')
     write_group(tmp_path / "sets" / "rows", a=numbered(3))
     url = bucket.upload(tmp_path / "sets")
     for root in (url, str(tmp_path / "sets")):
-        with pytest.raises(ConfigError, match=f"^{root}/{name}: .*{said}"):
-            convert_dataset(f"{root}/{name}", tmp_path / "new")
+        new = tmp_path / root.rpartition("/")[2]
+        convert_dataset(f"{root}/lines.jsonl", new / "new lines")
+        assert open_prepared(new / "new lines").read(np.arange(2)).columns == {"json": [b'{"a": 1}', b'{"a": 2}']}
+        convert_dataset(f"{root}/rows", new / "new rows", to="array-record", shard_samples=2)
+        batch = open_prepared(new / "new rows").read(np.arange(3))
+        assert batch.keys == ["0", "1", "2"]
+        assert [np.load(io.BytesIO(data)).tolist() for data in batch.columns["a.npy"]] == numbered(3).tolist()
+
+
+def test_what_cannot_be_converted_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    write_v2(tmp_path / "sets", "mix.yaml", train={"path": "tars"})
+    url = bucket.upload(tmp_path / "sets")
+    for root in (url, str(tmp_path / "sets")):
+        with pytest.raises(ConfigError, match=f"^{root}/mix.yaml: .*a metadataset: convert its datasets one by one"):
+            convert_dataset(f"{root}/mix.yaml", tmp_path / "new")
     with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: nothing lies below that URL$"):
         convert_dataset(f"{url}/nothing", tmp_path / "new")

@@ -19,7 +19,7 @@ import pytest
 from patience import PATIENCE_S
 from sqlite_rows import rows
 
-from energon_grain import Cooker, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
+from energon_grain import Cooker, DatasetWriter, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import META_FOLDER, read_info
 
@@ -130,6 +130,24 @@ def test_what_we_prepare_loads_in_energon(tmp_path: Path) -> None:
     for (root, part), there in zip(requests, read_there(tmp_path, requests), strict=True):
         assert len(there) == (8 if part == "train" else 4)
         check_equal(read_here(root, part), there, f"{root.name}/{part}")
+
+
+def test_what_we_write_and_append_loads_in_energon(tmp_path: Path) -> None:
+    root = tmp_path / "written"
+    typed: dict[str, Any] = {"sample_type": "TextSample", "field_map": {"text": "txt"}, "subflavors": {"a": 1}}
+    with DatasetWriter(root, shard_samples=5, name="folder/x", **typed) as write:
+        for i in range(12):
+            write({"__key__": f"{'long' * 40}/{i:03d}" if i % 2 else f"{i:03d}", "txt": f"text {i}", "json": {"i": i}})
+    with DatasetWriter(
+        root, append=True, name="folder/x", split_ratio={"train": 1, "val": 1}, shard_samples=2
+    ) as write:
+        for i in range(4):
+            write({"__key__": f"new {i}", "txt": f"text {i}"})
+    requests = [(root, part) for part in ("train", "val")]
+    for (_, part), there in zip(requests, read_there(tmp_path, requests), strict=True):
+        assert len(there) == (14 if part == "train" else 2)
+        check_equal(read_here(root, part), there, part)
+    energon("lint", "--split-parts", "train,val", root)
 
 
 def test_energons_own_tools_accept_what_we_prepare(tmp_path: Path) -> None:

@@ -1,0 +1,799 @@
+"""Writing a dataset: samples become shards and index in one pass, in one process or in many.
+
+A shard is written under a temporary name, flushed to disk and renamed; what its index is to say is known by then, and
+goes into a log (`prepare.writing`). At the end `prepare_dataset` makes the index of all logs, the very one that it
+would make by scanning the shards. So a process that is killed leaves whole shards, and a second run goes on behind
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
+
+import cloudpickle
+import numpy as np
+
+from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, ReadError, RefusedError, SkipSample
+from energon_grain.formats.array_record import read_records_file
+from energon_grain.formats.columnar import find_columnar, open_columnar
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
+from energon_grain.formats.shard_writer import (
+    SUFFIXES,
+    Compression,
+    Container,
+    Sample,
+    ShardWriter,
+    UnfitSampleError,
+    read_shard,
+)
+from energon_grain.prepare.dataset_definition import define_dataset
+from energon_grain.prepare.executors import outcomes, own_executor, portable
+from energon_grain.prepare.listing import name_ratio, printable
+from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
+from energon_grain.prepare.scan import (
+    MAX_PART_NAMES,
+    PrepareProgress,
+    ScannedShard,
+    ShardTask,
+    encode_scan,
+    logged,
+)
+from energon_grain.prepare.writing import TEMPORARY, PartLog, begin_writing, end_writing, has_part, read_plan
+from energon_grain.samples.sample import BASE_FIELDS
+from energon_grain.storage.atomic import naming_when_full, remove_temporaries, sync_folder
+from energon_grain.storage.location import is_url, located
+from energon_grain.transforms.encode import encode_part
+
+SHARD_BYTES = 256 << 20
+_LONGEST_NAME = 1000
+_PLAIN_KEY = re.compile(r"(?!__)[\w\-]+(/[\w\-]+)*")
+_CONTROL = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
+_TASKS_A_WORKER = 2
+_MOST_AHEAD = 1024
+_MANY_JOBS, _LARGE = 1 << 30, 1 << 40
+T = TypeVar("T")
+WrittenSample: TypeAlias = Mapping[str, Any]
+"""A sample to be written: its key at `__key__`, its parts by their names."""
+
+
+class DatasetOptions(TypedDict, total=False):
+    """What a new dataset says besides its samples, for `prepare_dataset`. All shards are `train` by default."""
+
+    split_ratio: Mapping[str, float] | Sequence[float] | None
+    split_patterns: Mapping[str, str | Sequence[str]] | None
+    split_config: str
+    sample_type: str | None
+    field_map: Mapping[str, str] | None
+    crude: bool
+    subflavors: Mapping[str, Any] | None
+    sqlite: bool
+
+
+def _checked(options: DatasetOptions, append: bool) -> DatasetOptions:
+    """The options, with what is default for data that is written; refused now rather than behind the last sample."""
+    if (ratio := options.get("split_ratio")) is not None:
+        name_ratio(ratio)
+    said = {name: options.get(name) for name in ("sample_type", "field_map", "crude", "subflavors")}
+    if append:
+        if given := [name for name, value in said.items() if value]:
+            raise ConfigError(f"append=True: what samples are is known, leave out {', '.join(given)}")
+        return options
+    crude = bool(said["crude"]) or said["sample_type"] is None
+    define_dataset(
+        sample_type=options.get("sample_type"),
+        field_map=options.get("field_map"),
+        crude=crude,
+        subflavors=options.get("subflavors"),
+    )
+    if options.get("split_patterns") is None and ratio is None:
+        options = {**options, "split_ratio": {"train": 1}}
+    return {**options, "crude": crude}
+
+
+class NewShard:
+    """A shard that appears under its name when all of it is written, and not at all otherwise.
+
+    Args:
+        root: The dataset.
+        task: Its name, and what it is for a scan.
+        container: Its kind.
+        compression: Of each record of an ArrayRecord file.
+    """
+
+    def __init__(self, root: str | Path, task: ShardTask, container: Container, compression: Compression) -> None:
+        self._task, self._target = task, Path(root) / task.name
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        with naming_when_full(self._target):
+            self._shard = ShardWriter(self._temporary, container, compression)
+
+    @property
+    def samples(self) -> int:
+        """How many it has."""
+        return self._shard.samples
+
+    @property
+    def size_bytes(self) -> int:
+        """How large it is by now."""
+        return self._shard.size_bytes
+
+    def add(self, key: str, parts: Mapping[str, bytes]) -> None:
+        """Add a sample.
+
+        Raises:
+            UnfitSampleError: The container cannot hold it; it was not added.
+            OSError: The disk is full. Nothing can be added any more.
+        """
+        with self._naming():
+            self._shard.add(key, parts)
+
+    def finish(self, verify: Callable[[Path], None] = lambda _: None) -> bytes:
+        """End the shard, flush it to disk, put it in place, and give its record.
+
+        Args:
+            verify: Is called before it is put in place, and raises what is wrong with it.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        with self._naming():
+            scan = self._shard.close()
+        verify(self._temporary)
+        status = os.stat(self._temporary)
+        record = encode_scan(
+            ScannedShard(
+                task=self._task,
+                size_bytes=status.st_size,
+                mtime_ns=status.st_mtime_ns,
+                samples=len(scan),
+                part_names=tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES]),
+            ),
+            scan,
+        )
+        os.replace(self._temporary, self._target)
+        sync_folder(self._target.parent)
+        return record
+
+    def abandon(self) -> None:
+        """Remove it, unless it was finished."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._shard.abandon()
+
+    @contextlib.contextmanager
+    def _naming(self) -> Generator[None]:
+        try:
+            yield
+        except EnergonGrainError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"{self._target}: cannot be written: {error}") from error
+
+
+def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
+    """Key and encoded parts of a sample that is to be written.
+
+    What samples of loaders carry besides their parts (`__restore_key__`, `__sources__`, `__subflavors__`) is left out,
+    and so are parts that are None.
+
+    Raises:
+        UnfitSampleError: The key, or the name of a part, breaks the rules.
+        ConfigError: A value does not fit the name of its part.
+    """
+    key = sample.get("__key__")
+    if not isinstance(key, str):
+        raise UnfitSampleError(f"a sample with the parts {sorted(map(str, sample))} has no text at '__key__'")
+    parts: dict[str, bytes] = {}
+    given: Any = sample  # whose keys nobody checked
+    for part, value in given.items():
+        if part in BASE_FIELDS or value is None:
+            continue
+        if not isinstance(part, str) or not part or "/" in part or part.startswith("__") or _CONTROL.search(part):
+            raise UnfitSampleError(
+                f"sample {key!r}: the part {part!r} must have a name, such as 'jpg' or 'seg.png', without slashes, "
+                f"backslashes and control characters, that does not begin with '__'"
+            )
+        try:
+            parts[part] = encode_part(part, value)
+        except ConfigError as error:
+            error.add_note(f"sample {key!r}")
+            raise ConfigError(f"sample {key!r}, {error}") from error
+    if not parts:
+        raise UnfitSampleError(f"sample {key!r} has no part: in a shard it would not be a sample of its own")
+    if not _PLAIN_KEY.fullmatch(key):
+        _check_key(key)
+    longest = max(map(len, parts))
+    if len(key) + longest >= _LONGEST_NAME // 4:  # characters, of at most four bytes
+        found = max(len(f"{key}.{part}".encode()) for part in parts)
+        if found > _LONGEST_NAME:
+            raise UnfitSampleError(
+                f"sample {key[:40]!r}…: the name of a member of it has {found} bytes, of {_LONGEST_NAME} at most; give "
+                f"it a shorter key, and keep the long one in a part"
+            )
+    return key, parts
+
+
+def _check_key(key: str) -> None:
+    folders = key.split("/")
+    rules = {
+        "is empty": not key,
+        "is absolute": key.startswith("/"),
+        "has a folder '..' or '.'": bool({"..", "."} & set(folders)),
+        "has an empty folder": "" in folders[1:] or (len(folders) > 1 and not folders[0]),
+        "has a control character, a backslash or a surrogate": bool(_CONTROL.search(key)),
+        "has a dot behind its last slash": "." in folders[-1],
+        "lies in a reserved folder '__…__'": bool(re.fullmatch(r"__.*__", folders[0])) and len(folders) > 1,
+    }
+    broken = [rule for rule, breaks in rules.items() if breaks]
+    if broken:
+        raise UnfitSampleError(
+            f"the key {key[:80]!r} {' and '.join(broken)}: a key is a relative path like 'cats/000123', in UTF-8, "
+            f"whose last name has no dot, because the first one there ends the key in a member's name"
+        )
+
+
+class DatasetWriter:
+    """Writes samples one by one as a dataset, with shards and index in one pass. Calling it writes a sample.
+
+        with DatasetWriter("photos", shard_bytes=256 << 20) as write:
+            write({"__key__": "000000", "jpg": image, "json": {"caption": "a cat"}})
+
+    Parts are encoded by the ends of their names (`encode_part`). A shard appears when it is whole. When the block ends,
+    the index is made and the dataset is prepared, for this library and for Megatron-Energon; where it is left by an
+    exception, or killed, the shards that are whole stay, and `resume=True` goes on behind them.
+
+    Several processes write one dataset as its parts, each with its `part` of `parts`; each calls `close`, or leaves the
+    block, and when all have, one calls `prepare_dataset(root, split_ratio=…, crude=…)`, which scans nothing. The shards
+    of part 0 come first, then those of part 1.
+
+    Args:
+        root: A new or empty folder of this machine; with `append`, a dataset.
+        shard_bytes: A shard ends with the sample that makes it so large.
+        shard_samples: Or with this one; None: only size counts.
+        name: What names of shards begin with, `shard-000000.tar`; may hold folders.
+        container: Kind of the shards: tars, or ArrayRecord files, which Energon does not read.
+        compression: Of each record of ArrayRecord files.
+        part: Which of several writers this is, from 0.
+        parts: How many there are; the number belongs to what is written, as the shards depend on it.
+        append: Add shards to a dataset; only they are indexed. See `append` of `prepare_dataset`.
+        resume: What to do about a write into this folder that is not finished: True goes on behind the shards that are
+            whole, and `samples_done` says how many samples not to write again; False removes them. None refuses.
+        options: What the dataset says: `split_ratio`, `split_patterns`, `split_config`, `sample_type` and `field_map`,
+            `crude` (the default), `subflavors`, `sqlite`; see `prepare_dataset`. All shards are `train` by default.
+            With several `parts` they go to `prepare_dataset` instead.
+
+    Attributes:
+        report: What was prepared, when it is closed.
+
+    Raises:
+        RefusedError: `root` holds something else, or another process writes this part.
+        ConfigError: An argument does not fit.
+        DatasetNotFoundError: `append`, and there is no dataset.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        shard_samples: int | None = None,
+        name: str = "shard",
+        container: Container = "tar",
+        compression: Compression = "none",
+        part: int = 0,
+        parts: int = 1,
+        append: bool = False,
+        resume: bool | None = None,
+        **options: Unpack[DatasetOptions],
+    ) -> None:
+        if shard_bytes < 1 or (shard_samples is not None and shard_samples < 1):
+            raise ConfigError(f"shard_bytes={shard_bytes}, shard_samples={shard_samples}: must be at least 1")
+        if not 0 <= part < parts:
+            raise ConfigError(f"part={part}, parts={parts}: parts are numbered from 0 to parts - 1")
+        if parts > 1 and options:
+            raise ConfigError(
+                f"{', '.join(options)}: with several parts, prepare_dataset, which one process calls at the end, takes "
+                f"what the dataset says"
+            )
+        self._options = _checked(options, append)
+        self._shard_bytes, self._shard_samples = shard_bytes, shard_samples
+        settings = {"shard_bytes": shard_bytes, "shard_samples": shard_samples, "parts": parts}
+        self._target = _Target(root, name, container, compression, append, settings)
+        self._part, self._parts = part, parts
+        root = self._target.root
+        if resume is None and has_part(root, part, parts):
+            raise RefusedError(
+                f"{root}: holds what a writer wrote that did not come to its end. resume=True goes on behind its whole "
+                f"shards (samples_done says how many samples these have), resume=False removes them"
+            )
+        self._target.begin()
+        self._log = PartLog(root, part, parts, find_columnar(open_folder(root)))
+        self._number = self.samples_done = 0
+        self._shard: NewShard | None = None
+        self._keys: set[str] = set()
+        self._closed = False
+        self.report: PrepareReport | None = None
+        remove_temporaries(self._path(0).parent, f".{self._prefix.rpartition('/')[2]}*{TEMPORARY}")
+        self._find_whole_shards(keep=resume is not False)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._target.name}-" + ("" if self._parts == 1 else f"{self._part:05d}-")
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}{self._target.first + number:06d}{SUFFIXES[self._target.container]}"
+
+    def _path(self, number: int) -> Path:
+        return self._target.root / self._name(number)
+
+    def _task(self) -> ShardTask:
+        return self._target.task(self._name(self._number))
+
+    def _find_whole_shards(self, *, keep: bool) -> None:
+        """Count those that were written before and are known, and remove what lies behind them."""
+        root = str(self._target.root)
+        keep = keep or self._name(0) in self._target.indexed
+        while keep and (known := self._log.log.find(self._task(), root)) is not None:
+            self.samples_done += known.samples
+            self._number += 1
+        for number in itertools.count(self._number):
+            if self._name(number) in self._target.indexed or not self._path(number).exists():
+                break
+            self._path(number).unlink()
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def __call__(self, sample: WrittenSample) -> None:
+        """See `write`."""
+        self.write(sample)
+
+    def write(self, sample: WrittenSample) -> None:
+        """Add a sample: its key at `__key__`, its parts by their names.
+
+        Keys are relative paths such as `cats/000123`, without a dot in their last name, and occur once in a dataset:
+        within a shard that is seen at once, else when the index is made.
+
+        Raises:
+            UnfitSampleError: The key, or the name of a part, breaks the rules, or the shard has that key. The sample
+                was not written; the next one may be.
+            ConfigError: A value does not fit the name of its part; likewise.
+            OSError: The disk is full. Shards that are whole stay.
+        """
+        if self._closed:
+            raise RefusedError(f"{self._target.root}: this writer was closed, or has failed; make another one")
+        key, parts = parts_of(sample)
+        if key in self._keys:
+            raise UnfitSampleError(f"sample {key!r}: {self._name(self._number)} has a sample with this key already")
+        try:
+            if self._shard is None:
+                target = self._target
+                self._shard = NewShard(target.root, self._task(), target.container, target.compression)
+            self._shard.add(key, parts)
+            self._keys.add(key)
+            if self._shard.size_bytes >= self._shard_bytes or self._shard.samples == self._shard_samples:
+                self._finish_shard()
+        except EnergonGrainError:
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _finish_shard(self) -> None:
+        assert self._shard is not None
+        self._log.log.add(self._shard.finish())
+        self._shard = None
+        self._keys.clear()
+        self._number += 1
+
+    def close(self) -> PrepareReport | None:
+        """End the last shard, and make the index; one of several parts is only marked as whole.
+
+        Returns:
+            What was prepared; None of one of several parts.
+
+        Raises:
+            EmptyDatasetError: There is no sample.
+            EnergonGrainError: As `prepare_dataset`: shards with a key in common, fewer shards than split parts. The
+                shards stay, and `prepare_dataset` with what helps makes the index of them.
+        """
+        if self._closed:
+            return self.report
+        try:
+            if self._shard is not None:
+                self._finish_shard()
+        except BaseException:
+            self.abandon()
+            raise
+        self._closed = True
+        self._log.close(done=True)
+        if self._parts == 1:
+            self.report = self._target.prepare([self._name(number) for number in range(self._number)], self._options)
+        return self.report
+
+    def abandon(self) -> None:
+        """Remove the shard that is being written, and keep those that are whole, for a writer with `resume=True`."""
+        if not self._closed:
+            self._closed = True
+            if self._shard is not None:
+                self._shard.abandon()
+            self._log.close(done=False)
+
+
+class _Target:
+    """The folder that shards are written into, and what they are."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        name: str,
+        container: Container,
+        compression: Compression,
+        append: bool,
+        settings: Mapping[str, Any],
+    ) -> None:
+        location = located(root)
+        if is_url(location):
+            raise ConfigError(f"{location}: datasets are written to a file system; copy the new one to the store")
+        self.root, self.name, self._append = Path(location), name, append
+        self.container: Container = container
+        self.compression: Compression = compression
+        if container not in SUFFIXES or compression not in ("none", "zstd"):
+            raise ConfigError(
+                f"container={container!r}, compression={compression!r}: 'tar' or 'array-record', 'none' or 'zstd'"
+            )
+        if compression != "none" and container == "tar":
+            raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
+        if not name or name != printable(name) or {"", ".", "..", META_FOLDER} & set(name.split("/")):
+            raise ConfigError(f"name={name!r}: is a relative path such as 'shard' or 'photos/shard'")
+        self.indexed: Collection[str] = ()
+        if append:
+            self.indexed = read_info(self.root).shard_counts
+            found = read_records_file(self.root)
+            if found not in (None, "msgpack") or (found is None) != (container == "tar"):
+                kind = "tars" if found is None else f"ArrayRecord files with {found} records"
+                raise ConfigError(f"{self.root}: its shards are {kind}; container={container!r} cannot be appended")
+        elif dataset_kind(self.root).has_shards:
+            self.indexed = read_info(self.root).shard_counts
+        # An append that was killed when its shards were in the index already is still the same one.
+        begun = read_plan(self.root) or {}
+        self.first = int(begun.get("first", len(self.indexed) if append else 0))
+        self._plan = {"container": container, "compression": compression, "name": name, "first": self.first, **settings}
+
+    def begin(self) -> None:
+        """See `begin_writing`. A dataset that is appended to gets its index first, where it has none."""
+        begin_writing(self.root, self._plan, append=self._append)
+        if self._append:
+            open_columnar(self.root)
+
+    def task(self, name: str) -> ShardTask:
+        """A shard."""
+        return ShardTask(name=name, records=None if self.container == "tar" else "msgpack")
+
+    def prepare(
+        self,
+        shards: Sequence[str],
+        options: DatasetOptions,
+        progress: Callable[[PrepareProgress], None] | None = None,
+    ) -> PrepareReport:
+        """Make the index of shards that were all written here."""
+        if not shards:
+            end_writing(self.root)
+            raise EmptyDatasetError(f"{self.root}: no sample was written")
+        return prepare_dataset(
+            self.root,
+            shards=shards,
+            records=None if self.container == "tar" else "msgpack",
+            append=self._append,
+            num_workers=0,
+            progress=progress,
+            **options,
+        )
+
+
+def write_dataset(
+    items: Iterable[T],
+    fn: Callable[[T], WrittenSample | Iterable[WrittenSample] | None],
+    root: str | os.PathLike[str],
+    *,
+    shard_items: int = 1000,
+    name: str = "shard",
+    container: Container = "tar",
+    compression: Compression = "none",
+    append: bool = False,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[PrepareProgress], None] | None = None,
+    **options: Unpack[DatasetOptions],
+) -> PrepareReport:
+    """Write what a function makes of items as a dataset, in processes or on a cluster.
+
+    A shard holds what `fn` makes of `shard_items` consecutive items, whatever the number of workers, so the dataset is
+    the same with any. After a kill the same call goes on: shards that are whole are not made again.
+
+    Args:
+        items: A sequence, or any other iterable, which is run through once; behind a kill it must give the same items.
+        fn: Makes a sample, several, or none (None, or raising `SkipSample`) of an item; `DatasetWriter.write` says what
+            a sample is. It goes to the workers by cloudpickle, so it may be defined anywhere.
+        root: A new or empty folder of this machine; with `append`, a dataset.
+        shard_items: Items whose samples are a shard.
+        name: As of `DatasetWriter`, and so are the next three.
+        container: See there.
+        compression: See there.
+        append: See there.
+        num_workers: Processes at most; 0 works in this one, None takes one for each core (at most 16). With `executor`:
+            shards handed over at a time.
+        executor: Runs the work instead of processes of our own, such as `RayExecutor()`. Its workers must see `root`
+            under the same path, and write there.
+        progress: Called after every shard.
+        options: See `DatasetWriter`.
+
+    Raises:
+        RefusedError: `root` holds something else.
+        ConfigError: An argument does not fit, or a value does not fit the name of its part.
+        UnfitSampleError: A key, or the name of a part, breaks the rules.
+        DuplicateKeyError: Two samples have the same key.
+        EmptyDatasetError: There is no sample.
+        WorkerError: A process died, or the executor failed.
+        Exception: What `fn` raised, with a note which item it was of.
+    """
+    if shard_items < 1:
+        raise ConfigError(f"shard_items={shard_items}: must be at least 1")
+    start, tell = time.perf_counter(), progress or (lambda _: None)
+    options = _checked(options, append)
+    total = len(items) if isinstance(items, Sized) else None
+    shards = None if total is None else -(-total // shard_items)
+    settings = {"shard_items": shard_items, "items": total, "fn": getattr(fn, "__qualname__", type(fn).__qualname__)}
+    target = _Target(root, name, container, compression, append, settings)
+    target.begin()
+    jobs = (
+        (
+            target.task(f"{name}-{target.first + number:06d}{SUFFIXES[container]}"),
+            partial(_samples, fn, at, run),
+            f"items {at} to {at + len(run) - 1}",
+        )
+        for number, (at, run) in enumerate(_runs(items, shard_items))
+    )
+    found: dict[str, ScannedShard] = {}
+    reused = 0
+    for shard, is_new in write_shards(
+        target.root,
+        jobs,
+        container=container,
+        compression=compression,
+        count=shards,
+        num_workers=num_workers,
+        executor=executor,
+    ):
+        found[shard.name] = shard
+        reused += not is_new
+        tell(_progress(found, shards))
+    report = target.prepare(sorted(found), options, tell)
+    return dataclasses.replace(report, shards_reused=reused, elapsed_s=time.perf_counter() - start)
+
+
+def _runs(items: Iterable[T], length: int) -> Iterator[tuple[int, list[T]]]:
+    """Number of the first, and items, of each shard. Of a sequence no more are asked for than are needed."""
+    if isinstance(items, Sequence):
+        for at in range(0, len(items), length):
+            yield at, [items[place] for place in range(at, min(at + length, len(items)))]
+        return
+    rest = iter(items)
+    for at in itertools.count(0, length):
+        if not (run := list(itertools.islice(rest, length))):
+            return
+        yield at, run
+
+
+def _samples(fn: Callable[[Any], Any], first: int, items: Sequence[Any]) -> Iterator[Sample]:
+    """What a function makes of items, encoded and checked."""
+    keys: set[str] = set()
+    for number, item in enumerate(items, first):
+        try:
+            for sample in _made(fn, item):
+                key, parts = parts_of(sample)
+                if key in keys:
+                    raise UnfitSampleError(f"sample {key!r}: a sample before it, in the same shard, has this key")
+                keys.add(key)
+                yield key, parts
+        except Exception as error:
+            error.add_note(f"of item {number}")
+            raise
+
+
+def _made(fn: Callable[[Any], Any], item: Any) -> Iterator[WrittenSample]:
+    with contextlib.suppress(SkipSample):
+        made = fn(item)
+        if isinstance(made, Mapping):
+            yield cast("WrittenSample", made)
+        elif made is not None:
+            yield from made
+
+
+def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareProgress:
+    return PrepareProgress(
+        stage="write",
+        shards_done=len(found),
+        shards_total=shards or 0,
+        samples=sum(each.samples for each in found.values()),
+        bytes_done=sum(each.size_bytes for each in found.values()),
+        bytes_total=0,
+    )
+
+
+ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
+"""A shard to be written, what gives its samples (it goes to a worker by cloudpickle), and where these come from."""
+
+
+def write_shards(
+    root: Path,
+    jobs: Iterable[ShardJob],
+    *,
+    container: Container,
+    compression: Compression = "none",
+    verify: bool = False,
+    count: int | None,
+    size_bytes: int | None = _LARGE,
+    num_workers: int | None,
+    executor: Executor | None = None,
+) -> Generator[tuple[ScannedShard, bool]]:
+    """Write shards into a folder that `begin_writing` marked, in workers; the first that fails ends all.
+
+    Args:
+        root: The folder.
+        jobs: The shards. Without samples there is none.
+        container: Kind of the shards.
+        compression: Of each record of an ArrayRecord file.
+        verify: Read each one back and compare.
+        count: How many there are at most; None: nobody knows.
+        size_bytes: See `own_executor`.
+        num_workers: See `write_dataset`.
+        executor: See there.
+
+    Yields:
+        Shards that are in place, in any order, and whether each was written now.
+
+    Raises:
+        EnergonGrainError: A sample cannot be given, or not be held.
+        OSError: The disk is full.
+        WorkerError: A process died twice over a shard.
+    """
+    for folder in {root, *(path for path in root.rglob("*") if path.is_dir())}:
+        remove_temporaries(folder, f".*{TEMPORARY}")
+    work = PartLog(root, 0, 1, find_columnar(open_folder(root)))
+    reused: deque[ScannedShard] = deque()
+    done = False
+
+    def calls() -> Iterator[tuple[ShardTask, tuple[Any, ...]]]:
+        for task, samples, where in jobs:
+            if (known := work.log.find(task, str(root))) is not None:
+                reused.append(known)
+            else:
+                sent = cloudpickle.dumps((samples, where))
+                yield task, (make_shard, os.path.abspath(root), task, container, compression, verify, sent)
+
+    def known() -> Iterator[tuple[ScannedShard, bool]]:
+        while reused:
+            yield reused.popleft(), False
+
+    try:
+        with contextlib.ExitStack() as stack:
+            ahead = num_workers or _MANY_JOBS
+            if executor is None:
+                jobs_at_most = _MANY_JOBS if count is None else count
+                executor = stack.enter_context(own_executor(num_workers, jobs=jobs_at_most, size_bytes=size_bytes))
+                ahead = _TASKS_A_WORKER * getattr(executor, "_max_workers", 1)
+            ahead, left = min(ahead, _MOST_AHEAD), calls()
+            submit = executor.submit
+            tasks = deque(itertools.islice(left, ahead))
+            results = outcomes(
+                lambda job: submit(*job[1]),
+                tasks,
+                ahead=ahead,
+                named=lambda job: f"{root / job[0].name}: its writing",
+                salvage=lambda _, returned: work.log.add(returned) if returned and type(returned) is bytes else None,
+            )
+            for (task, _), returned in stack.enter_context(contextlib.closing(results)):
+                tasks.extend(itertools.islice(left, 1))
+                yield from known()
+                if returned:
+                    result = logged(work.log, str(root), task, returned)
+                    if isinstance(result, Exception):
+                        raise result
+                    yield result, True
+            yield from known()
+        done = True
+    finally:
+        work.close(done=done)
+
+
+def make_shard(
+    root: str, task: ShardTask, container: Container, compression: Compression, verify: bool, samples: bytes
+) -> bytes | Exception:
+    """Write a shard and return its record, no bytes where there is no sample, or what is wrong with the samples.
+
+    Args:
+        root: The dataset, as an absolute path.
+        task: Its name.
+        container: Its kind.
+        compression: Of each record of an ArrayRecord file.
+        verify: Read it back and compare, before it gets its name.
+        samples: What gives them, and where they come from, by cloudpickle.
+    """
+    shard: NewShard | None = None
+    give, where = cloudpickle.loads(samples)
+    written, found = SampleDigest(), SampleDigest()
+
+    def compare(path: Path) -> None:
+        deque(found.of(read_shard(path, container)), maxlen=0)
+        if found != written:
+            raise ReadError(
+                f"{os.path.join(root, task.name)}: what was written is not what was to be ({found.samples} of "
+                f"{written.samples} samples came back, or others). Is the disk in order? Run the same again"
+            )
+
+    try:
+        given: Iterator[Sample] = give()
+        for key, parts in written.of(given) if verify else given:
+            shard = shard or NewShard(root, task, container, compression)
+            shard.add(key, parts)
+        if shard is None:
+            return b""
+        return shard.finish(compare) if verify else shard.finish()
+    except UnfitSampleError as error:
+        return UnfitSampleError(f"{where}: {error}")
+    except Exception as error:
+        return portable(error)
+    finally:
+        if shard is not None:
+            shard.abandon()
+
+
+class SampleDigest:
+    """Digest over key and parts, in order, of one sample after the other."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.samples = 0
+
+    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass samples on, and take them in."""
+        for key, parts in samples:
+            yield key, parts
+            self.samples += 1
+            taken = [key.encode("utf-8", "surrogateescape")]
+            for name, value in parts.items():
+                taken += [name.encode("utf-8", "surrogateescape"), value]
+            self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
+            for data in taken:
+                self._hash.update(data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
+            other.samples,
+            other._hash.digest(),
+        )
+
+    __hash__ = None  # type: ignore[assignment]
