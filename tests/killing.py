@@ -91,8 +91,14 @@ def _text(number: int) -> dict[str, str]:
     return {"__key__": f"{number:03d}", "txt": f"text {number}"}
 
 
+def _finished(dataset: Path) -> bool:
+    """Whether whoever wrote it has nothing to go on with."""
+    meta = dataset / ".nv-meta"
+    return (meta / ".info.json").exists() and not (meta / ".writing").exists() and not (meta / ".prepare").exists()
+
+
 def _write(root: Path) -> None:
-    if not (root / "new").exists() or (root / "new/.nv-meta/.writing").exists() or not (root / "new/.nv-meta").exists():
+    if not _finished(root / "new"):
         with DatasetWriter(root / "new", shard_samples=2, resume=True) as write:
             for number in range(write.samples_done, 5):
                 write(_text(number))
@@ -104,10 +110,12 @@ def _append(root: Path) -> None:
         with DatasetWriter(root / "texts", shard_samples=2, append=True, resume=True) as write:
             for number in range(write.samples_done, 5):
                 write(_text(100 + number))
+    else:  # killed when all was done: the next `prepare` would remove what is left of that
+        shutil.rmtree(root / "texts/.nv-meta/.prepare", ignore_errors=True)
 
 
 def _write_items(root: Path) -> None:
-    if not (root / "new/.nv-meta/.info.json").exists() or (root / "new/.nv-meta/.writing").exists():
+    if not _finished(root / "new"):
         write_dataset(range(5), _text, root / "new", shard_items=2, num_workers=0)
 
 

@@ -32,7 +32,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
-from energon_grain.formats.data_folder import DataFolder, copy_database, naming
+from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
@@ -77,7 +77,14 @@ from energon_grain.prepare.scan import (
     shard_tasks,
 )
 from energon_grain.prepare.video_index import index_videos
-from energon_grain.prepare.writing import check_written, end_writing, take_over
+from energon_grain.prepare.writing import (
+    OF_A_WRITER,
+    REQUEST,
+    WRITING_FOLDER,
+    check_written,
+    end_writing,
+    take_over,
+)
 from energon_grain.storage.atomic import (
     atomic_write_bytes,
     atomic_write_text,
@@ -90,7 +97,6 @@ from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
-_REQUEST = f"{PREPARE_FOLDER}/request"
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
@@ -251,6 +257,7 @@ def prepare_dataset(
             (shards, records, exclude, split_ratio, split_patterns, split_config, shuffle_tars, shuffle_seed),
             (sample_type, field_map, crude, subflavors, choose_definition is not None, dataset_yaml_name),
             (force_overwrite, tar_index_only, append, fix_duplicates, sqlite, media_filter),
+            OF_A_WRITER if (root / WRITING_FOLDER).is_dir() else "",
         )
     )
     may_be_there = force_overwrite or tar_index_only or append
@@ -304,7 +311,7 @@ def prepare_dataset(
         stack.enter_context(naming_when_full(meta))
         stack.enter_context(preparation_lock(meta))
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
-        atomic_write_text(root / _REQUEST, request)
+        atomic_write_text(root / REQUEST, request)
         if fix_duplicates:
             finish_prefixes(root, names)
         # What is indexed already is known by its index, and what was written here by who wrote it.
@@ -370,6 +377,8 @@ def prepare_dataset(
         scanned.check_unchanged()
         tell(scanned.progress("commit"))
         remove += () if sqlite else _SQLITE_FILES
+        if not dataset.is_remote:
+            remove += (f"{META_FOLDER}/{BARE_FOLDER}",)  # of the time when nobody had prepared it
         put_in_place(dataset, staging, put=put, remove=remove, like=names[0])
         if dataset.is_remote and sqlite_build_path is not None:
             sqlite_build_path.unlink(missing_ok=True)
@@ -380,7 +389,7 @@ def prepare_dataset(
             end_writing(root)
         # Last goes what says that this run was not at its end.
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
-        (root / _REQUEST).unlink()
+        (root / REQUEST).unlink()
         (root / PREPARE_FOLDER).rmdir()
     return PrepareReport(
         root=dataset.location if dataset.is_remote else root,
@@ -535,7 +544,7 @@ def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
 def _is_unfinished(root: Path, request: str) -> bool:
     """Whether a `prepare` with the same arguments did not come to its end, though its results may be in place."""
     try:
-        return (root / _REQUEST).read_text(encoding="utf-8") == request
+        return (root / REQUEST).read_text(encoding="utf-8") == request
     except FileNotFoundError:  # it was killed right at its end
         return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
 

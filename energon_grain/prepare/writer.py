@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import secrets
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
@@ -53,7 +54,7 @@ from energon_grain.prepare.scan import (
     encode_scan,
     logged,
 )
-from energon_grain.prepare.writing import TEMPORARY, PartLog, begin_writing, end_writing, has_part, read_plan
+from energon_grain.prepare.writing import TEMPORARY, WRITING_FOLDER, PartLog, begin_writing, has_part, read_plan
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries, sync_folder
 from energon_grain.storage.location import is_url, located
@@ -500,7 +501,7 @@ class _Target:
     ) -> PrepareReport:
         """Make the index of shards that were all written here."""
         if not shards:
-            end_writing(self.root)
+            shutil.rmtree(self.root / WRITING_FOLDER)
             raise EmptyDatasetError(f"{self.root}: no sample was written")
         return prepare_dataset(
             self.root,

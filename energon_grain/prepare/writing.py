@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import msgspec
 
 from energon_grain.errors import ConfigError, RefusedError
 from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind
 from energon_grain.forms import Form
 from energon_grain.prepare.placing import preparation_lock
@@ -28,6 +30,10 @@ from energon_grain.prepare.scan import ScanLog
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 
 WRITING_FOLDER = f"{META_FOLDER}/.writing"
+REQUEST = f"{PREPARE_FOLDER}/request"
+"""What a `prepare` was asked for that is not at its end."""
+OF_A_WRITER = "of a writer"
+"""Stands in it where shards were written into the folder."""
 TEMPORARY = ".writing"
 """How names of shards end that are being written; they begin with a dot."""
 _PLAN_JSON = "plan.json"
@@ -73,6 +79,7 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False) 
     # What was killed right at its beginning leaves an empty `.nv-meta`, or one with an empty folder.
     there = list(root.iterdir()) if root.is_dir() else []
     free = all(path == work.parent and not any(path.iterdir()) for path in there)
+    free = free or _nearly_at_its_end(root)
     if (root.exists() and not root.is_dir()) or not (append or free or work.is_dir()):
         ways = "; append=True adds shards to it" if dataset_kind(root).has_shards else ""
         raise RefusedError(
@@ -82,6 +89,14 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False) 
     work.mkdir(parents=True, exist_ok=True)
     remove_temporaries(work, f".{_PLAN_JSON}.*.tmp")
     atomic_write_bytes(work / _PLAN_JSON, msgspec.json.encode(plan))
+
+
+def _nearly_at_its_end(root: Path) -> bool:
+    """Whether a write was killed when its index was in place already, and its plan gone."""
+    if not (root / PREPARE_FOLDER).is_dir():
+        return False
+    request = root / REQUEST
+    return OF_A_WRITER in request.read_text(encoding="utf-8") if request.is_file() else dataset_kind(root).has_shards
 
 
 class PartLog:
@@ -152,14 +167,12 @@ def take_over(root: Path, log: ScanLog) -> None:
 
 
 def end_writing(root: Path) -> None:
-    """Forget that a folder was being written: the plan after the logs, and the folder, by which it is known, last."""
-    work = root / WRITING_FOLDER
+    """Forget at once that a folder was being written; what is left of that goes with what a `prepare` leaves."""
+    work, left = root / WRITING_FOLDER, root / PREPARE_FOLDER / "written"
     if work.is_dir():
-        for path in work.iterdir():
-            if path.name != _PLAN_JSON:
-                path.unlink()
-        (work / _PLAN_JSON).unlink(missing_ok=True)
-        work.rmdir()
+        left.parent.mkdir(exist_ok=True)
+        shutil.rmtree(left, ignore_errors=True)
+        work.rename(left)
 
 
 def _logs(work: Path) -> Iterator[tuple[Path, re.Match[str]]]:
