@@ -94,7 +94,9 @@ def _text(number: int) -> dict[str, str]:
 def _finished(dataset: Path) -> bool:
     """Whether whoever wrote it has nothing to go on with."""
     meta = dataset / ".nv-meta"
-    return (meta / ".info.json").exists() and not (meta / ".writing").exists() and not (meta / ".prepare").exists()
+    return (meta / ".info.json").exists() and not any(
+        (meta / name).exists() for name in (".writing", ".prepare", ".written")
+    )
 
 
 def _write(root: Path) -> None:
@@ -111,7 +113,8 @@ def _append(root: Path) -> None:
             for number in range(write.samples_done, 5):
                 write(_text(100 + number))
     else:  # killed when all was done: the next `prepare` would remove what is left of that
-        shutil.rmtree(root / "texts/.nv-meta/.prepare", ignore_errors=True)
+        for name in (".prepare", ".written"):
+            shutil.rmtree(root / "texts/.nv-meta" / name, ignore_errors=True)
 
 
 def _write_items(root: Path) -> None:

@@ -37,6 +37,7 @@ import xxhash
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, StaleIndexError
 from energon_grain.extras import needed_for
 from energon_grain.formats.brace_patterns import expand_braces
+from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.local import LocalFiles
@@ -180,7 +181,7 @@ class _Record(msgspec.Struct, array_like=True, kw_only=True):
     extents: bytes
 
 
-_decode_records = msgspec.msgpack.Decoder(list[_Record]).decode
+_RECORDS = Form(list[_Record])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -512,7 +513,7 @@ def _read_records(path: Path) -> list[_Record]:
             file.seek(size - 16 - length)
             said = file.read(length)
             if xxhash.xxh3_64_intdigest(said) == int.from_bytes(end[8:], "little"):
-                return _decode_records(said)
+                return _RECORDS.from_msgpack(said)
     return []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -81,6 +82,7 @@ from energon_grain.prepare.writing import (
     OF_A_WRITER,
     REQUEST,
     WRITING_FOLDER,
+    WRITTEN_FOLDER,
     check_written,
     end_writing,
     take_over,
@@ -389,8 +391,13 @@ def prepare_dataset(
             end_writing(root)
         # Last goes what says that this run was not at its end.
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
-        (root / REQUEST).unlink()
-        (root / PREPARE_FOLDER).rmdir()
+        if OF_A_WRITER in request:
+            shutil.rmtree(root / WRITTEN_FOLDER, ignore_errors=True)
+            (root / PREPARE_FOLDER).rename(root / WRITTEN_FOLDER)
+            shutil.rmtree(root / WRITTEN_FOLDER)
+        else:
+            (root / REQUEST).unlink()
+            (root / PREPARE_FOLDER).rmdir()
     return PrepareReport(
         root=dataset.location if dataset.is_remote else root,
         shard_counts=scanned.shard_counts,
@@ -546,6 +553,8 @@ def _is_unfinished(root: Path, request: str) -> bool:
     try:
         return (root / REQUEST).read_text(encoding="utf-8") == request
     except FileNotFoundError:  # it was killed right at its end
+        if (root / WRITTEN_FOLDER).is_dir():
+            return True
         return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
 
 

@@ -34,6 +34,8 @@ REQUEST = f"{PREPARE_FOLDER}/request"
 """What a `prepare` was asked for that is not at its end."""
 OF_A_WRITER = "of a writer"
 """Stands in it where shards were written into the folder."""
+WRITTEN_FOLDER = f"{META_FOLDER}/.written"
+"""What the `.prepare` of such a one becomes at its end, at once, before it is removed."""
 TEMPORARY = ".writing"
 """How names of shards end that are being written; they begin with a dot."""
 _PLAN_JSON = "plan.json"
@@ -93,10 +95,10 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False) 
 
 def _nearly_at_its_end(root: Path) -> bool:
     """Whether a write was killed when its index was in place already, and its plan gone."""
-    if not (root / PREPARE_FOLDER).is_dir():
-        return False
     request = root / REQUEST
-    return OF_A_WRITER in request.read_text(encoding="utf-8") if request.is_file() else dataset_kind(root).has_shards
+    return (root / WRITTEN_FOLDER).is_dir() or (
+        request.is_file() and OF_A_WRITER in request.read_text(encoding="utf-8")
+    )
 
 
 class PartLog:

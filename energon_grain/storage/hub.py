@@ -34,6 +34,7 @@ import msgspec
 
 from energon_grain._version import __version__
 from energon_grain.extras import needed_for
+from energon_grain.forms import Form
 from energon_grain.storage.addresses import Address
 from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.storage.object_error import BUSY, ObjectError, shortened
@@ -75,6 +76,10 @@ class _Listed(msgspec.Struct):
 
 class _Revision(msgspec.Struct):
     sha: str
+
+
+_PAGE, _REVISION, _COMMIT = Form(list[_Listed]), Form(_Revision), Form(str)
+_KEPT_LIST = Form(dict[str, tuple[int, str]])
 
 
 class _Answers(Protocol):
@@ -196,13 +201,13 @@ class HubStore:
             return revision
         kept = self._kept("revision", revision)
         if _is_offline():
-            commit = _kept_json(kept, str)
+            commit = _kept_json(kept, _COMMIT)
             if commit is None:
                 raise _offline(f"it is not known which commit {revision!r} of {self._repo} is")
             return commit
         url = f"{self._hub.endpoint}/api/datasets/{self._repo}/revision/{quote(revision, safe='')}"
         try:
-            commit = self._hub.json(url, _Revision)[0].sha
+            commit = self._hub.json(url, _REVISION)[0].sha
         except FileNotFoundError:
             raise self._hub.no_repository() from None
         if not _COMMIT.fullmatch(commit):
@@ -218,7 +223,7 @@ class HubStore:
     def _list(self, folder: str, *, below: bool) -> None:
         """Learn the files of a folder. One that is not there has none."""
         kept = self._kept(self.commit, folder, below)
-        found = _kept_json(kept, dict[str, tuple[int, str]])
+        found = _kept_json(kept, _KEPT_LIST)
         if found is None:
             if _is_offline():
                 raise _offline(f"the files of {self._repo}/{folder} at {self.commit[:8]} are not known")
@@ -234,7 +239,7 @@ class HubStore:
         while url is not None:
             seen.add(url)
             try:
-                page, url = self._hub.json(url, list[_Listed])
+                page, url = self._hub.json(url, _PAGE)
             except FileNotFoundError:
                 return
             for each in page:
@@ -356,7 +361,7 @@ class _Hub:
         self._timeout = urllib3.Timeout(connect=timeout_s, read=timeout_s)
         self._quiet_until = 0.0
 
-    def json(self, url: str, kind: type[_Read]) -> tuple[_Read, str | None]:
+    def json(self, url: str, form: Form[_Read]) -> tuple[_Read, str | None]:
         """What the Hub says at a URL, and where it goes on. Raises FileNotFoundError."""
         answer, location = self.ask(url, {})
         if location is not None:
@@ -370,7 +375,7 @@ class _Hub:
                     answer.close()  # else the rest of it would come as the next answer
                 answer.release_conn()
         try:
-            found = msgspec.json.decode(data, type=kind)
+            found = form.from_json(data)
         except msgspec.MsgspecError as error:
             sort = shortened(answer.headers.get("Content-Type", "no type"))
             raise ObjectError(
@@ -572,10 +577,10 @@ def _connections(proxy: str | None) -> Any:
     return urllib3.ProxyManager(proxy, maxsize=64, proxy_headers=headers)
 
 
-def _kept_json(path: Path, kind: type[_Read]) -> _Read | None:
+def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
     """What was kept; None: nothing, or it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return form.from_json(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -223,7 +223,9 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "columns, batches by budget": Configuration(
         lambda b: b.train("blend.yaml", batch_size=b.api.CostBudget("bytes.txt", 600, window=200))
     ),
-    "columns, equal work": Configuration(lambda b: b.train("blend.yaml", balance="bytes.txt + bytes.txt ** 2"), (2, 4)),
+    "columns, equal work": Configuration(
+        lambda b: b.train("blend.yaml", balance="bytes.txt + bytes.txt ** 2"), (1, 2, 4)
+    ),
     # What nobody prepared
     "bare tars": Configuration(lambda b: b.train("bare", "Texts")),
 }
