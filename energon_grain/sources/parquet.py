@@ -590,7 +590,10 @@ class ParquetSource(Selected):
         table = self.files.read(number, (name,)) if rows else None
         if table is None:
             return np.full(rows, np.nan) if rows else np.zeros(0, np.int8)
-        return table.column(name).to_numpy()
+        column = table.column(name)
+        if str(column.type) == "bool" and column.null_count:
+            column = column.cast("int8")  # of truth values, missing ones among them, NumPy would make objects
+        return column.to_numpy()
 
     def close(self) -> None:
         """Close the files, and let go of what is decoded; reading again opens them anew."""

@@ -422,20 +422,22 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "n": np.arange(100),
         "score": pa.array([None if number % 7 == 0 else number / 2 for number in range(100)]),
         "odd": pa.array([number % 2 == 1 for number in range(100)]),
+        "said": pa.array([None if number % 7 == 0 else number % 2 == 1 for number in range(100)]),
         "text": ["x"] * 100,
     }
     folder = write_parquet(tmp_path / "data", columns, files=3, row_group_size=9)
     source = ParquetSource(folder, parts={"text"}).cut(10, 90)
-    assert source.columns == ("bytes", "n", "score", "odd")
+    assert source.columns == ("bytes", "n", "score", "odd", "said")
     expected = {
         "n": np.arange(10, 90),
         "score": np.array([np.nan if number % 7 == 0 else number / 2 for number in range(10, 90)]),
         "odd": np.arange(10, 90) % 2 == 1,
+        "said": np.array([np.nan if number % 7 == 0 else number % 2 for number in range(10, 90)]),
     }
     picked = np.random.default_rng(0).integers(0, 80, 50)
     for _ in range(2):
         for name, numbers in expected.items():
-            assert np.array_equal(source.column(name, picked), numbers[picked], equal_nan=name == "score")
+            assert np.array_equal(source.column(name, picked), numbers[picked], equal_nan=True)
             for piece in (
                 slice(None),
                 slice(3, 17),
@@ -444,12 +446,12 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 slice(None, None, 7),
                 slice(0, 10**9),
             ):
-                assert np.array_equal(source.column(name, piece), numbers[piece], equal_nan=name == "score")
+                assert np.array_equal(source.column(name, piece), numbers[piece], equal_nan=True)
         monkeypatch.setattr(type(source.files), "read", lambda *_: pytest.fail("the column is kept"))
     assert np.array_equal(source.column("bytes", slice(None)), source.sizes(np.arange(80)))
     assert source.column_id("n") != source.column_id("odd")
     for ask in (source.column_id, lambda name: source.column(name, slice(None))):
-        with pytest.raises(KeyNotFoundError, match="no column of numbers 'text'; there are bytes, n, score, odd"):
+        with pytest.raises(KeyNotFoundError, match="no column of numbers 'text'; there are bytes, n, score, odd, said"):
             ask("text")
     with pytest.raises(IndexError):
         source.column("n", np.array([80]))
