@@ -577,6 +577,7 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
         )
 
     row = 0
+    samples = [dict(each) for each in samples]  # what one function takes out of them others still find
     try:
         if measure.batched:
             values: Any = measure.function(samples)

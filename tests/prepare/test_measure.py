@@ -108,6 +108,11 @@ def test_only_the_parts_that_are_asked_for_are_given(root: Path) -> None:
         "builtins:len",
         9,
     )
+    taken = {"words": lambda parts: words({"txt": parts.pop("txt")}), "parts": len}
+    measure_dataset(root, {**taken, "many": column_function(batched=True)(lambda samples: list(map(len, samples)))})
+    columns = open_columns(root)
+    assert columns["words"].tolist() == WORDS
+    assert columns["parts"].tolist() == columns["many"].tolist() == [1 + n % 2 for n in range(N)]
     with pytest.raises(ConfigError, match=r"has no part 'jpg'; there are txt, json"):
         measure_dataset(root, {"parts": len}, parts=["jpg"])
 
