@@ -1,7 +1,7 @@
 """Blends whose weights are shares of tokens: what planning one takes, how exact it is, and what reading loses by it.
 
 `python -m benchmarks.blend_by_cost [--items 1_000_000] [--samples 100_000] [--rounds 3]` prints three tables. Only this
-package is needed.
+package is needed. With `--chart FILE` it draws the picture of the docs in place of that (needs matplotlib).
 
 1. For laws of lengths and numbers of children: nanoseconds an item, of which every host plans all, and how far the
    worst child is off its share at the worst prefix, in parts of the largest item so far.
@@ -120,13 +120,51 @@ def _rate(folder: Path, unit: str | None) -> float:
         return 32 * steps / (time.perf_counter() - begin)
 
 
+def chart(file: str) -> None:
+    """Shares of three datasets of different lengths along a stream: by samples, and by tokens."""
+    from matplotlib.figure import Figure
+
+    random = np.random.default_rng(0)
+    names, weights, medians = ["short texts", "articles", "books"], [5, 3, 2], [60, 600, 3000]
+    costs = [np.clip(random.lognormal(np.log(median), 0.8, 200_000), 4, 32768).astype(np.int64) for median in medians]
+    labels, positions = CostBlend([(0, weights)], [partial(child, each) for each in costs], key=1).route(
+        np.arange(60_000)
+    )
+    by_samples = random.permutation(np.repeat(np.arange(3), np.array(weights) * 600))
+    taken = np.array([np.cumsum(by_samples == number) - 1 for number in range(3)])
+    places = (taken[by_samples, np.arange(len(by_samples))], positions)
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    for axes, title, of, at in zip(
+        figure.subplots(1, 2, sharey=True),
+        ("weights of samples", 'weight_unit="tokens"'),
+        (by_samples, labels),
+        places,
+        strict=True,
+    ):
+        paid = np.stack(costs)[of, at % 200_000]
+        total = np.cumsum(paid)
+        shown = np.searchsorted(total, np.geomspace(2e4, 2e6, 300))
+        for number, name in enumerate(names):
+            share = np.cumsum(np.where(of == number, paid, 0)) / total
+            axes.plot(total[shown], 100 * share[shown], label=f"{name}, weight {weights[number]}")
+            axes.axhline(10 * weights[number], color="grey", linewidth=0.5, linestyle=":")
+        axes.set(title=title, xlabel="tokens so far", xscale="log", ylim=(0, 100))
+    figure.axes[0].set_ylabel("% of tokens")
+    figure.axes[0].legend(frameon=False, fontsize="small")
+    figure.savefig(file, metadata={"Date": None})
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chart")
     arguments = parser.parse_args()
+    if arguments.chart:
+        chart(arguments.chart)
+        return
     exactness(arguments.items)
     far_on(arguments.items)
     reading(arguments.samples, arguments.rounds)

@@ -163,7 +163,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "pass, virtual epochs": Configuration(lambda b: b.train("code", virtual_epoch_length=5)),
     "pass, validation": Configuration(lambda b: b.val("val")),
     "pass, validation with a limit": Configuration(lambda b: b.val("web", limit=5)),
-    "pass, packed": Configuration(lambda b: b.val("web", "Planned", packing_buffer_size=20), (1, 2)),
+    "pass, packed": Configuration(lambda b: b.val("web", "Packing", packing_buffer_size=20), (1, 2)),
     "pass, grouped": Configuration(lambda b: b.val("web", "Grouping"), (1, 2)),
     # Hooks
     "hooks, failing and skipping": Configuration(lambda b: b.train("web", "Failing"), (1, 2, 4)),
