@@ -630,7 +630,7 @@ def _attach(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source:
     total, where = len(source), f"{path}: the column {name!r}"
     if isinstance(file, np.ndarray) or path.endswith(".npy"):
         try:
-            rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
+            rows: Any = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
         except (ValueError, EOFError) as error:
             raise FormatError(f"{path}: is no array that can be attached: {error}") from error
         if not isinstance(rows, np.ndarray):
