@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import IndexFileError, KeyNotFoundError
+from energon_grain.errors import ConfigError, IndexFileError, KeyNotFoundError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
@@ -40,9 +40,9 @@ from energon_grain.formats.columnar_header import (
     read_column,
     release_pages,
 )
-from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
-from energon_grain.formats.nv_meta import META_FOLDER
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.storage.atomic import sync_folder
@@ -229,9 +229,12 @@ class ColumnFolder:
 
 
 def _made_by(dataset: str) -> str:
+    any_of_them = f"`energon-grain measure {dataset} --column NAME=module:function` makes any"
+    if dataset.endswith(".jsonl"):
+        return any_of_them
     return (
-        f"`energon-grain measure {dataset} --column NAME=module:function` makes any, and those of media are made by "
-        f"`energon-grain prepare-media {dataset} --media-metadata-by-extension`"
+        f"{any_of_them}, and those of media are made by `energon-grain prepare-media {dataset} "
+        "--media-metadata-by-extension`"
     )
 
 
@@ -388,8 +391,9 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return found
 
     def id(self, name: str) -> str:
-        """Digest that changes with the numbers of a column. Raises KeyNotFoundError as `[name]` does."""
+        """Digest that changes with the numbers of a column. Raises as `[name]` does."""
         if name in self.stored:
+            self._opened(name)  # who knows a column by its id goes on with it when it is measured again
             return self.stored[name].column.checksum
         if name not in self._parts:
             raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
@@ -415,6 +419,8 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
                 f"the column {name!r} is of samples that are not here any more; make it again: "
                 f"{self._all[name].made_by(name, dataset)}"
             )
+        if name.startswith(f"{SIZES}."):
+            return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
         made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
 
@@ -428,12 +434,15 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
+        ConfigError: These are Parquet files, whose columns are theirs.
         IndexFileError: An index is damaged.
         ReadError: An object store cannot be reached.
     """
     if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
         file = open_jsonl(path)
         return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
+    if not isinstance(path, DataFolder) and kind_at(located(path)) is DatasetKind.PARQUET:
+        raise ConfigError(f"{path}: the columns of Parquet files lie in them; `where` and the like find them by name")
     folder = open_folder(path)
     with naming(folder):
         return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))

@@ -74,6 +74,8 @@ _BUDGET_S = 10.0
 _AHEAD = 1024
 _BLOCK_SAMPLES = 1 << 20
 _KEYS = ("key", "__key__")
+_LARGEST = 2**63 - 1
+_NUMBER = "number (ints end at 2**63)"
 _COST_BYTES = 512
 """Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
 _LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
@@ -308,6 +310,8 @@ def opened_samples(location: str, parts: Collection[str] | None) -> tuple[Measur
             f"{location}: nobody prepared these tars, and columns lie beside the index that this makes: run "
             f"`energon-grain prepare {location}` first"
         )
+    if kind is DatasetKind.PARQUET:
+        raise ConfigError(f"{location}: columns are not added to Parquet files; write the numbers into the files")
     if kind is DatasetKind.ARRAY:
         raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
     if kind is DatasetKind.JSONL:
@@ -573,6 +577,7 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
         )
 
     row = 0
+    samples = [dict(each) for each in samples]  # what one function takes out of them others still find
     try:
         if measure.batched:
             values: Any = measure.function(samples)
@@ -590,7 +595,7 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
     numbers = _numbers(values)
     if isinstance(numbers, int):
         value = values[numbers]
-        raise unfit(numbers, f"gave {value!r:.100} ({type(value).__name__}), which is no number")
+        raise unfit(numbers, f"gave {value!r:.100} ({type(value).__name__}), which is no {_NUMBER}")
     return numbers
 
 
@@ -625,13 +630,17 @@ def _attach(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source:
     total, where = len(source), f"{path}: the column {name!r}"
     if isinstance(file, np.ndarray) or path.endswith(".npy"):
         try:
-            rows: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
+            rows: Any = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
         except (ValueError, EOFError) as error:
             raise FormatError(f"{path}: is no array that can be attached: {error}") from error
+        if not isinstance(rows, np.ndarray):
+            raise FormatError(f"{path}: is no array that can be attached, but an archive of several")
         if rows.ndim != 1 or rows.dtype.kind not in "biuf" or len(rows) != total:
             raise ConfigError(
                 f"{where}: has {rows.dtype}{list(rows.shape)}; there must be one number for each of the {total} samples"
             )
+        if rows.dtype.kind == "u":  # others are left where they are mapped
+            rows = _known_numbers(rows, where)
         keys = None
     else:
         keys, rows = _table(path, field, where)
@@ -640,7 +649,7 @@ def _attach(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source:
                 f"{where}: has no field `key`, so it must have a row for each of the {total} samples, and it has "
                 f"{len(rows)}"
             )
-    whole = rows.dtype.kind in "bi" or (rows.dtype.kind == "u" and rows.dtype.itemsize < 8)
+    whole = rows.dtype.kind in "bi"
     notes: list[str] = []
     if keys is not None:
         order = {key: row for row, key in enumerate(keys)}
@@ -699,10 +708,14 @@ def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDA
     else:
         keys, found = _text_table(path, field, where)
     is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
-    numbers: Any = found if is_plain else _numbers(list(found))
+    return keys, _known_numbers(found if is_plain else list(found), where)
+
+
+def _known_numbers(values: Sequence[Any] | npt.NDArray[Any], where: str) -> Numbers:
+    numbers = _numbers(values)
     if isinstance(numbers, int):
-        raise ConfigError(f"{where}: holds {found[numbers]!r:.100} in row {numbers + 1}, which is no number")
-    return keys, numbers
+        raise ConfigError(f"{where}: holds {values[numbers]!r:.100} in row {numbers + 1}, which is no {_NUMBER}")
+    return numbers
 
 
 def _text_table(path: str, field: str, where: str) -> tuple[list[str] | None, list[Any]]:
@@ -710,9 +723,9 @@ def _text_table(path: str, field: str, where: str) -> tuple[list[str] | None, li
         raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
     is_csv = path.endswith(".csv")
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:  # else the key of a spreadsheet's is not found
             rows = list(csv.DictReader(file)) if is_csv else [json.loads(line) for line in file if line.strip()]
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise FormatError(f"{path}: cannot be read: {error}") from error
     if any(not isinstance(row, dict) for row in rows):
         raise FormatError(f"{path}: has lines that are no objects")
@@ -736,20 +749,24 @@ def _parsed(text: Any) -> Any:
     return text
 
 
-def _numbers(values: Sequence[Any]) -> Numbers | int:
-    """(n,) int64 or float64, NaN for None; or the place of the first value that is no number."""
+def _numbers(values: Sequence[Any] | npt.NDArray[Any]) -> Numbers | int:
+    """(n,) int64 or float64, NaN for None; or the place of the first value that is no number, or too large an int."""
     with contextlib.suppress(ValueError, OverflowError):  # lists of lists, say
         found = np.asarray(values)
-        if found.ndim == 1 and found.dtype.kind in "bi":
-            return found.astype(np.int64)
+        if found.ndim == 1 and found.dtype.kind == "u" and found.max(initial=0) > _LARGEST:
+            return int(np.argmax(found > _LARGEST))
+        if found.ndim == 1 and found.dtype.kind in "biu":
+            return found.astype(np.int64, copy=False)
         if found.ndim == 1 and found.dtype.kind == "f":
-            return found.astype(np.float64)
+            return found.astype(np.float64, copy=False)
     numbers = np.empty(len(values))
     for place, value in enumerate(values):
         if not (value is None or isinstance(value, int | float | np.number | np.bool_)) or isinstance(value, complex):
             return place
+        if isinstance(value, int | np.integer) and not -_LARGEST <= value <= _LARGEST:
+            return place
         try:
             numbers[place] = np.nan if value is None else value
-        except (TypeError, OverflowError):
+        except TypeError:
             return place
     return numbers

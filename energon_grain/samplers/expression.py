@@ -367,7 +367,7 @@ def _value(node: ast.expr, values: dict[str, _Array]) -> _Array:
             return values[name]
         case ast.UnaryOp(op=op, operand=operand):
             value = _value(operand, values)
-            return -value if isinstance(op, ast.USub) else value
+            return _signed(node, operator.neg, value) if isinstance(op, ast.USub) else value
         case ast.BinOp(left=left, op=op, right=right):
             return _computed(node, _ARITHMETIC[type(op)], _value(left, values), _value(right, values))
         case ast.Call(func=ast.Name(id="max" | "min" as name), args=arguments):
@@ -376,6 +376,8 @@ def _value(node: ast.expr, values: dict[str, _Array]) -> _Array:
             value = _value(argument, values)
             if name in ("ceil", "floor") and value.dtype.kind == "i":
                 return value
+            if name == "abs":
+                return _signed(node, np.abs, value)
             return _finite(np.asarray(_FUNCTIONS[name](value)))
         case _:
             raise AssertionError(ast.dump(node))
@@ -390,13 +392,23 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
                 return np.asarray(compute(left, right))
             about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
             if about.max(initial=0) >= _LARGEST:
-                written = _text(deepcopy(node))
-                raise ConfigError(
-                    f"expression: {written} reaches {about.max():.3g}; whole numbers end at 2**62. Write `1.0 *` "
-                    "before it to compute with floats"
-                )
+                _refuse_size(node, float(about.max()))
             return np.asarray(compute(left, right))
     return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+
+
+def _signed(node: ast.expr, compute: Callable[[Any], Any], value: _Array) -> _Array:
+    """`-` or `abs`: the least number of 64 bits is the only one that has none."""
+    if value.dtype.kind == "i" and value.min(initial=0) == np.iinfo(np.int64).min:
+        _refuse_size(node, 2.0**63)
+    return _finite(np.asarray(compute(value)))
+
+
+def _refuse_size(node: ast.expr, reached: float) -> NoReturn:
+    raise ConfigError(
+        f"expression: {_text(deepcopy(node))} reaches {reached:.3g}; whole numbers end at 2**62. Write `1.0 *` before "
+        "what it computes with, to have floats"
+    )
 
 
 def _bound(op: ast.operator, left: _Array, right: _Array) -> int:

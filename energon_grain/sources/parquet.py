@@ -478,13 +478,21 @@ class ParquetSource(Selected):
             table = decoded.table
             take = _nothing
             if table is not None and name in table.column_names:
-                take = self._kinds[name].take(_whole(table.column(name)))
+                array = _whole(table.column(name))
+                if str(array.type) != "null":  # else nobody knows more of it here than that nothing is there
+                    try:
+                        take = self._kinds[name].take(array)
+                    except (NotImplementedError, ValueError, TypeError) as error:
+                        raise self._wrong(name, number, error) from error
             decoded.takes[name] = take
         try:
             return take(within)
         except (ValueError, OverflowError, TypeError) as error:
-            file = int(self.files.groups.file[number])
-            raise FormatError(f"{self.files.paths[file]}: row group {number}: column {name!r}: {error}") from error
+            raise self._wrong(name, number, error) from error
+
+    def _wrong(self, name: str, number: int, error: Exception) -> FormatError:
+        file = int(self.files.groups.file[number])
+        return FormatError(f"{self.files.paths[file]}: row group {number}: column {name!r}: {error}")
 
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
@@ -590,7 +598,18 @@ class ParquetSource(Selected):
         table = self.files.read(number, (name,)) if rows else None
         if table is None:
             return np.full(rows, np.nan) if rows else np.zeros(0, np.int8)
-        return table.column(name).to_numpy()
+        array = _whole(table.column(name))
+        if str(array.type) == "null":
+            return np.full(rows, np.nan)
+        try:
+            numbers, there = _plain(array), _there(array)
+            if numbers.dtype == np.uint64:  # which NumPy puts together with others as floats
+                if numbers.max(initial=0) >= 2**63:
+                    raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
+                numbers = numbers.astype(np.int64)
+        except (OverflowError, TypeError) as error:
+            raise self._wrong(name, number, error) from error
+        return numbers if there is None else np.where(there, numbers, np.nan)
 
     def close(self) -> None:
         """Close the files, and let go of what is decoded; reading again opens them anew."""
@@ -622,7 +641,7 @@ class _Kind:
 
 
 def _kinds(files: ParquetFiles) -> dict[str, _Kind]:
-    """What each column becomes, by the first file that has it.
+    """What each column becomes, by the first file that has it with a type: where all is missing, writers note none.
 
     Raises:
         FormatError: A schema is not understood.
@@ -634,9 +653,9 @@ def _kinds(files: ParquetFiles) -> dict[str, _Kind]:
         schema = files.schema(number)
         features = _features(schema.metadata or {})
         for column in schema:
-            if column.name not in kinds:
+            if column.name not in kinds and str(column.type) != "null":
                 kinds[column.name] = _kind(column.type, features.get(column.name))
-    return {name: kinds[name] for name in files.columns}
+    return {name: kinds.get(name) or _Kind(_json, "json") for name in files.columns}
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -733,11 +752,17 @@ def _leaving_out(take: Take, there: npt.NDArray[np.bool_] | None) -> Take:
     return checked
 
 
+def _of_type(array: Any, right: bool, what: str) -> None:
+    if not right:
+        raise TypeError(f"is of type {array.type} here, and another file has {what}; write all files with one schema")
+
+
 def _plain(array: Any) -> npt.NDArray[Any]:
-    """Numbers of an Arrow array, whatever stands where there is none."""
+    """Numbers of an Arrow array, whatever stands where there is none. Raises TypeError."""
     import pyarrow
     import pyarrow.compute
 
+    _of_type(array, _kind(array.type, None).take is _numbers, "numbers")
     if array.null_count:
         array = pyarrow.compute.fill_null(array, pyarrow.scalar(0).cast(array.type))
     return array.to_numpy(zero_copy_only=False)
@@ -752,6 +777,7 @@ def _bytes(array: Any) -> Take:
     import pyarrow
 
     kind = array.type
+    _of_type(array, _kind(kind, None).take is _bytes, "texts or bytes")
     if pyarrow.types.is_string_view(kind) or pyarrow.types.is_binary_view(kind):
         array = array.cast(pyarrow.large_binary())
     elif pyarrow.types.is_fixed_size_binary(kind):
@@ -772,6 +798,7 @@ def _bytes(array: Any) -> Take:
 def _files(array: Any) -> Take:
     import pyarrow.compute
 
+    _of_type(array, _is_file(array.type), "files")
     return _bytes(cast("Any", pyarrow.compute).struct_field(array, "bytes"))
 
 
@@ -779,6 +806,7 @@ def _offsets(array: Any) -> tuple[Int64Array, Any]:
     """(n + 1,) where each list begins in the array of all entries, and that array."""
     import pyarrow
 
+    _of_type(array, _is_list(array.type), "lists")
     if not pyarrow.types.is_fixed_size_list(array.type):
         return array.offsets.to_numpy().astype(np.int64), array.values
     return (np.arange(len(array) + 1) + array.offset) * array.type.list_size, array.values

@@ -351,7 +351,7 @@ class Source(Protocol):
         ...
 
     def column_id(self, name: str) -> str:
-        """Digest that changes with the numbers of a column. Raises KeyNotFoundError as `column` does."""
+        """Digest that changes with the numbers of a column, which stay those from then on. Raises as `column` does."""
         ...
 
     def locate(self, index: int) -> SampleLocation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -107,6 +108,11 @@ def test_only_the_parts_that_are_asked_for_are_given(root: Path) -> None:
         "builtins:len",
         9,
     )
+    taken = {"words": lambda parts: words({"txt": parts.pop("txt")}), "parts": len}
+    measure_dataset(root, {**taken, "many": column_function(batched=True)(lambda samples: list(map(len, samples)))})
+    columns = open_columns(root)
+    assert columns["words"].tolist() == WORDS
+    assert columns["parts"].tolist() == columns["many"].tolist() == [1 + n % 2 for n in range(N)]
     with pytest.raises(ConfigError, match=r"has no part 'jpg'; there are txt, json"):
         measure_dataset(root, {"parts": len}, parts=["jpg"])
 
@@ -273,6 +279,12 @@ def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None
     (tmp_path / "meta.yaml").write_text("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {}\n")
     with pytest.raises(ConfigError, match=r"is a metadataset; .* columns of its members, as `member.column`"):
         measure_dataset(tmp_path / "meta.yaml", {"words": words})
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    for path in (tmp_path / "rows.parquet", tmp_path / "*.parquet"):
+        with pytest.raises(ConfigError, match="columns are not added to Parquet files; write the numbers into the f"):
+            measure_dataset(path, {"words": words})
+        with pytest.raises(ConfigError, match="the columns of Parquet files lie in them"):
+            open_columns(path)
     write_tars(tmp_path / "bare", [{"__key__": "a", "txt": "a"}])
     with pytest.raises(ConfigError, match=r"nobody prepared these tars, .* run `energon-grain prepare .*bare` first"):
         measure_dataset(tmp_path / "bare", {"words": words})
@@ -289,15 +301,20 @@ def test_two_do_not_measure_at_once(root: Path) -> None:
         measure_dataset(root, {"words": words})
 
 
+_file = io.BytesIO()
+np.savez(_file, a=np.arange(N))
+ARCHIVE = _file.getvalue()
+
 ATTACHED: list[tuple[str, str]] = [
     ("scores.csv", "key,score\n0001,1.5\n0003,7\nother,2\n0000,\n"),
+    ("of-a-spreadsheet.csv", "\ufeffkey,score\n0001,1.5\n0003,7\nother,2\n"),
     ("scores.jsonl", '{"__key__": "0001", "score": 1.5}\n{"__key__": "0003", "score": 7}\n{"__key__": "other"}\n'),
 ]
 
 
 @pytest.mark.parametrize(("name", "text"), ATTACHED)
 def test_tables_are_attached_by_key(root: Path, tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "utf-8")
     report = measure_dataset(root, attach={"score": tmp_path / name, "same": f"{tmp_path / name}:score"})
     expected = np.full(N, np.nan)
     expected[[1, 3]] = 1.5, 7
@@ -332,16 +349,18 @@ def test_parquet_is_attached(root: Path, tmp_path: Path) -> None:
 
 def test_arrays_are_attached_by_row(root: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(N, dtype=np.uint16))
+    np.save(tmp_path / "u.npy", np.arange(2**63 - N, 2**63, dtype=np.uint64))
     np.save(tmp_path / "f.npy", np.linspace(0, 1, N, dtype=np.float32))
     (tmp_path / "rows.csv").write_text("half\n" + "".join(f"{n / 2}\n" for n in range(N)))
     measure_dataset(root, attach={"held": np.arange(N) % 3})
     assert open_columns(root)["held"].tolist() == [n % 3 for n in range(N)]
-    files = {"a": tmp_path / "a.npy", "f": tmp_path / "f.npy", "half": tmp_path / "rows.csv"}
+    files = {"a": tmp_path / "a.npy", "f": tmp_path / "f.npy", "u": tmp_path / "u.npy", "half": tmp_path / "rows.csv"}
     done = run("measure", root, *(f"--attach={name}={path}" for name, path in files.items()), "--column=n=builtins:len")
     assert done.exit_code == 0, done.output + str(done.exception)
     columns = open_columns(root)
     assert columns["a"].tolist() == [*range(N)]
     assert (columns["a"].dtype, columns["f"].dtype) == (np.int64, np.float64)
+    assert columns["u"].tolist() == [*range(2**63 - N, 2**63)]
     assert columns["half"].tolist() == [n / 2 for n in range(N)]
     assert columns["n"].tolist() == [1 + n % 2 for n in range(N)]
 
@@ -352,6 +371,14 @@ def test_arrays_are_attached_by_row(root: Path, tmp_path: Path) -> None:
         ("a.npy", np.arange(N - 1), r"has int64\[699\]; there must be one number for each of the 700 samples"),
         ("a.npy", np.array(["x"] * N), r"has <U1\[700\]; there must be one number"),
         ("a.npy", b"none", "is no array that can be attached"),
+        ("a.npy", ARCHIVE, "is no array that can be attached, but an archive of several"),
+        (
+            "a.npy",
+            np.full(N, 2**63, np.uint64),
+            r"holds .*9223372036854775808.* in row 1, which is no num",
+        ),
+        ("a.csv", b"key,a\n" + b"x" * 200_000 + b",1\n", "cannot be read: field larger than field limit"),
+        ("a.csv", b"key,a\n0001,9223372036854775808\n", r"in row 1, which is no number \(ints end at 2\*\*63\)"),
         ("a.csv", b"key,a\n0001,1\n0001,2\n", "has the key '0001' twice"),
         ("a.csv", b"key,b\n0001,1\n", "has no field 'a'; there are key, b"),
         ("a.csv", b"key,a\n0001,long\n", "holds 'long' in row 1, which is no number"),

@@ -164,6 +164,14 @@ def test_whole_numbers_never_wrap_around(text: str) -> None:
     assert (of(f"1.0 * {text.replace('* hash', '* 1.0 * hash').replace('+ hash', '+ 1.0 * hash')}") > 0).all()
 
 
+@pytest.mark.parametrize("text", ["-n", "abs(n)", "1 - n"])
+def test_the_least_number_has_no_opposite(text: str) -> None:
+    least = np.array([5, -(2**63)])
+    with pytest.raises(ConfigError, match=r"n\)? reaches 9\.22e\+18; whole numbers end at 2\*\*62"):
+        Expression.parse(text, where="where").of(lambda name: least)
+    assert (Expression.parse(f"{text} >= -5", where="where").of(lambda name: least[:1])).all()
+
+
 # Random expressions against Python: three truth values there, NaN here.
 
 _ARITHMETIC = ["+", "-", "*", "/", "//", "%"]

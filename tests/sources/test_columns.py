@@ -85,6 +85,18 @@ def test_a_column_that_is_missing_names_the_command(root: Path, tmp_path: Path) 
         for ask in (lambda: source.column("nothing", slice(None)), lambda: source.column_id("nothing")):  # noqa: B023
             with pytest.raises(KeyNotFoundError, match=rf"no column 'nothing'; there are bytes, .*{command}"):
                 ask()
+        with pytest.raises(KeyNotFoundError, match=r"there is no part 'jpg'; there are (txt, )?json$"):
+            source.column("bytes.jpg", slice(None))
+
+
+def test_who_knows_a_columns_id_keeps_its_numbers(tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path / "data", n=60)
+    measure_dataset(root, attach={"rank": np.arange(60)})
+    source = WebDatasetSource(root)
+    known = source.column_id("rank")
+    measure_dataset(root, attach={"rank": -np.arange(60)})
+    assert source.column("rank", slice(None)).tolist() == [*range(60)]
+    assert WebDatasetSource(root).column_id("rank") != known
 
 
 def test_lines(tmp_path: Path) -> None:

@@ -218,6 +218,54 @@ def test_files_with_other_columns(tmp_path: Path) -> None:
     assert [list(each) for each in in_order(tmp_path / "d", part_filter={"y"})][1][-1] == "__shard__"
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_files_in_which_all_is_missing(tmp_path: Path, first: bool) -> None:
+    """Writers give such a column no type there, so the others say what it becomes."""
+    images = [picture(0), picture(1)]
+    columns = {"n": [7, 8], "text": ["a", "b"], "png": images, "vector": [[1, 2], [3]], "flag": [True, False]}
+    there, gone = ("b", "a") if first else ("a", "b")
+    write_parquet(tmp_path / "d" / f"{there}.parquet", columns)
+    write_parquet(tmp_path / "d" / f"{gone}.parquet", dict.fromkeys(columns, pa.nulls(2)))
+    source = ParquetSource(tmp_path / "d")
+    batch = source.read(np.arange(4))
+    rows = [2, 3] if first else [0, 1]
+    assert [batch.columns["png"][row] for row in rows] == images
+    assert [batch.columns["text"][row] for row in rows] == [b"a", b"b"]
+    assert [batch.columns["vector"][row].tolist() for row in rows] == [[1, 2], [3]]
+    assert all(not sample.parts for sample in batch if sample.index not in rows)
+    assert source.columns == ("bytes", "n", "flag")
+    assert source.column("n", np.array(rows)).tolist() == [7, 8]
+    assert np.isnan(source.column("n", slice(None))).sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ([1], ["x"], "is of type string here, and another file has numbers; write all files with one schema"),
+        (["x"], [1], "is of type int64 here, and another file has texts or bytes"),
+        ([[1]], [1], "is of type int64 here, and another file has lists"),
+        ([1], pa.array([2**63], pa.uint64()), "9223372036854775808 is too large"),
+    ],
+)
+def test_files_with_other_types(tmp_path: Path, one: Any, other: Any, said: str) -> None:
+    write_parquet(tmp_path / "d" / "a.parquet", {"x": one})
+    write_parquet(tmp_path / "d" / "b.parquet", {"x": other})
+    source = ParquetSource(tmp_path / "d")
+    if "x" in source.columns:
+        with pytest.raises(FormatError, match=rf"b\.parquet: row group 1: column 'x': {said}"):
+            source.column("x", slice(None))
+    if "large" not in said:
+        with pytest.raises(FormatError, match=rf"b\.parquet: row group 1: column 'x': {said}"):
+            source.read(np.arange(2))
+
+
+def test_unsigned_numbers_stay_whole(tmp_path: Path) -> None:
+    large = [2**60, 2**60 + 1]
+    write_parquet(tmp_path / "d" / "a.parquet", {"x": large})
+    write_parquet(tmp_path / "d" / "b.parquet", {"x": pa.array(large, pa.uint64())})
+    assert ParquetSource(tmp_path / "d").column("x", slice(None)).tolist() == large * 2
+
+
 # Which files.
 
 
@@ -422,20 +470,22 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "n": np.arange(100),
         "score": pa.array([None if number % 7 == 0 else number / 2 for number in range(100)]),
         "odd": pa.array([number % 2 == 1 for number in range(100)]),
+        "said": pa.array([None if number % 7 == 0 else number % 2 == 1 for number in range(100)]),
         "text": ["x"] * 100,
     }
     folder = write_parquet(tmp_path / "data", columns, files=3, row_group_size=9)
     source = ParquetSource(folder, parts={"text"}).cut(10, 90)
-    assert source.columns == ("bytes", "n", "score", "odd")
+    assert source.columns == ("bytes", "n", "score", "odd", "said")
     expected = {
         "n": np.arange(10, 90),
         "score": np.array([np.nan if number % 7 == 0 else number / 2 for number in range(10, 90)]),
         "odd": np.arange(10, 90) % 2 == 1,
+        "said": np.array([np.nan if number % 7 == 0 else number % 2 for number in range(10, 90)]),
     }
     picked = np.random.default_rng(0).integers(0, 80, 50)
     for _ in range(2):
         for name, numbers in expected.items():
-            assert np.array_equal(source.column(name, picked), numbers[picked], equal_nan=name == "score")
+            assert np.array_equal(source.column(name, picked), numbers[picked], equal_nan=True)
             for piece in (
                 slice(None),
                 slice(3, 17),
@@ -444,12 +494,12 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 slice(None, None, 7),
                 slice(0, 10**9),
             ):
-                assert np.array_equal(source.column(name, piece), numbers[piece], equal_nan=name == "score")
+                assert np.array_equal(source.column(name, piece), numbers[piece], equal_nan=True)
         monkeypatch.setattr(type(source.files), "read", lambda *_: pytest.fail("the column is kept"))
     assert np.array_equal(source.column("bytes", slice(None)), source.sizes(np.arange(80)))
     assert source.column_id("n") != source.column_id("odd")
     for ask in (source.column_id, lambda name: source.column(name, slice(None))):
-        with pytest.raises(KeyNotFoundError, match="no column of numbers 'text'; there are bytes, n, score, odd"):
+        with pytest.raises(KeyNotFoundError, match="no column of numbers 'text'; there are bytes, n, score, odd, said"):
             ask("text")
     with pytest.raises(IndexError):
         source.column("n", np.array([80]))
@@ -600,5 +650,4 @@ def test_commands(tmp_path: Path) -> None:
     assert "a Parquet file has neither" in str(run("info", folder, "--split-config", "s").exception)
     done = run("which", folder, "--step", "0", "--batch-size", "2", "--validation")
     assert "train-00000/1" in done.output, done.output
-    for command in (["prepare", folder], ["convert", folder, tmp_path / "to"]):
-        assert "read as it is" in str(run(*command).exception)
+    assert "read as it is" in str(run("prepare", folder).exception)
