@@ -50,6 +50,8 @@ _ASKED_AT_ONCE = 4096
 """Costs of a child that are asked for at once."""
 _SEEN_FIRST = 1024
 _IN_64_BITS = 1 << 61
+_LARGEST_WINDOW = 1 << 60
+"""What a window may cost: its sums fit into 64 bits, as an item costs 2**52 at most."""
 _HEAD = 3
 """Numbers of a carry before those of children: position, largest cost so far, halvings of the next window."""
 _HALVINGS = 5
@@ -82,6 +84,8 @@ class _Ahead:
         self._held, self._first = self._held[first - self._first :], first
         while True:
             totals = np.cumsum(self._held)
+            if len(totals) and totals.min() < 0:  # from there on sums do not fit; those before are more than is asked
+                totals = totals[: int(np.argmax(totals < 0))]
             if len(totals) and totals[-1] >= cost:
                 return self._held[: max(1, int(np.searchsorted(totals, cost, side="left")) + 1)]
             if len(totals) > _NOTHING and not totals[-1]:
@@ -135,9 +139,9 @@ class CostBlend:
         self._fold = Fold((0,) * (_HEAD + 2 * len(costs)), self._advance)
 
     def _cost_of(self, items: int, weights: Sequence[int]) -> int:
-        """What about so many items cost, as far as the first ones tell."""
+        """What about so many items cost, as far as the first ones tell; sums of fewer, where those are very large."""
         shares = [weight / mean if mean else 0.0 for weight, mean in zip(weights, self.means, strict=True)]
-        return max(1, round(items * sum(weights) / (sum(shares) or 1.0)))
+        return min(_LARGEST_WINDOW, max(1, round(items * sum(weights) / (sum(shares) or 1.0))))
 
     def route(self, position: Int64Array) -> Routes:
         """Give the child and the child position at each position (at least 0, any order)."""

@@ -81,6 +81,20 @@ def test_shares_are_of_the_column(folder: Path) -> None:
     assert stats["short"] > 8 * stats["long"]
 
 
+def test_shares_of_very_large_costs_are_exact(folder: Path) -> None:
+    parts = [(train(folder / name, batch_size=None), weight) for name, weight in (("long", 1), ("mixed", 2))]
+    texts = {name: open_columns(folder / name)["bytes.txt"] for name in ("long", "mixed")}
+    with get_savable_loader(BlendDataset(*parts, weight_unit="bytes.txt * 2 ** 35")) as loader:
+        drawn = [next(loader).__key__ for _ in range(9000)]
+        state = loader.save_state_global()
+        expected = next(loader).__key__
+    paid = {name: sum(int(texts[name][int(key[-3:])]) for key in drawn if name in key) for name in texts}
+    assert abs(2 * paid["long"] - paid["mixed"]) <= 3 * 99
+    with get_savable_loader(BlendDataset(*parts, weight_unit="bytes.txt * 2 ** 35")) as loader:
+        loader.restore_state_global(state)
+        assert next(loader).__key__ == expected
+
+
 def test_the_same_stream_on_any_number_of_hosts(folder: Path) -> None:
     expected = [sorted(batch) for batch in keys(train(folder / "mix.yaml"), 6)]
     for hosts in (2, 3, 16, 48):

@@ -101,7 +101,7 @@ def test_windows_restarts_and_the_order_of_questions_change_nothing(data: st.Dat
         carry = other.anchor(begin)
         restored = pickle.loads(pickle.dumps(other))
         restored.remember(carry)
-        assert restored.anchor(begin) == carry
+        assert restored.anchor(carry[0]) == carry  # that of `begin` may have been given up
         behind = np.arange(carry[0], 2000)
         assert all(
             np.array_equal(each[behind], made) for each, made in zip(expected, restored.route(behind), strict=True)
