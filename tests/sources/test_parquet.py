@@ -21,6 +21,7 @@ from cli_runs import run
 from metadatasets import write_v2
 from object_server import Bucket
 from parquet_files import FILE, features, files, picture, write_numbers, write_parquet
+from web_server import running_web_server
 
 from energon_grain import (
     DefaultTaskEncoder,
@@ -44,6 +45,7 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.sources.parquet import DecodedGroups, ParquetSource, decoded_groups
+from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -291,6 +293,28 @@ def test_ways_to_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         in_order(tmp_path / "empty.parquet")
     with pytest.raises(ConfigError, match="Parquet file has no split_config"):
         in_order(tmp_path / "set", split_config="other.yaml")
+
+
+def test_names_with_signs(tmp_path: Path) -> None:
+    """What exists is what it says; on the web names are written as they are sent."""
+    folder = write_numbers(tmp_path / "a {b}[c]" / "x[1] y.parquet", 6).parent
+    assert len(in_order(folder)) == len(in_order(folder / "x[1] y.parquet")) == 6
+    assert in_order(write_v2(folder, val={"path": "x[1] y.parquet"}))[5]["__key__"] == "x[1] y/5"
+    write_numbers(folder / "b.parquet", 3)
+    with running_web_server(folder) as server:
+        for names in ("{x[1]%20y,b,b}", "{b,x[1]%20y}"):
+            keys = [each["__key__"] for each in in_order(f"{server.url}/{names.replace('[', '%5B')}.parquet")]
+            assert keys == ["b/0", "b/1", "b/2", *(f"x[1] y/{row}" for row in range(6))]
+
+
+def test_beside_tars(tmp_path: Path) -> None:
+    """As downloads of pictures lie there: samples in tars, what is known of them in Parquet files."""
+    write_numbers(tmp_path / "set" / "00000.parquet", 6)
+    write_tars(tmp_path / "set", [{"__key__": "0", "txt": b"a"}])
+    with pytest.raises(ConfigError, match=r"holds tars and Parquet files; write .*set/\*\*/\*\.tar or .*\.parquet"):
+        in_order(tmp_path / "set")
+    assert len(in_order(tmp_path / "set" / "**/*.parquet")) == 6
+    assert len(in_order(tmp_path / "set" / "**/*.tar", split_part="train")) == 1
 
 
 def test_opening_again_reads_no_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
