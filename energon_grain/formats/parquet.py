@@ -476,8 +476,12 @@ class ParquetFiles:
 
     @property
     def kept_beside(self) -> Path:
-        """What the names of files in the cache folder that belong to these begin with."""
-        return self._index.with_suffix("")
+        """What the names of files in the cache folder that belong to these begin with, as they are now.
+
+        By their versions, too: other numbers may well have the same footer.
+        """
+        said = msgspec.msgpack.encode(self._versions)
+        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
 
     def close(self) -> None:
         """Close the files; reading again opens them anew."""

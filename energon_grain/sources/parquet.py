@@ -108,8 +108,9 @@ class _Kept:
 
     def put(self, key: tuple[object, int], group: _Group, limit_bytes: int) -> list[tuple[tuple[object, int], _Group]]:
         """Keep a row group; give those that have to leave for it."""
+        before = self.groups.pop(key, None)  # decoded again while it was moved here
         self.groups[key] = group
-        self.size_bytes += group.size_bytes
+        self.size_bytes += group.size_bytes - (before.size_bytes if before is not None else 0)
         leaving: list[tuple[tuple[object, int], _Group]] = []
         while self.size_bytes > limit_bytes and len(self.groups) > 1:
             leaving.append(self.groups.popitem(last=False))

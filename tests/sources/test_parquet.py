@@ -8,6 +8,7 @@ import itertools
 import json
 import pickle
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -448,7 +449,7 @@ def test_a_blend_with_tars(tmp_path: Path, text_dataset: Any) -> None:
     assert set(map(int, rows)) == set(range(50))
 
 
-def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path) -> None:
+def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_numbers(tmp_path / "data", 4000, files=2, row_group_size=100)
     source = ParquetSource(folder)
     kept = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "decoded"))
@@ -461,6 +462,20 @@ def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path) -> None:
     for number in random.Random(0).choices(range(40), k=100):
         assert kept.get((source, number), lambda: pytest.fail("decoded again")).table == tables[number].table
     assert list((tmp_path / "decoded").iterdir()) == [], "the files have no names, so that they end with the process"
+    make, table = tempfile.mkstemp, tables[0].table
+
+    def slow(*args: Any, **options: Any) -> Any:
+        """A disk so slow that a row group is decoded again while it is moved there."""
+        monkeypatch.undo()
+        kept.get((source, 50), lambda: table)
+        return make(*args, **options)
+
+    kept = DecodedGroups(limit_bytes=1, folder=str(tmp_path / "decoded"))
+    kept.get((source, 50), lambda: table)
+    monkeypatch.setattr(tempfile, "mkstemp", slow)
+    for number in range(51, 55):
+        kept.get((source, number), lambda: table)
+    assert kept._disk.size_bytes == sum(group.size_bytes for group in kept._disk.groups.values())
     small = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "x.parquet" / "no folder"))
     (tmp_path / "x.parquet").write_text("")
     for _ in range(2):
@@ -643,6 +658,16 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=message):
             ParquetSource(path)
     assert pq.read_metadata(whole).num_rows == 50
+
+
+def test_where_after_numbers_were_written_anew(tmp_path: Path) -> None:
+    """In a file of the same size and the same footer."""
+    path = tmp_path / "x.parquet"
+    kinds = {"compression": "none", "write_statistics": False, "use_dictionary": False}
+    for _ in range(2):
+        good = [1, 0, 0] if not path.exists() else [0, 0, 1]
+        write_parquet(path, {"n": range(3), "good": good}, **kinds)
+        assert [row["n"] for row in in_order(path, where="good == 1")] == [good.index(1)]
 
 
 def test_where_over_truth_values_with_nulls(tmp_path: Path) -> None:
