@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
@@ -137,7 +137,7 @@ def kind_at(location: str) -> DatasetKind:
 
     Raises:
         StaleIndexError: As in `open_folder`.
-        ConfigError: The URL is of no store that can be read.
+        ConfigError: The URL is of no store that can be read, or a folder holds bare tars and Parquet files.
         ReadError: The store cannot be reached.
     """
     if lists_tars(location):
@@ -145,7 +145,9 @@ def kind_at(location: str) -> DatasetKind:
     if not is_url(location):
         finish_interrupted_prepare(Path(location))
         kind = dataset_kind(location)
-        return DatasetKind.BARE_TARS if kind is DatasetKind.INVALID and _has_bare_tars(location) else kind
+        if kind is DatasetKind.INVALID or (kind is DatasetKind.PARQUET and os.path.isdir(location)):
+            return _kind_of_files(location, kind, _has_bare_tars(location))
+        return kind
     if location.endswith((".jsonl", ".yaml")):
         return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET
     if location.endswith(PARQUET_SUFFIX):
@@ -155,11 +157,19 @@ def kind_at(location: str) -> DatasetKind:
         return kind
     if is_array_folder(location):
         return DatasetKind.ARRAY
-    if is_parquet(location):
-        return DatasetKind.PARQUET
+    kind = DatasetKind.PARQUET if is_parquet(location) else kind
     names = names_below(location) or ()
     has_meta = any(META_FOLDER in name.split("/") for name in names)
-    return DatasetKind.BARE_TARS if not has_meta and any(map(ends_like_a_tar, names)) else kind
+    return _kind_of_files(location, kind, not has_meta and any(map(ends_like_a_tar, names)))
+
+
+def _kind_of_files(folder: str, kind: DatasetKind, has_tars: bool) -> DatasetKind:
+    if has_tars and kind is DatasetKind.PARQUET:
+        raise ConfigError(
+            f"{folder}: holds tars and Parquet files; write which are meant, as {join(folder, '**/*.tar')} or "
+            f"{join(folder, '**/*.parquet')}"
+        )
+    return DatasetKind.BARE_TARS if has_tars else kind
 
 
 def _has_bare_tars(folder: str) -> bool:

@@ -41,7 +41,7 @@ from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
+from energon_grain.storage.location import as_joined, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
@@ -110,26 +110,27 @@ def _find(location: str) -> tuple[str, list[str], dict[str, Version] | None]:
         DatasetNotFoundError: There is none.
         ReadError: A store cannot be reached.
     """
-    patterns = expand_braces(location) if "{" in location else [location]
-    wild = any(map(_PATTERN.search, patterns))
-    fixed = [_PATTERN.split(pattern, maxsplit=1)[0] for pattern in patterns]
+    there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
+    patterns = expand_braces(location) if "{" in location and not there else [location]
+    wild = not there and any(map(_PATTERN.search, patterns))
+    fixed = [_PATTERN.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
     same = next((at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1), min(map(len, fixed)))
     cut = fixed[0][:same].rfind("/")
     root = fixed[0][:cut] if cut > 0 else "/"[: cut + 1]
     if not is_url(location):
-        if len(patterns) == 1 and os.path.isdir(location):
+        if os.path.isdir(location):
             return location, _sorted(_below(location), location), None
-        found = {path for pattern in patterns for path in glob.iglob(pattern, recursive=True)}
+        found = {path for pattern in patterns for path in glob.iglob(pattern, recursive=True)} if wild else {*patterns}
         files = {path for path in found if os.path.isfile(path)}
         files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in _below(path)}
-        if not wild and (missing := sorted(set(patterns) - found)):
+        if not wild and (missing := sorted(path for path in found if not os.path.exists(path))):
             raise DatasetNotFoundError(no_such_path(missing[0]))
         return root, _sorted((path[len(root) + (cut > 0) :] for path in files), location), None
     client = shared_client(storage_settings())
     if not has_lists(location, storage_settings()):
         if wild:
             raise ConfigError(f"{location}: this server has no lists; write the names, as {{000..009}}.parquet")
-        return root, [pattern[cut + 1 :] for pattern in patterns], None
+        return root, _sorted({as_joined(root, pattern[cut + 1 :]) for pattern in patterns}, location), None
     if not wild and len(patterns) == 1:
         below: Any = client.list_versions(location)
         if below:
@@ -476,8 +477,12 @@ class ParquetFiles:
 
     @property
     def kept_beside(self) -> Path:
-        """What the names of files in the cache folder that belong to these begin with."""
-        return self._index.with_suffix("")
+        """What the names of files in the cache folder that belong to these begin with, as they are now.
+
+        By their versions, too: other numbers may well have the same footer.
+        """
+        said = msgspec.msgpack.encode(self._versions)
+        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
 
     def close(self) -> None:
         """Close the files; reading again opens them anew."""

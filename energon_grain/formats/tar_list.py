@@ -24,7 +24,7 @@ from energon_grain.storage.location import is_url, located
 BETWEEN = "::"
 _SIGNS = re.compile(r"[*?\[{]")
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|tbz2|txz)[\]}]*$")
-_BUCKET = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
+_BUCKET = re.compile(r"hf://datasets/[^/]*/[^/]*|[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -55,7 +54,7 @@ from energon_grain.storage.atomic import atomic_write_bytes, is_writable
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.file_lock import locked, open_unlinked
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import is_url, join, located, scheme_of
+from energon_grain.storage.location import as_joined, is_url, join, located
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
@@ -209,7 +208,7 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
         if not is_tar(where):
             yield from (f"{piece}/{name}".lstrip("/") for name in find_shards(where))
         else:
-            yield _decoded(base, piece)
+            yield as_joined(base, piece)
         return
     try:
         expanded = expand_braces(piece)
@@ -217,7 +216,7 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
         raise ConfigError(f"{where}: {error}") from error
     for one in expanded:
         if not is_pattern(os.path.join(base, one)) and not re.search(r"[*?\[]", one):
-            yield _decoded(base, one)
+            yield as_joined(base, one)
             continue
         found = sorted(
             (name for name in _matches(base, one) if ends_like_a_tar(name)), key=lambda name: name.split("/")
@@ -236,11 +235,6 @@ def _matches(base: str, pattern: str) -> Iterator[str]:
             "them as shard-{000..099}.tar, or in a list"
         )
     return filter(re.compile(glob_to_regex(pattern)).fullmatch, list_files(base))
-
-
-def _decoded(base: str, name: str) -> str:
-    """A name as `join` takes it: on the web it is written as it is sent."""
-    return unquote(name) if scheme_of(base) in ("http", "https") else name
 
 
 @contextlib.contextmanager

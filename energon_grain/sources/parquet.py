@@ -108,8 +108,9 @@ class _Kept:
 
     def put(self, key: tuple[object, int], group: _Group, limit_bytes: int) -> list[tuple[tuple[object, int], _Group]]:
         """Keep a row group; give those that have to leave for it."""
+        before = self.groups.pop(key, None)  # decoded again while it was moved here
         self.groups[key] = group
-        self.size_bytes += group.size_bytes
+        self.size_bytes += group.size_bytes - (before.size_bytes if before is not None else 0)
         leaving: list[tuple[tuple[object, int], _Group]] = []
         while self.size_bytes > limit_bytes and len(self.groups) > 1:
             leaving.append(self.groups.popitem(last=False))
@@ -473,26 +474,19 @@ class ParquetSource(Selected):
 
     def _values(self, name: str, number: int, decoded: _Group, within: list[int]) -> list[Any]:
         """Values of rows of a row group."""
-        take = decoded.takes.get(name)
-        if take is None:
-            table = decoded.table
-            take = _nothing
-            if table is not None and name in table.column_names:
-                array = _whole(table.column(name))
-                if str(array.type) != "null":  # else nobody knows more of it here than that nothing is there
-                    try:
-                        take = self._kinds[name].take(array)
-                    except (NotImplementedError, ValueError, TypeError) as error:
-                        raise self._wrong(name, number, error) from error
-            decoded.takes[name] = take
         try:
+            take = decoded.takes.get(name)
+            if take is None:
+                array = self._kinds[name].array(decoded.table, name)
+                take = decoded.takes[name] = _nothing if array is None else self._kinds[name].take(array)
             return take(within)
-        except (ValueError, OverflowError, TypeError) as error:
+        except (ValueError, OverflowError, TypeError, NotImplementedError) as error:
             raise self._wrong(name, number, error) from error
 
     def _wrong(self, name: str, number: int, error: Exception) -> FormatError:
         file = int(self.files.groups.file[number])
-        return FormatError(f"{self.files.paths[file]}: row group {number}: column {name!r}: {error}")
+        within = int(self.files.groups.number[number])
+        return FormatError(f"{self.files.paths[file]}: row group {within}: column {name!r}: {error}")
 
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
@@ -582,7 +576,7 @@ class ParquetSource(Selected):
             found = np.load(path, mmap_mode="r")
             if found.shape == (len(self.files),):
                 return np.asarray(found)
-        whole = np.concatenate([self._numbers_of(name, number) for number in range(len(self._first) - 1)])
+        whole = np.concatenate([self._numbers_of(name, each) for each in np.flatnonzero(np.diff(self._first)).tolist()])
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".column-")
@@ -593,23 +587,19 @@ class ParquetSource(Selected):
         return whole
 
     def _numbers_of(self, name: str, number: int) -> npt.NDArray[Any]:
-        """The numbers of a row group; floating-point where one is missing."""
-        rows = int(self._first[number + 1] - self._first[number])
-        table = self.files.read(number, (name,)) if rows else None
-        if table is None:
-            return np.full(rows, np.nan) if rows else np.zeros(0, np.int8)
-        array = _whole(table.column(name))
-        if str(array.type) == "null":
-            return np.full(rows, np.nan)
+        """The numbers of a row group that has rows; floating-point where one is missing."""
         try:
-            numbers, there = _plain(array), _there(array)
+            array = self._kinds[name].array(self.files.read(number, (name,)), name)
+            if array is None:
+                return np.full(int(self._first[number + 1] - self._first[number]), np.nan)
+            numbers = _plain(array)
             if numbers.dtype == np.uint64:  # which NumPy puts together with others as floats
                 if numbers.max(initial=0) >= 2**63:
                     raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
                 numbers = numbers.astype(np.int64)
-        except (OverflowError, TypeError) as error:
+        except (ValueError, NotImplementedError, OverflowError) as error:
             raise self._wrong(name, number, error) from error
-        return numbers if there is None else np.where(there, numbers, np.nan)
+        return _with_nan(numbers, _there(array))
 
     def close(self) -> None:
         """Close the files, and let go of what is decoded; reading again opens them anew."""
@@ -630,30 +620,51 @@ class _Kind:
     """What a column becomes.
 
     Attributes:
+        arrow: Its type, in the file that says what it becomes.
+        feature: What Hugging Face's `datasets` says of it there.
         take: Makes of its Arrow array what gives values of rows.
         ending: The end of a name by which its bytes are decoded; None: by its own name, or not at all.
         many: Whether a value is a list of files.
     """
 
+    arrow: Any
+    feature: Any
     take: Callable[[Any], Take]
     ending: str | None = None
     many: bool = False
 
+    def array(self, table: Any, name: str) -> Any:
+        """The column of a table, from any of the files, as one array for `take`; None: the table lacks it.
+
+        Raises:
+            ValueError, NotImplementedError: It is something else than in the file that says what it becomes.
+        """
+        if table is None or name not in table.column_names:
+            return None
+        array = _whole(table.column(name))
+        if _is_blank(array.type):  # as pandas writes what has no value in this file
+            return array.cast(self.arrow)
+        kinds = self, _kind(array.type, self.feature)
+        mine, its = ((getattr(each.take, "func", each.take), each.many) for each in kinds)
+        if mine != its and self.take is not _json:
+            raise ValueError(f"is of type {array.type} here, and of {self.arrow} in a file before; write them alike")
+        return array
+
 
 def _kinds(files: ParquetFiles) -> dict[str, _Kind]:
-    """What each column becomes, by the first file that has it with a type: where all is missing, writers note none.
+    """What each column becomes, by the first file that has it, and values in it.
 
     Raises:
         FormatError: A schema is not understood.
     """
     kinds: dict[str, _Kind] = {}
     for number in range(len(files.names)):
-        if len(kinds) == len(files.columns):
+        if len(kinds) == len(files.columns) and not any(_is_blank(kind.arrow) for kind in kinds.values()):
             break
         schema = files.schema(number)
         features = _features(schema.metadata or {})
         for column in schema:
-            if column.name not in kinds and str(column.type) != "null":
+            if column.name not in kinds or _is_blank(kinds[column.name].arrow) > _is_blank(column.type):
                 kinds[column.name] = _kind(column.type, features.get(column.name))
     return {name: kinds.get(name) or _Kind(_json, "json") for name in files.columns}
 
@@ -677,31 +688,31 @@ def _kind(kind: Any, feature: Any) -> _Kind:
         kind = kind.value_type
     said = feature.get("_type") if isinstance(feature, dict) else None
     if is_.is_boolean(kind) or is_.is_integer(kind) or is_.is_floating(kind):
-        return _Kind(_numbers)
+        return _Kind(kind, feature, _numbers)
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
-        return _Kind(_bytes, "txt")
+        return _Kind(kind, feature, _bytes, "txt")
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
-        return _Kind(_bytes, _MEDIA.get(str(said)))
+        return _Kind(kind, feature, _bytes, _MEDIA.get(str(said)))
     if said in _MEDIA and _is_file(kind):
-        return _Kind(_files, _MEDIA[said])
+        return _Kind(kind, feature, _files, _MEDIA[said])
     if _is_list(kind):
         inner = feature[0] if isinstance(feature, list) and feature else feature
         inner = inner.get("feature") if isinstance(inner, dict) and "feature" in inner else inner
         of = inner.get("_type") if isinstance(inner, dict) else None
         if of in _MEDIA and _is_file(kind.value_type):
-            return _Kind(_lists_of_files, _MEDIA[of], many=True)
+            return _Kind(kind, feature, _lists_of_files, _MEDIA[of], many=True)
         shape = feature.get("shape") if isinstance(feature, dict) and str(said).startswith("Array") else None
         depth, leaf = 0, kind
         while _is_list(leaf):
             depth, leaf = depth + 1, leaf.value_type
         if is_.is_boolean(leaf) or is_.is_integer(leaf) or is_.is_floating(leaf):
             if depth == 1:
-                return _Kind(partial(_arrays, shape=(-1,)))
+                return _Kind(kind, feature, partial(_arrays, shape=(-1,)))
             if isinstance(shape, list) and len(shape) == depth:
                 sides = (-1, *(side for side in shape[1:] if isinstance(side, int) and side > 0))
                 if len(sides) == depth:
-                    return _Kind(partial(_arrays, shape=sides))
-    return _Kind(_json, "json")
+                    return _Kind(kind, feature, partial(_arrays, shape=sides))
+    return _Kind(kind, feature, _json, "json")
 
 
 def _is_file(kind: Any) -> bool:
@@ -716,6 +727,15 @@ def _is_list(kind: Any) -> bool:
 
     is_ = pyarrow.types
     return is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind)
+
+
+def _is_blank(kind: Any) -> bool:
+    """Whether nothing can stand in a column of this type, or in its lists."""
+    import pyarrow
+
+    while _is_list(kind):
+        kind = kind.value_type
+    return pyarrow.types.is_null(kind)
 
 
 def _nothing(rows: list[int]) -> list[Any]:
@@ -734,6 +754,15 @@ def _whole(column: Any) -> Any:
     while isinstance(array.type, pyarrow.BaseExtensionType):
         array = array.storage
     return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+
+
+def _with_nan(numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+    """Numbers, floating-point with NaN where there is none."""
+    if there is None or there.all():
+        return numbers
+    numbers = numbers.astype(numbers.dtype if numbers.dtype.kind == "f" else np.float64)
+    numbers[~there] = np.nan
+    return numbers
 
 
 def _there(array: Any) -> npt.NDArray[np.bool_] | None:
@@ -827,10 +856,14 @@ def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
     while _is_list(entries.type):
         inner, entries = _offsets(entries)
         offsets = inner[offsets]
-    numbers = entries.to_numpy(zero_copy_only=False)
+    numbers, there = _plain(entries), _there(entries)
+
+    def one(begin: int, end: int) -> npt.NDArray[Any]:
+        piece = _with_nan(numbers[begin:end], None if there is None else there[begin:end])
+        return piece.reshape(shape).copy()
 
     def take(rows: list[int]) -> list[Any]:
-        return [numbers[offsets[row] : offsets[row + 1]].reshape(shape).copy() for row in rows]
+        return [one(offsets[row], offsets[row + 1]) for row in rows]
 
     return _leaving_out(take, _there(array))
 
@@ -838,8 +871,32 @@ def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
 def _json(array: Any) -> Take:
     import pyarrow
 
+    array = array.cast(_in_microseconds(array.type), safe=False)
+
     def take(rows: list[int]) -> list[Any]:
         values = array.take(pyarrow.array(rows, pyarrow.int64())).to_pylist()
         return [None if value is None else msgspec.json.encode(value, enc_hook=str) for value in values]
 
     return take
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """A type with what Python's own times can hold in place of nanoseconds, which need pandas."""
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if is_.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if is_.is_time64(kind):
+        return pa.time64("us")
+    if is_.is_struct(kind):
+        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
+    if is_.is_map(kind):
+        return pa.map_(*(each.with_type(_in_microseconds(each.type)) for each in (kind.key_field, kind.item_field)))
+    if _is_list(kind):
+        size = (kind.list_size,) if is_.is_fixed_size_list(kind) else ()
+        make = pa.large_list if is_.is_large_list(kind) else pa.list_
+        return make(kind.value_field.with_type(_in_microseconds(kind.value_type)), *size)
+    return kind

@@ -7,7 +7,7 @@ import posixpath
 import re
 import warnings
 from collections.abc import Callable
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from energon_grain.errors import ConfigError
 
@@ -161,6 +161,11 @@ def join(folder: str, name: str) -> str:
     if scheme_of(folder) in ("http", "https"):
         name = quote(name)
     return f"{folder.rstrip('/')}/{name}"
+
+
+def as_joined(folder: str, written: str) -> str:
+    """What `join` takes for a name that was written behind a folder: `a b` for `a%20b` of the web."""
+    return unquote(written) if scheme_of(folder) in ("http", "https") else written
 
 
 def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> str:

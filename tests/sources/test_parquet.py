@@ -8,6 +8,7 @@ import itertools
 import json
 import pickle
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from cli_runs import run
 from metadatasets import write_v2
 from object_server import Bucket
 from parquet_files import FILE, features, files, picture, write_numbers, write_parquet
+from web_server import running_web_server
 
 from energon_grain import (
     DefaultTaskEncoder,
@@ -44,6 +46,7 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.sources.parquet import DecodedGroups, ParquetSource, decoded_groups
+from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -238,32 +241,57 @@ def test_files_in_which_all_is_missing(tmp_path: Path, first: bool) -> None:
     assert np.isnan(source.column("n", slice(None))).sum() == 2
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        ([1], ["x"], "is of type string here, and another file has numbers; write all files with one schema"),
-        (["x"], [1], "is of type int64 here, and another file has texts or bytes"),
-        ([[1]], [1], "is of type int64 here, and another file has lists"),
-        ([1], pa.array([2**63], pa.uint64()), "9223372036854775808 is too large"),
-    ],
-)
-def test_files_with_other_types(tmp_path: Path, one: Any, other: Any, said: str) -> None:
-    write_parquet(tmp_path / "d" / "a.parquet", {"x": one})
-    write_parquet(tmp_path / "d" / "b.parquet", {"x": other})
-    source = ParquetSource(tmp_path / "d")
-    if "x" in source.columns:
-        with pytest.raises(FormatError, match=rf"b\.parquet: row group 1: column 'x': {said}"):
-            source.column("x", slice(None))
-    if "large" not in said:
-        with pytest.raises(FormatError, match=rf"b\.parquet: row group 1: column 'x': {said}"):
-            source.read(np.arange(2))
-
-
 def test_unsigned_numbers_stay_whole(tmp_path: Path) -> None:
     large = [2**60, 2**60 + 1]
     write_parquet(tmp_path / "d" / "a.parquet", {"x": large})
     write_parquet(tmp_path / "d" / "b.parquet", {"x": pa.array(large, pa.uint64())})
     assert ParquetSource(tmp_path / "d").column("x", slice(None)).tolist() == large * 2
+
+
+def test_files_with_other_types(tmp_path: Path) -> None:
+    """A file in which a column is all null may give it no type, as pandas does; another type is an error by name."""
+    kinds = {
+        "a": {"n": pa.nulls(2), "text": ["x", None], "tokens": pa.array([[], None], pa.list_(pa.null()))},
+        "b": {"n": [1, 2], "text": pa.nulls(2), "tokens": [[3, None], [4]]},
+        "c": {"n": pa.nulls(2), "text": ["y", "z"], "tokens": pa.array([[], [None]], pa.list_(pa.null()))},
+    }
+    for name, columns in kinds.items():
+        write_parquet(tmp_path / "d" / f"{name}.parquet", columns)
+    rows = in_order(tmp_path / "d")
+    assert [row.get("n") for row in rows] == [None, None, 1, 2, None, None]
+    assert [row.get("text") for row in rows] == ["x", None, None, None, "y", "z"]
+    tokens = [row["tokens"] for row in rows if "tokens" in row]
+    assert [(str(each.dtype), str(each)) for each in tokens] == [
+        ("int64", "[]"),
+        ("float64", "[ 3. nan]"),
+        ("int64", "[4]"),
+        ("int64", "[]"),
+        ("float64", "[nan]"),
+    ]
+    assert [row["n"] for row in in_order(tmp_path / "d", where="n > 1")] == [2]
+    write_parquet(tmp_path / "d" / "d.parquet", {"n": ["one"], "text": [5], "tokens": ["one"]})
+    write_parquet(tmp_path / "e" / "a.parquet", {"words": ["one"]})
+    write_parquet(tmp_path / "e" / "b.parquet", {"words": pa.array([[]], pa.list_(pa.null()))})
+    with pytest.raises(FormatError, match=r"b\.parquet: row group 0: column 'words': Unsupported cast from list"):
+        in_order(tmp_path / "e")
+    for part, types in (("n", "string here, and of int64"), ("text", "int64 here, and of string")):
+        with pytest.raises(FormatError, match=rf"d\.parquet: row group 0: column '{part}': is of type {types} in a"):
+            in_order(tmp_path / "d", part_filter={part})
+    with pytest.raises(FormatError, match=r"d\.parquet: row group 0: column 'n': is of type string here"):
+        in_order(tmp_path / "d", where="n > 1")
+
+
+def test_times_of_nanoseconds(tmp_path: Path) -> None:
+    """Python's times have microseconds."""
+    times = pa.array([1_001, None], pa.timestamp("ns"))
+    inner = pa.array([[{"at": 1_001}], None], pa.list_(pa.struct([("at", pa.timestamp("ns", "UTC"))])))
+    spans = pa.array([[("a", 1_001)], None], pa.map_(pa.string(), pa.duration("ns")))
+    path = write_parquet(tmp_path / "x.parquet", {"n": [0, 1], "times": times, "inner": inner, "spans": spans})
+    first, second = in_order(path)
+    assert first["times"] == "1970-01-01T00:00:00.000001"
+    assert first["inner"] == [{"at": "1970-01-01T00:00:00.000001Z"}]
+    assert first["spans"] == [["a", "PT0.000001S"]]
+    assert not {"times", "inner", "spans"} & second.keys()
 
 
 # Which files.
@@ -293,6 +321,28 @@ def test_ways_to_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         in_order(tmp_path / "empty.parquet")
     with pytest.raises(ConfigError, match="Parquet file has no split_config"):
         in_order(tmp_path / "set", split_config="other.yaml")
+
+
+def test_names_with_signs(tmp_path: Path) -> None:
+    """What exists is what it says; on the web names are written as they are sent."""
+    folder = write_numbers(tmp_path / "a {b}[c]" / "x[1] y.parquet", 6).parent
+    assert len(in_order(folder)) == len(in_order(folder / "x[1] y.parquet")) == 6
+    assert in_order(write_v2(folder, val={"path": "x[1] y.parquet"}))[5]["__key__"] == "x[1] y/5"
+    write_numbers(folder / "b.parquet", 3)
+    with running_web_server(folder) as server:
+        for names in ("{x[1]%20y,b,b}", "{b,x[1]%20y}"):
+            keys = [each["__key__"] for each in in_order(f"{server.url}/{names.replace('[', '%5B')}.parquet")]
+            assert keys == ["b/0", "b/1", "b/2", *(f"x[1] y/{row}" for row in range(6))]
+
+
+def test_beside_tars(tmp_path: Path) -> None:
+    """As downloads of pictures lie there: samples in tars, what is known of them in Parquet files."""
+    write_numbers(tmp_path / "set" / "00000.parquet", 6)
+    write_tars(tmp_path / "set", [{"__key__": "0", "txt": b"a"}])
+    with pytest.raises(ConfigError, match=r"holds tars and Parquet files; write .*set/\*\*/\*\.tar or .*\.parquet"):
+        in_order(tmp_path / "set")
+    assert len(in_order(tmp_path / "set" / "**/*.parquet")) == 6
+    assert len(in_order(tmp_path / "set" / "**/*.tar", split_part="train")) == 1
 
 
 def test_opening_again_reads_no_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +476,7 @@ def test_a_blend_with_tars(tmp_path: Path, text_dataset: Any) -> None:
     assert set(map(int, rows)) == set(range(50))
 
 
-def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path) -> None:
+def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_numbers(tmp_path / "data", 4000, files=2, row_group_size=100)
     source = ParquetSource(folder)
     kept = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "decoded"))
@@ -439,6 +489,20 @@ def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path) -> None:
     for number in random.Random(0).choices(range(40), k=100):
         assert kept.get((source, number), lambda: pytest.fail("decoded again")).table == tables[number].table
     assert list((tmp_path / "decoded").iterdir()) == [], "the files have no names, so that they end with the process"
+    make, table = tempfile.mkstemp, tables[0].table
+
+    def slow(*args: Any, **options: Any) -> Any:
+        """A disk so slow that a row group is decoded again while it is moved there."""
+        monkeypatch.undo()
+        kept.get((source, 50), lambda: table)
+        return make(*args, **options)
+
+    kept = DecodedGroups(limit_bytes=1, folder=str(tmp_path / "decoded"))
+    kept.get((source, 50), lambda: table)
+    monkeypatch.setattr(tempfile, "mkstemp", slow)
+    for number in range(51, 55):
+        kept.get((source, number), lambda: table)
+    assert kept._disk.size_bytes == sum(group.size_bytes for group in kept._disk.groups.values())
     small = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "x.parquet" / "no folder"))
     (tmp_path / "x.parquet").write_text("")
     for _ in range(2):
@@ -623,6 +687,22 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=message):
             ParquetSource(path)
     assert pq.read_metadata(whole).num_rows == 50
+
+
+def test_where_after_numbers_were_written_anew(tmp_path: Path) -> None:
+    """In a file of the same size and the same footer."""
+    path = tmp_path / "x.parquet"
+    kinds = {"compression": "none", "write_statistics": False, "use_dictionary": False}
+    for _ in range(2):
+        good = [1, 0, 0] if not path.exists() else [0, 0, 1]
+        write_parquet(path, {"n": range(3), "good": good}, **kinds)
+        assert [row["n"] for row in in_order(path, where="good == 1")] == [good.index(1)]
+
+
+def test_where_over_truth_values_with_nulls(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", {"n": range(4), "good": [True, None, False, True]}, row_group_size=3)
+    assert [row["n"] for row in in_order(path, where="good")] == [0, 3]
+    assert [row["n"] for row in in_order(path, where="good == 0")] == [2]
 
 
 def test_where_over_columns(tmp_path: Path) -> None:

@@ -207,6 +207,17 @@ def test_what_nobody_prepared(hub: HubServer, texts: Path, form: str) -> None:
     assert [each.path for each in hub.asked] == ["/api/datasets/team/texts/revision/main"]
 
 
+def test_tars_of_two_datasets_or_beside_parquet_files_are_refused(hub: HubServer, texts: Path) -> None:
+    tar = next(texts.glob("*.tar"))
+    for repo in ("team/texts", "team/others"):
+        hub.commit(repo, {"a.tar": tar.read_bytes(), "a.parquet": b"PAR1"})
+    others = URL.replace("texts", "others")
+    with pytest.raises(ConfigError, match=r"one store; these lie in hf://datasets/team/others@.* and in .*/texts@"):
+        keys([f"{URL}/a.tar", f"{others}/a.tar"], 1)
+    with pytest.raises(ConfigError, match=r"tars and Parquet files; write which are meant, as hf://.*/\*\*/\*\.tar"):
+        keys(URL, 1)
+
+
 def test_a_branch_that_moves(hub: HubServer, texts: Path, tmp_path: Path) -> None:
     before = hub.commit("team/texts", texts)
     expected, _ = keys(texts, 40)
