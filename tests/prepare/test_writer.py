@@ -45,6 +45,7 @@ from energon_grain.errors import (
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.sources.prepared import open_prepared
+from energon_grain.testing import write_tars
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.encode import encode_part
 
@@ -181,6 +182,33 @@ def test_appending_indexes_new_shards_alone(tmp_path: Path) -> None:
     # All indices anew, of the same samples: nothing changes for states.
     prepare_dataset(root, tar_index_only=True, num_workers=0)
     assert batches(root, state, split_config="split-first-4-shards.yaml")[0] == kept
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_appended_shards_come_behind_all_names_that_are_there(tmp_path: Path, indexed: bool, function: bool) -> None:
+    """Shards that are not numbered from 0 on are not taken for new ones, and files that nobody indexed stay."""
+    root = tmp_path / "tars"
+    with DatasetWriter(root, shard_samples=10) as write:
+        write_all(write, 0, 30)
+    if indexed:
+        (root / "shard-000002.tar").rename(root / "shard-000003.tar")
+        prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, force_overwrite=True)
+    else:
+        write_tars(root, [{"__key__": "foreign", "txt": ""}], name="shard-000003.tar")
+    bytes_before = (root / "shard-000003.tar").read_bytes()
+    if function:
+        write_dataset(range(100, 120), a_line, root, shard_items=10, append=True, num_workers=0)
+    else:
+        with DatasetWriter(root, shard_samples=10, append=True) as write:
+            assert write.samples_done == 0
+            write_all(write, 100, 120)
+    assert (root / "shard-000003.tar").read_bytes() == bytes_before
+    assert keys(root) == [f"{i:05d}" for i in (*range(30), *range(100, 120))]
+
+
+def a_line(i: int) -> dict[str, Any]:
+    return {"__key__": f"{i:05d}", "txt": f"{i}"}
 
 
 def write_all(write: DatasetWriter, start: int, stop: int) -> None:
