@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[
-        str, typer.Argument(help="Path or URL of a prepared dataset, of a JSONL file (also .gz, .zst), or of an array.")
+        str,
+        typer.Argument(help="Path or URL of a dataset, of JSONL (also .gz, .zst), Parquet, bare tars, or arrays."),
     ],
     target: Annotated[str, typer.Argument(help="New or empty folder of this machine.")],
     to: Annotated[

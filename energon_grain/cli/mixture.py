@@ -319,7 +319,7 @@ def _node(
         said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
         often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
         below.append(_node(child, leaves, said, often))
-    course, cost = (_sum([each[place] for each in below]) for place in (1, 2))
+    course, cost = _sum([each for _, each, _ in below]), _sum([each for *_, each in below])
     kind: NodeKind = "concat"
     if not isinstance(tree, ConcatDataset):
         kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"

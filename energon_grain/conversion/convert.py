@@ -25,6 +25,7 @@ from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import (
     ConfigError,
     DecodingError,
+    DuplicateKeyError,
     EmptyDatasetError,
     EnergonGrainError,
     SplitError,
@@ -35,6 +36,7 @@ from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.file_ending import is_file_of
 from energon_grain.formats.jsonl import is_object
+from energon_grain.formats.key_order import duplicate_keys
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INFO_YAML,
@@ -47,10 +49,12 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, Sample, UnfitSampleError
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.writer import ShardJob, parts_of, write_shards
 from energon_grain.prepare.writing import begin_writing, end_writing
+from energon_grain.sources.parquet import ParquetSource
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
@@ -58,7 +62,7 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.transforms.encode import encode_part, ending_of, has_known_ending
+from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _AT_ONCE = 4096
@@ -420,12 +424,15 @@ class _Samples:
             worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
         )
         source = container_of(kind).open(leaf, True).source
+        if kind is DatasetKind.BARE_TARS:
+            _check_keys(location, open_columnar(open_data(location)))
 
         def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
+            endings = source.endings if isinstance(source, ParquetSource) else {}
             for start in range(0, len(source), count):
                 stop = min(start + count, len(source))
                 size_bytes = sum(int(source.sizes(block).sum()) for block in _blocks(source, start, stop))
-                yield size_bytes, partial(source_samples, source, start, stop)
+                yield size_bytes, partial(source_samples, source, start, stop, endings)
 
         return cls(
             location,
@@ -495,17 +502,49 @@ class _Samples:
         return ()
 
 
-def source_samples(source: Source, start: int, stop: int) -> Iterator[Sample]:
-    """Read samples [start, stop), with parts whose names say how they are decoded."""
+def _check_keys(location: str, index: ColumnarIndex) -> None:
+    """Refuse before anything is written what would be refused behind the last sample."""
+    order = np.asarray(index.key_order)
+    places = duplicate_keys(np.asarray(index.key_start), np.asarray(index.key_bytes), order)
+    if len(places):
+        twice = index.keys(order[places[:1]])[0]
+        raise DuplicateKeyError(
+            f"{location}: {len(places):,} samples have the key of another one, such as {twice!r}; in the new dataset "
+            f"a key may occur once. `energon-grain prepare --fix-duplicates` on the folder of these tars puts the path "
+            f"of its tar before the name of each"
+        )
+
+
+def source_samples(source: Source, start: int, stop: int, endings: Mapping[str, str]) -> Iterator[Sample]:
+    """Read samples [start, stop), with parts whose names say how they are decoded.
+
+    Args:
+        source: What is read.
+        start: The first one.
+        stop: The first one behind.
+        endings: Of columns that are not decoded by their names, see `ParquetSource.endings`.
+    """
     for block in _blocks(source, start, stop):
         for raw in source.read(block):
-            yield parts_of({"__key__": raw.key, **dict(_named(*part) for part in raw.parts.items())})
+            named = [_named(part, value, endings) for part, value in raw.parts.items()]
+            parts = dict(named)
+            if len(parts) < len(named):
+                twice = next(name for place, (name, _) in enumerate(named) if name in dict(named[:place]))
+                both = " and ".join(repr(old) for old, (name, _) in zip(raw.parts, named, strict=True) if name == twice)
+                raise UnfitSampleError(f"sample {raw.key!r}: {both} would both become the part {twice!r}; rename one")
+            yield parts_of({"__key__": raw.key, **parts})
 
 
-def _named(part: str, value: Any) -> tuple[str, bytes]:
+def _named(part: str, value: Any, endings: Mapping[str, str]) -> tuple[str, bytes]:
     """Name and bytes of a part: under the name that it has, where that says how it is decoded."""
     if isinstance(value, ByteStream):
         value = value.readall()
+    said = endings.get(part) or endings.get(part.rpartition(".")[0])  # of a column, or of the column of a list's entry
+    if said is not None:
+        if ends_alike(part, said):
+            return part, encode_part(part, value)
+        found = ending_of(value)
+        return f"{part}.{said if said in ('txt', 'json') or found == 'bin' else found}", encode_part(part, value)
     if has_known_ending(part):
         with suppress(ConfigError):
             return part, encode_part(part, value)

@@ -12,6 +12,7 @@ Sizes of parts are columns that need no file: `bytes` of all parts of a sample, 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -398,6 +399,23 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name not in self._parts:
             raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
         return self._of.content_id
+
+    def id_of_first(self, name: str, samples: int, content_id: str) -> str:
+        """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `[name]` does.
+
+        Args:
+            name: Of the column.
+            samples: How many they were.
+            content_id: Of the dataset at that time.
+        """
+        if name not in self.stored:
+            return content_id if name in self._parts else self.id(name)
+        digest = hashlib.blake2b(digest_size=16)  # as `ColumnWriter.checksum`
+        for begin in range(0, samples, _BLOCK_SAMPLES):
+            block = self.at(name, slice(begin, min(begin + _BLOCK_SAMPLES, samples)))
+            digest.update(np.ascontiguousarray(block).data.cast("B"))
+            release_pages(self._opened(name)[0])
+        return digest.hexdigest()
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
         """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""

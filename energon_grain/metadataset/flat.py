@@ -120,8 +120,10 @@ def _dissolve(blend: BlendDataset, outer: Course) -> Sequence[tuple[SavableDatas
         own = tuple((start, weights[number] / total) for (start, weights), total in zip(steps, totals, strict=True))
         starts = sorted({start for start, _ in (*outer, *own)})
         course = tuple((start, _at(outer, start) * _at(own, start)) for start in starts)
-        inner = isinstance(child, BlendDataset) and blend.weight_unit is None is child.weight_unit
-        found.extend(_dissolve(child, course) if inner else [(child, course)])
+        if isinstance(child, BlendDataset) and blend.weight_unit is None is child.weight_unit:
+            found.extend(_dissolve(child, course))
+        else:
+            found.append((child, course))
     return found
 
 

@@ -478,9 +478,11 @@ class _Target:
                 raise ConfigError(f"{self.root}: its shards are {kind}; container={container!r} cannot be appended")
         elif dataset_kind(self.root).has_shards:
             self.indexed = read_info(self.root).shard_counts
-        # An append that was killed when its shards were in the index already is still the same one.
+        first = self._first_free() if append else 0
+        # An append that was killed when its shards were in the index already is still the same one. The plan is read
+        # last: where there is none, no other part can have written what was counted as there.
         begun = read_plan(self.root) or {}
-        self.first = int(begun.get("first", len(self.indexed) if append else 0))
+        self.first = int(begun.get("first", first))
         self._plan = {"container": container, "compression": compression, "name": name, "first": self.first, **settings}
 
     def begin(self) -> None:
@@ -488,6 +490,13 @@ class _Target:
         begin_writing(self.root, self._plan, append=self._append)
         if self._append:
             open_columnar(self.root)
+
+    def _first_free(self) -> int:
+        """The number of the first shard to append: behind all that are there by such a name, indexed or not."""
+        folder, _, name = self.name.rpartition("/")
+        numbered = re.compile(rf"{re.escape(name)}-(?:\d+-)?(\d+){re.escape(SUFFIXES[self.container])}")
+        found = os.listdir(self.root / folder) if (self.root / folder).is_dir() else []
+        return max([len(self.indexed), *(int(match[1]) + 1 for match in map(numbered.fullmatch, found) if match)])
 
     def task(self, name: str) -> ShardTask:
         """A shard."""

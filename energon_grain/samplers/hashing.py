@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from typing import SupportsIndex
+from typing import SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,10 @@ def fold(*words: Word) -> int:
     return key
 
 
+@overload
+def fold_array(key: int, *words: int) -> int: ...
+@overload
+def fold_array(key: Column, *words: Column) -> Column: ...
 def fold_array(key: Column, *words: Column) -> Column:
     """Go on folding integer words into `key`, element by element.
 

@@ -231,9 +231,9 @@ class IndexedSource(Selected):
         Of a dataset that shards were appended to, the index when it first had all shards that samples are served of.
         """
         chosen, shard = self._selection, self._shard
-        reached = shard[: int(np.searchsorted(self._first, chosen.stop))]
-        shards, content_id = self._index.state_of(int(reached.max()) + 1)
+        shards, content_id = self._served_state()
         if shards < len(self._index.shards):
+            reached = self._reached()
             rest = shard[len(reached) :]
             shard = np.concatenate([reached, rest[rest < shards]])
         served = fold(shard.tobytes(), chosen.start, chosen.stop, chosen.excluded.tobytes(), *chosen.digest)
@@ -338,6 +338,14 @@ class IndexedSource(Selected):
         with naming(self._folder):
             return Columns(ColumnFolder.of(self._folder), Measured.of(self._index))
 
+    def _reached(self) -> Int64Array:
+        """Numbers of the shards up to the last one that samples are served of."""
+        return self._shard[: int(np.searchsorted(self._first, self._selection.stop))]
+
+    def _served_state(self) -> tuple[int, str]:
+        """How many shards the dataset had when it first had all that samples are served of, and its content id."""
+        return self._index.state_of(int(self._reached().max()) + 1)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Source.columns`: sizes of parts, read or not, and what was measured."""
@@ -375,8 +383,11 @@ class IndexedSource(Selected):
         return [slice(*bounds) for bounds in np.stack([ends[:-1] + shifts, ends[1:] + shifts], 1).tolist()]
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
-        return self._columns.id(name)
+        """See `Source.column_id`. Of a dataset that shards were appended to it is what `content_id` is of."""
+        shards, content_id = self._served_state()
+        if shards == len(self._index.shards):
+            return self._columns.id(name)
+        return self._columns.id_of_first(name, int(self._index.shard_first[shards]), content_id)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range.

@@ -75,6 +75,12 @@ def has_known_ending(part: str) -> bool:
     return part.rpartition(".")[2].lower() in _ENCODERS
 
 
+def ends_alike(part: str, ending: str) -> bool:
+    """Whether a part is decoded by the end of its name as by another one."""
+    own = part.rpartition(".")[2].lower()
+    return own == ending or (own in _ENCODERS and _ENCODERS[own] is _ENCODERS.get(ending))
+
+
 def _is_image(value: Any) -> bool:
     return hasattr(value, "save") and hasattr(value, "getbands")  # of Pillow, which need not be loaded to tell
 

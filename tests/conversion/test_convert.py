@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from full_disk import size_limit
+from parquet_files import features, files, picture, write_parquet
 from patience import PATIENCE_S
 from records import encode_example, write_shards
 
+from energon_grain import DefaultTaskEncoder, get_train_dataset
 from energon_grain.conversion import ConversionProgress, convert_dataset
-from energon_grain.errors import ConfigError, DatasetNotFoundError, FormatError, RefusedError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, FormatError, RefusedError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
@@ -278,3 +280,62 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert [path.name for path in target.rglob("*") if path.is_file() and path.stat().st_size] == ["plan.json"]
         assert convert_dataset(old, target).samples == 20
         assert told(target) == told(source)
+
+
+def served(path: Path) -> dict[str, dict[str, Any]]:
+    """Decoded samples by key, their parts without what was put behind the names of columns."""
+    options: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    samples = list(get_train_dataset(path, batch_size=None, task_encoder=DefaultTaskEncoder(), **options))
+    return {
+        sample["__key__"]: {name: value for name, value in sample.items() if not name.startswith("__")}
+        for sample in samples
+    }
+
+
+@pytest.mark.parametrize("container", ["tar", "array-record"])
+def test_parquet_is_decoded_alike_when_it_is_converted(tmp_path: Path, container: Any) -> None:
+    columns: dict[str, Any] = {
+        "image": files([picture(i) for i in range(20)]),
+        "caption": [f"text {i}" if i % 3 else None for i in range(20)],
+        "meta.json": ['{"a": 1}'] * 20,  # a text, whatever it is called
+        "id": [f"id {i}" for i in range(20)],
+        "tags": [["a", "b"]] * 20,
+        "said": [{"a": i} for i in range(20)],
+        "label": np.arange(20),
+        "pages": [files([picture(i), picture(i + 1)]) for i in range(20)],
+        "note.txt": ["BM" + "x" * 20] * 20,
+        "raw": [b"\0\1"] * 20,
+    }
+    image = {"_type": "Image"}
+    write_parquet(tmp_path / "rows", columns, files=2, metadata=features(image=image, pages=[image]), row_group_size=4)
+    convert_dataset(tmp_path / "rows", tmp_path / "new", to=container, shard_samples=6, num_workers=0)
+    before, after = served(tmp_path / "rows"), served(tmp_path / "new")
+    assert before.keys() == after.keys()
+    endings = {
+        "image": ("png", "jpg"), "caption": ("txt",), "meta.json": ("txt",), "id": ("txt",), "tags": ("json",),
+        "said": ("json",), "label": ("npy",), "pages.0": ("png", "jpg"), "pages.1": ("png", "jpg"),
+    }  # fmt: skip
+    for key, sample in after.items():
+        renamed: dict[str, Any] = {}
+        for name, value in before[key].items():
+            [new] = {f"{name}.{ending}" for ending in endings.get(name, ())} & sample.keys() or {name}
+            renamed[new] = value
+        np.testing.assert_equal(sample, renamed)
+
+
+def test_columns_that_become_the_same_part_are_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "rows", {"caption": ["a"], "caption.txt": ["b"]}, files=2)
+    with pytest.raises(FormatError, match=r"'caption' and 'caption\.txt' would both become the part 'caption\.txt'"):
+        convert_dataset(tmp_path / "rows", tmp_path / "new")
+
+
+def test_bare_tars_with_common_keys_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    """They may be trained on; the way out that is named leads out."""
+    root, target = tmp_path / "bare", tmp_path / "new"
+    for name in ("a.tar", "b.tar"):
+        write_tars(root, [{"__key__": str(i), "txt": f"{name} {i}"} for i in range(3)], name=name)
+    with pytest.raises(DuplicateKeyError, match=r"3 samples have the key of another one, such as '0'.*fix-duplicates"):
+        convert_dataset(root, target)
+    assert not target.exists()
+    prepare_dataset(root, fix_duplicates=True, crude=True, split_ratio=ALL, num_workers=0)
+    assert convert_dataset(root, target).samples == 6

@@ -23,10 +23,12 @@ from PIL import Image
 from energon_grain import (
     DatasetWriter,
     DefaultTaskEncoder,
+    PackingPlan,
     SkipSample,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    measure_dataset,
     write_dataset,
 )
 from energon_grain.conversion import convert_dataset
@@ -45,6 +47,7 @@ from energon_grain.errors import (
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.sources.prepared import open_prepared
+from energon_grain.testing import write_tars
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.encode import encode_part
 
@@ -111,6 +114,9 @@ def test_a_dataset_that_was_written_is_trained_on(tmp_path: Path) -> None:
 
 class Keys(DefaultTaskEncoder):
     """Batches are keys."""
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {**samples[0], "__key__": "+".join(sample["__key__"] for sample in samples)}
 
 
 def batches(root: Path, state: Any = None, steps: int = 4, **options: Any) -> tuple[list[list[str]], Any]:
@@ -181,6 +187,62 @@ def test_appending_indexes_new_shards_alone(tmp_path: Path) -> None:
     # All indices anew, of the same samples: nothing changes for states.
     prepare_dataset(root, tar_index_only=True, num_workers=0)
     assert batches(root, state, split_config="split-first-4-shards.yaml")[0] == kept
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_appended_shards_come_behind_all_names_that_are_there(tmp_path: Path, indexed: bool, function: bool) -> None:
+    """Shards that are not numbered from 0 on are not taken for new ones, and files that nobody indexed stay."""
+    root = tmp_path / "tars"
+    with DatasetWriter(root, shard_samples=10) as write:
+        write_all(write, 0, 30)
+    if indexed:
+        (root / "shard-000002.tar").rename(root / "shard-000003.tar")
+        prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, force_overwrite=True)
+    else:
+        write_tars(root, [{"__key__": "foreign", "txt": ""}], name="shard-000003.tar")
+    bytes_before = (root / "shard-000003.tar").read_bytes()
+    if function:
+        write_dataset(range(100, 120), a_line, root, shard_items=10, append=True, num_workers=0)
+    else:
+        with DatasetWriter(root, shard_samples=10, append=True) as write:
+            assert write.samples_done == 0
+            write_all(write, 100, 120)
+    assert (root / "shard-000003.tar").read_bytes() == bytes_before
+    assert keys(root) == [f"{i:05d}" for i in (*range(30), *range(100, 120))]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"where": "bytes.txt > 1"}, {"where": "length > 1"}, {"packing": PackingPlan("length", capacity=30)}],
+    ids=["sizes", "where", "packing"],
+)
+def test_states_that_go_by_columns_outlive_appending(tmp_path: Path, options: dict[str, Any]) -> None:
+    """With the split file of that time, and measured again, columns of the old samples are what they were."""
+    root = tmp_path / "tars"
+
+    def measure() -> None:
+        measure_dataset(root, {"length": lambda parts: len(parts["txt"])}, num_workers=0)
+
+    write_dataset(range(60), a_line, root, shard_items=10, num_workers=0)
+    measure()
+    before, state = batches(root, **options)
+    rest, _ = batches(root, state, **options)
+    write_dataset(range(100, 120), a_line, root, shard_items=10, append=True, num_workers=0)
+    measure()
+    old = {**options, "split_config": "split-first-6-shards.yaml"}
+    assert batches(root, state, **old)[0] == rest
+    assert batches(root, steps=8, **old)[0] == before + rest
+    with pytest.raises(FingerprintError):
+        batches(root, state, **options)
+    measure_dataset(root, {"length": lambda parts: 3 + len(parts["txt"])}, num_workers=0)
+    if "bytes.txt" not in str(options):
+        with pytest.raises(FingerprintError, match="columns"):
+            batches(root, state, **old)
+
+
+def a_line(i: int) -> dict[str, Any]:
+    return {"__key__": f"{i:05d}", "txt": f"{i}"}
 
 
 def write_all(write: DatasetWriter, start: int, stop: int) -> None:
