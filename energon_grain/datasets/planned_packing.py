@@ -269,6 +269,7 @@ class PackedPart(IndexPart):
             "window": self.plan.window,
             "oversize": self.plan.oversize,
             "max_samples": self.plan.max_samples,
+            "batches": self.batches,
             "columns": [each.ids for cost in self.packs.costs for each in cost.leaves],
             "of": self.below.mixture,
         }

@@ -78,8 +78,8 @@ class _Revision(msgspec.Struct):
     sha: str
 
 
-_PAGE, _REVISION, _COMMIT = Form(list[_Listed]), Form(_Revision), Form(str)
-_KEPT_LIST = Form(dict[str, tuple[int, str]])
+_LISTED_FORM, _REVISION_FORM, _COMMIT_FORM = Form(list[_Listed]), Form(_Revision), Form(str)
+_KEPT_LIST_FORM = Form(dict[str, tuple[int, str]])
 
 
 class _Answers(Protocol):
@@ -201,13 +201,13 @@ class HubStore:
             return revision
         kept = self._kept("revision", revision)
         if _is_offline():
-            commit = _kept_json(kept, _COMMIT)
+            commit = _kept_json(kept, _COMMIT_FORM)
             if commit is None:
                 raise _offline(f"it is not known which commit {revision!r} of {self._repo} is")
             return commit
         url = f"{self._hub.endpoint}/api/datasets/{self._repo}/revision/{quote(revision, safe='')}"
         try:
-            commit = self._hub.json(url, _REVISION)[0].sha
+            commit = self._hub.json(url, _REVISION_FORM)[0].sha
         except FileNotFoundError:
             raise self._hub.no_repository() from None
         if not _COMMIT.fullmatch(commit):
@@ -223,7 +223,7 @@ class HubStore:
     def _list(self, folder: str, *, below: bool) -> None:
         """Learn the files of a folder. One that is not there has none."""
         kept = self._kept(self.commit, folder, below)
-        found = _kept_json(kept, _KEPT_LIST)
+        found = _kept_json(kept, _KEPT_LIST_FORM)
         if found is None:
             if _is_offline():
                 raise _offline(f"the files of {self._repo}/{folder} at {self.commit[:8]} are not known")
@@ -239,7 +239,7 @@ class HubStore:
         while url is not None:
             seen.add(url)
             try:
-                page, url = self._hub.json(url, _PAGE)
+                page, url = self._hub.json(url, _LISTED_FORM)
             except FileNotFoundError:
                 return
             for each in page:
