@@ -460,18 +460,21 @@ class PlannedPacks:
             if at - began > self.child.samples + plan.window:
                 raise ConfigError(
                     f"packing: every sample is larger than a pack ({self.plan.described()}) and left out, as "
-                    f"oversize='drop' says; give a larger capacity, or oversize='split'"
+                    f"oversize='drop' says; give a larger capacity"
                 )
 
     def _too_large(self, error: OversizeSample, positions: Int64Array, costs: Int64Array) -> ConfigError:
         cost, (text, capacity) = self.costs[error.cost], self.plan.capacities[error.cost]
         draws = cost.order.draw_in_stream(positions[error.sample : error.sample + 1])
         source = cost.leaves[int(draws.leaf[0])].source
+        what, parts = "a pack", "'split' (by the first cost alone; parts go to neighbouring packs), "
+        if isinstance(self.plan, CostBudget):
+            what, parts = "a batch", ""
         return ConfigError(
             f"{source.path}: {source.place_of(int(draws.index[0]))}: {text} is "
-            f"{costs[error.cost, error.sample] / PARTS_OF_ONE:,g}, and a pack holds {capacity:,}: give a larger "
-            f"capacity, or say what becomes of such samples: oversize='split' (by the first cost alone; parts go to "
-            f"neighbouring packs), 'drop' (they are left out) or 'alone' (in a pack over the capacity)"
+            f"{costs[error.cost, error.sample] / PARTS_OF_ONE:,g}, and {what} holds {capacity:,}: give a larger "
+            f"capacity, or say what becomes of such samples: oversize={parts}'drop' (they are left out) or 'alone' "
+            f"(in {what} over the capacity)"
         )
 
 

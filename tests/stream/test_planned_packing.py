@@ -272,6 +272,9 @@ def test_large_samples_are_left_out_or_alone(long_tokens: Path, caplog: pytest.L
 def test_a_sample_that_is_too_large_is_named(long_tokens: Path) -> None:
     with pytest.raises(ConfigError, match=r"shard_00\d.tar: 000\d+: tokens is \d+, and a pack holds 64: .*'split'"):
         stream_of(long_tokens, packing=PLAN)
+    with pytest.raises(ConfigError, match=r"a batch holds 64: .*'drop'.*'alone'") as told:
+        stream_of(long_tokens, batch_size=CostBudget("tokens", CAPACITY))
+    assert "split" not in str(told.value)  # which is refused for batches
     tiny = PackingPlan({"tokens": 4 * CAPACITY, "images + 100": 50}, oversize="drop")
     with pytest.raises(ConfigError, match="every sample is larger than a pack"):
         stream_of(long_tokens, packing=tiny)
