@@ -666,7 +666,7 @@ def _kinds(files: ParquetFiles) -> dict[str, _Kind]:
         for column in schema:
             if column.name not in kinds or _is_blank(kinds[column.name].arrow) > _is_blank(column.type):
                 kinds[column.name] = _kind(column.type, features.get(column.name))
-    return {name: kinds.get(name) or _Kind(_json, "json") for name in files.columns}
+    return {name: kinds[name] for name in files.columns}
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:

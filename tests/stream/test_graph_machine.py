@@ -292,6 +292,7 @@ def test_any_graph_over_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             rows = {
                 "__key__": [f"{number:06d}" for number in range(n)],
                 "txt": [b"\xff" if number in broken else f"text {number}".encode() for number in range(n)],
+                "bytes.txt": [100 + number % 20 for number in range(n)],  # which tars know by themselves
             }
             write_parquet(folder, rows, files=2, row_group_size=4)
         return folder
