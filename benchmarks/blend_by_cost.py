@@ -1,7 +1,7 @@
 """Blends whose weights are shares of tokens: what planning one takes, how exact it is, and what reading loses by it.
 
 `python -m benchmarks.blend_by_cost [--items 1_000_000] [--samples 100_000] [--rounds 3]` prints three tables. Only this
-package is needed. With `--chart FILE` it draws the picture of the docs in place of that (needs matplotlib).
+package is needed. With `--chart FILE` it draws the picture of the docs in place of that.
 
 1. For laws of lengths and numbers of children: nanoseconds an item, of which every host plans all, and how far the
    worst child is off its share at the worst prefix, in parts of the largest item so far.
@@ -122,8 +122,6 @@ def _rate(folder: Path, unit: str | None) -> float:
 
 def chart(file: str) -> None:
     """Shares of three datasets of different lengths along a stream: by samples, and by tokens."""
-    from matplotlib.figure import Figure
-
     random = np.random.default_rng(0)
     names, weights, medians = ["short texts", "articles", "books"], [5, 3, 2], [60, 600, 3000]
     costs = [np.clip(random.lognormal(np.log(median), 0.8, 200_000), 4, 32768).astype(np.int64) for median in medians]
@@ -133,25 +131,35 @@ def chart(file: str) -> None:
     by_samples = random.permutation(np.repeat(np.arange(3), np.array(weights) * 600))
     taken = np.array([np.cumsum(by_samples == number) - 1 for number in range(3)])
     places = (taken[by_samples, np.arange(len(by_samples))], positions)
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for axes, title, of, at in zip(
-        figure.subplots(1, 2, sharey=True),
-        ("weights of samples", 'weight_unit="tokens"'),
-        (by_samples, labels),
-        places,
-        strict=True,
-    ):
+    colours = ["#1565c0", "#ef6c00", "#2e7d32"]
+    drawn = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 300" font-family="system-ui, sans-serif" '
+        'font-size="13" fill="#263238" role="img">',
+        "<title>Shares of the tokens of three datasets, by weights of samples and by weights of tokens</title>",
+        '<rect width="800" height="300" rx="10" fill="#fff" stroke="#cfd8dc"/>',
+    ]
+    panels = zip((60, 440), ("weights of samples", "weight_unit: tokens"), (by_samples, labels), places, strict=True)
+    for left, title, of, at in panels:
         paid = np.stack(costs)[of, at % 200_000]
         total = np.cumsum(paid)
-        shown = np.searchsorted(total, np.geomspace(2e4, 2e6, 300))
-        for number, name in enumerate(names):
-            share = np.cumsum(np.where(of == number, paid, 0)) / total
-            axes.plot(total[shown], 100 * share[shown], label=f"{name}, weight {weights[number]}")
-            axes.axhline(10 * weights[number], color="grey", linewidth=0.5, linestyle=":")
-        axes.set(title=title, xlabel="tokens so far", xscale="log", ylim=(0, 100))
-    figure.axes[0].set_ylabel("% of tokens")
-    figure.axes[0].legend(frameon=False, fontsize="small")
-    figure.savefig(file, metadata={"Date": None})
+        shown = np.searchsorted(total, np.geomspace(2e4, 2e6, 150))
+        across = left + 320 * np.log10(total[shown] / 2e4) / 2
+        drawn.append(f'<text x="{left}" y="28" font-weight="600">{title}</text>')
+        for percent in (0, 50, 100):
+            y = 250 - 2 * percent
+            drawn.append(f'<path d="M{left} {y}h320" stroke="#cfd8dc"/>')
+            drawn.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="#607d8b">{percent} %</text>')
+        for label, x in (("20,000 tokens so far", left), ("2,000,000", left + 320)):
+            anchor = "start" if x == left else "end"
+            drawn.append(f'<text x="{x}" y="270" text-anchor="{anchor}" fill="#607d8b">{label}</text>')
+        for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
+            share = 100 * np.cumsum(np.where(of == number, paid, 0))[shown] / total[shown]
+            points = " ".join(f"{x:.0f},{250 - 2 * y:.1f}" for x, y in zip(across, share, strict=True))
+            drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+            if left == 60:
+                x = 60 + 230 * number
+                drawn.append(f'<text x="{x}" y="291" fill="{colour}">{name}, weight {weights[number]}</text>')
+    Path(file).write_text("\n".join([*drawn, "</svg>", ""]), encoding="utf-8")
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def test_sizes_of_parts_need_no_file(root: Path) -> None:
     sizes = index.part_size.reshape(N, 2)
     assert np.array_equal(columns["bytes"], sizes.sum(axis=1))
     assert [columns[f"bytes.{part}"].tolist() for part in index.part_names] == sizes.T.tolist()
-    with pytest.raises(KeyNotFoundError, match="there is no column"):
+    with pytest.raises(KeyNotFoundError, match="there is no part"):
         columns["bytes.jpg"]
 
 
