@@ -32,13 +32,7 @@ _Course = tuple[tuple[int, Fraction], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A part of the stream, from a position on.
-
-    Attributes:
-        from_position: Where it begins.
-        share: 0 to 1.
-        exact: The same as a fraction, such as `3/10`.
-    """
+    """A part of the stream from a position on: 0 to 1, and exactly the same as a fraction such as `3/10`."""
 
     from_position: int
     share: float
@@ -149,10 +143,7 @@ def summarize_mixture(
 ) -> tuple[MixtureSummary, StreamSpec]:
     """Describe one split of a metadataset, as `get_train_dataset` reads it. The spec has its order, to count on.
 
-    Raises:
-        ConfigError: The metadataset is not valid, or cannot be trained on.
-        DatasetNotFoundError: A file or a dataset is missing.
-        SplitError: A dataset lacks the split part.
+    Raises ConfigError, DatasetNotFoundError and SplitError.
     """
     document = load_dataset(path)
     tree = load_metadataset(document, split_part=split)

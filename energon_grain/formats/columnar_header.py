@@ -68,18 +68,10 @@ def _behind_rows(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
 
 
 class ColumnWriter:
-    """Writes a `.npy` file of which the length is known only at the end.
+    """Writes a `.npy` file, which is not there yet, of which the length is known only at the end.
 
-    `append` adds rows, `close` adds the sums, fills in the header and flushes to disk. Memory grows by 1/128 of the
-    file.
-
-    Args:
-        path: A file that does not exist.
-        dtype: Type of the numbers.
-        width: Numbers in a row, for an array of two dimensions; default: an array of one.
-
-    Attributes:
-        rows: How many were added.
+    `append` adds `rows`, `close` adds the sums, fills in the header and flushes to disk. Memory grows by 1/128 of the
+    file. With a `width` the array has two dimensions.
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, *, width: int | None = None) -> None:
@@ -148,18 +140,8 @@ def read_column(
 ) -> npt.NDArray[Any]:
     """Map the `.npy` file at `path`, read-only, after checking type and length against what is expected.
 
-    Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead.
-
-    Args:
-        path: A file that `ColumnWriter` wrote.
-        dtype: The type that it must have.
-        rows: The number of rows that it must have.
-        width: Numbers in a row, for an array of two dimensions.
-        block_sums: What `ColumnWriter.block_sums` was.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        IndexFileError: The file is damaged or not of this type and length.
+    Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead. Raises
+    FileNotFoundError, and IndexFileError where the file is damaged or not of this type and length.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
     size_bytes = column_file_bytes(dtype, rows, width=width, block_sums=block_sums)
@@ -177,25 +159,13 @@ def read_column(
 
 
 class BlockSums:
-    """Compares a column with its checksums, each block when it is first used.
+    """Compares a column with its checksums, those of its `ColumnWriter`, each block when it is first used.
 
-    A column without sums of blocks is one block; so is one of version 2. Columns of at most 8 KiB are compared at once.
+    A column without sums of blocks is one block. Columns of at most 8 KiB are compared at once, and refused.
     Thread-safe: at worst two threads compare the same block.
 
-    Args:
-        path: The file.
-        column: What `read_column` gave.
-        checksum: `ColumnWriter.checksum`.
-        block_sums: `ColumnWriter.block_sums`.
-        where: The file, as errors name it.
-        mending: What to do about a damaged file, at the end of its error.
-        fetch_again: Writes the file anew, in place, where it is a copy of one elsewhere. Done once.
-
-    Attributes:
-        is_damaged: Whether that was found.
-
-    Raises:
-        IndexFileError: The column is that small, and damaged.
+    Errors name the file `where`, and end with `mending`, what to do about it. `fetch_again` writes the file anew, in
+    place, where it is a copy of one elsewhere; that is done once.
     """
 
     def __init__(
@@ -350,13 +320,7 @@ CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_si
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Length and checksums of one column.
-
-    Attributes:
-        rows: Length.
-        checksum: BLAKE2b-128, in hex, of the rows without the `.npy` header.
-        block_sums: What is known of the sums behind the rows, see `ColumnWriter.block_sums`; None: there are none.
-    """
+    """Length and checksums of one column: BLAKE2b-128, in hex, of the rows, and `ColumnWriter.block_sums`."""
 
     rows: Count
     checksum: str
@@ -415,11 +379,9 @@ def columnar_folder(root: Path) -> Path:
 
 
 def index_cache_folder(path: Path, cache_dir: Path | None = None) -> Path:
-    """Return the folder for the index of the dataset at `path` if that is read-only; another one for each real path.
+    """The folder for the index of a dataset that is read-only, another one for each real path.
 
-    Args:
-        path: The dataset.
-        cache_dir: The folder of all of them; default: `$XDG_CACHE_HOME/energon-grain`.
+    It lies in `cache_dir`, by default `$XDG_CACHE_HOME/energon-grain`.
     """
     if cache_dir is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -447,8 +409,7 @@ def header_digest(header: Any, **instead: Any) -> str:
 def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
     """Read the header of the columnar index in `folder`, for the dataset at `root`; None where there is none.
 
-    Raises:
-        IndexFileError: The header is damaged, or newer than this release can read.
+    Raises IndexFileError.
     """
     path = folder / HEADER_NAME
     try:

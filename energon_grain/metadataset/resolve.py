@@ -128,12 +128,7 @@ class Resolver:
         self.endless_at: Place | None = None
 
     def document(self, document: Document, inherited: Inherited) -> SavableDataset:
-        """Resolve one split of a document.
-
-        Raises:
-            ConfigError: There is no such split, the document refers to itself, or a rule is broken further down.
-            DatasetNotFoundError: A file is missing, or a dataset while `require_data`.
-        """
+        """Resolve one split of a document. Raises ConfigError and DatasetNotFoundError."""
         node = read_node(document.node(inherited.split_part), Place(document.file or type(document).__name__))
         if document.file is None:
             return self.node(node, replace(inherited, folder=os.getcwd()))

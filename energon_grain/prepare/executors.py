@@ -161,13 +161,10 @@ class Inline(Executor):
 
 
 class Processes(ThreadPoolExecutor):
-    """Runs calls of functions of modules in child processes, one call at a time in each.
+    """Runs calls of functions of modules in child processes, one call at a time in each. All of these start at once.
 
     An exception travels as itself. A child that dies makes a `WorkerError` of the call that it ran, and only of that
     one; another child takes its place. Children end with this process, at the latest after the call they are in.
-
-    Args:
-        processes: How many children; they start at once.
     """
 
     def __init__(self, processes: int) -> None:

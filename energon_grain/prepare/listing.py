@@ -36,18 +36,11 @@ def find_shards(
 ) -> tuple[str, ...]:
     """List the tar files, or those with another ending, below `root` as paths relative to it, sorted folder by folder.
 
-    Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched.
+    Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched. Shards in
+    whose relative path the regular expression `exclude` is *found* are left out.
 
-    Args:
-        root: The dataset folder, or its URL.
-        exclude: A regular expression; shards in whose relative path it is *found* are left out.
-        suffix: What their names end with: `.tar` or `.array_record`.
-
-    Raises:
-        DatasetNotFoundError: `root` is no folder, or holds no such file.
-        ReadError: The store cannot be listed.
-        TarError: There are compressed tars among them, which cannot be read at random offsets.
-        ConfigError: `exclude` is no regular expression, or leaves nothing; a name is not UTF-8.
+    Raises DatasetNotFoundError, ReadError, ConfigError, and TarError where there are compressed tars among them, which
+    cannot be read at random offsets.
     """
     endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
     files = list_files(root, what=suffix)
@@ -124,11 +117,7 @@ def _walk(folder: str, below: str = "", above: frozenset[tuple[int, int]] = froz
 
 
 def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns.
-
-    Raises:
-        ConfigError: An argument has no name or no pattern.
-    """
+    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns. Raises ConfigError."""
     patterns: dict[str, tuple[str, ...]] = {}
     for argument in arguments:
         name, colon, pattern = argument.partition(":")
@@ -172,11 +161,7 @@ def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequen
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Make the test for one pattern of the table above.
-
-    Raises:
-        ConfigError: The pattern is malformed.
-    """
+    """Make the test for one pattern of the table above. Raises ConfigError."""
     try:
         if pattern.startswith("re:"):
             regex = re.compile(pattern.removeprefix("re:"))
@@ -215,10 +200,7 @@ def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, i
 
     Parts with a ratio of 0 are left out. The others get at least one shard each; beyond that a count differs from the
     exact share by less than one, except where a larger part gave a shard up for that minimum. Of equal remainders the
-    earlier part comes first.
-
-    Raises:
-        SplitError: There are fewer shards than parts with a positive ratio.
+    earlier part comes first. Raises SplitError.
     """
     shares = {name: Fraction(str(value)) for name, value in ratio.items() if value > 0}
     if shard_count < len(shares):

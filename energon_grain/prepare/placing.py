@@ -49,11 +49,8 @@ def refuse_read_only(location: str) -> None:
 def preparation_lock(folder: Path, *, of: str | None = None, doing: str = "preparing") -> Generator[None]:
     """Hold the lock of a `.nv-meta` folder, of the log of a writer below it, or of another one, of a dataset elsewhere.
 
-    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
-    no other. File systems without locks are passed over.
-
-    Raises:
-        RefusedError: Another process has it right now.
+    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks no
+    other. File systems without locks are passed over. Raises RefusedError.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -121,15 +118,6 @@ def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], 
     take; if this process is killed just then, the same command completes it.
 
     The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
-
-    Args:
-        dataset: Where it lies.
-        staging: A folder that mirrors the dataset.
-        put: Paths relative to it.
-        remove: Paths relative to the dataset; those that do not exist are passed over.
-
-    Raises:
-        ReadError: The store cannot be written, or not for us; names the object.
     """
     client = shared_client(storage_settings())
     kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR} | {COLUMNS_FOLDER}

@@ -192,10 +192,7 @@ def decode_scan(record: bytes) -> ShardScan:
 class ScanLog:
     """The scans of the shards of a dataset, found again after a kill. For one process at a time.
 
-    Args:
-        path: The file.
-        index: Of the dataset as it is. A shard that has the size there counts as scanned, unless it is looked for
-            media.
+    A shard that has the size that the `index` of the dataset says counts as scanned, unless it is looked for media.
     """
 
     def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
@@ -216,9 +213,7 @@ class ScanLog:
     def add(self, record: bytes) -> ScannedShard:
         """Append a record, without waiting for the disk.
 
-        Raises:
-            ValueError: These are not the bytes of a record.
-            OSError: The disk is full; nothing was appended.
+        Raises ValueError where it is none, and OSError: the disk is full, and nothing was appended.
         """
         describe_scan(record)
         try:
@@ -301,11 +296,7 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
     """Scan a shard and return its record; writes nothing, here or elsewhere.
 
     What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
-
-    Args:
-        root: The dataset, as an absolute path or a URL.
-        task: Which shard.
-        storage: How object stores are reached; None leaves what the worker has.
+    `root` is an absolute path or a URL; `storage` says how object stores are reached, None leaves what the worker has.
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
@@ -492,14 +483,7 @@ def shard_tasks(
     records: RecordEncoding | None = None,
     media: MediaFilterConfig | None = None,
 ) -> list[ShardTask]:
-    """What is to be scanned of a dataset.
-
-    Args:
-        root: Path or URL of the dataset.
-        shards: Names of the shards, in order.
-        records: How the records of ArrayRecord files are encoded; None for tars.
-        media: Which parts of tars are looked at for metadata of media; None: none are.
-    """
+    """What is to be scanned of a dataset: its shards in their order, and in tars the media, if they are wanted."""
     firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
     if records not in (None, "msgpack"):
         counts = _each(root)(count_records, [join(root, name) for name in shards])

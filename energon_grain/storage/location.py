@@ -82,12 +82,7 @@ def without_revision(url: str) -> str:
 
 
 def with_revisions(text: str, revision_for: Callable[[str], str]) -> str:
-    """A location, or a list of them, with other revisions of the datasets of the Hub.
-
-    Args:
-        text: One URL or several.
-        revision_for: Gives the revision to write for the URL of a dataset; empty: none.
-    """
+    """A location, or a list of them, with other revisions of the datasets of the Hub; empty: none."""
 
     def written(found: re.Match[str]) -> str:
         revision = revision_for(found[0])
@@ -125,11 +120,9 @@ def check_url(url: str) -> str:
 def located(path: str | os.PathLike[str]) -> str:
     """What the program gives as a path: a URL without its last slashes, or a path as it is.
 
-    URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it,
-    such as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, becomes that, with a warning.
-
-    Raises:
-        ConfigError: As `check_url`.
+    URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it, such
+    as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, becomes that, with a warning. Raises
+    ConfigError.
     """
     text = os.fspath(path)
     url = _URL.match(text)
