@@ -34,7 +34,6 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
-from energon_grain.formats.file_ending import is_file_of
 from energon_grain.formats.jsonl import is_object
 from energon_grain.formats.key_order import duplicate_keys
 from energon_grain.formats.nv_meta import (
@@ -60,7 +59,7 @@ from energon_grain.sources.source import Source
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import is_file_of, is_url, located
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 

@@ -62,27 +62,16 @@ _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 class ColumnarIndex:
     """Where every part of every sample of a dataset lies. Samples are numbered from 0 through all shards.
 
-    Attributes:
-        root: The dataset.
-        shards: Names of the shards, relative to `root`, in the order of `.info.json`.
-        shard_bytes: (S,) size of each tar file when the index was written.
-        shard_first: (S + 1,) number of the first sample of each shard; the last entry is the number of samples.
-        part_names: Distinct part names.
-        content_id: 32 hex digits; see `ColumnarHeader.content_id`.
-        has_records: Whether the shards are ArrayRecord files.
-        earlier: See `ColumnarHeader`; empty: no shards were appended.
-        sums: What compares each column with its checksums.
-
     Rows of columns may be used once `check` has seen the samples that they are of; what gives keys does that itself.
     """
 
     root: Path
-    shards: tuple[str, ...]
-    shard_bytes: npt.NDArray[np.int64]
-    shard_first: npt.NDArray[np.int64]
+    shards: tuple[str, ...]  # relative to `root`, in the order of `.info.json`
+    shard_bytes: npt.NDArray[np.int64]  # (S,) when the index was written
+    shard_first: npt.NDArray[np.int64]  # (S + 1,) number of the first sample of each, and of all samples
     part_names: tuple[str, ...]
-    content_id: str
-    has_records: bool
+    content_id: str  # see `ColumnarHeader`, as `earlier`
+    has_records: bool  # whether the shards are ArrayRecord files
     earlier: tuple[tuple[int, str], ...]
     sample_start: npt.NDArray[np.int64]  # (N + S,)
     part_start: npt.NDArray[np.int64]  # (N + 1,)

@@ -36,14 +36,13 @@ _HEADER_BYTES = 128
 _BUFFER_BYTES = 1 << 20
 _BLOCK_SHIFT = 10
 _BLOCK_BYTES = 1 << _BLOCK_SHIFT
-_OLD_BLOCK_BYTES = 8 << 10
 _SUM_BYTES = 8
 _WITHOUT_SUMS_BYTES = 8 << 10
 _SUMMED_AT_ONCE = 128  # blocks, so that what it takes stays in the cache of the core and is not asked of the system
 _WEIGHTS = splitmix64(np.arange(_BLOCK_BYTES // _SUM_BYTES, dtype=np.uint64)) | np.uint64(1)
 _FOLD = np.uint64(29)
 _BY_BLOCKS = "1024:"
-"""How `block_sums` begins. Without it, they are of version 2, BLAKE2b of blocks of 8 KiB: those are not compared."""
+"""How `block_sums` begins, by the length of a block."""
 READ_INSTEAD_OF_MAP_BYTES = 64 << 10
 """Files up to this size are read: a memory map costs a file descriptor (before Python 3.13) and whole pages."""
 
@@ -61,8 +60,6 @@ def _behind_rows(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
     """Bytes of the rows of a column with what fills their last block, and of the sums behind."""
     if block_sums is None:
         return data_bytes, 0
-    if not block_sums.startswith(_BY_BLOCKS):
-        return data_bytes, -(-data_bytes // _OLD_BLOCK_BYTES) * _SUM_BYTES
     blocks = -(-data_bytes // _BLOCK_BYTES)
     return blocks * _BLOCK_BYTES, blocks * _SUM_BYTES
 
@@ -186,15 +183,12 @@ class BlockSums:
         self._base: bytearray | mmap.mmap | Any = column.base
         self._row_bytes = column.strides[0]
         self._words: npt.NDArray[np.uint64] | None = None
-        if block_sums is None or not block_sums.startswith(_BY_BLOCKS):
+        if block_sums is None:
             self._digest, self._shift, blocks = checksum, 63, min(1, column.nbytes)
         else:
             padded, _ = _behind_rows(column.nbytes, block_sums)
-            self._digest, self._shift, blocks = (
-                block_sums.removeprefix(_BY_BLOCKS),
-                _BLOCK_SHIFT,
-                padded // _BLOCK_BYTES,
-            )
+            self._digest, self._shift = block_sums.removeprefix(_BY_BLOCKS), _BLOCK_SHIFT
+            blocks = padded // _BLOCK_BYTES
             self._words = np.ndarray((blocks, len(_WEIGHTS)), "<u8", self._base, _HEADER_BYTES)
             self._sums = np.ndarray((blocks,), "<u8", self._base, _HEADER_BYTES + padded)
             self._sums_are_right = False
@@ -331,8 +325,8 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What `header.json` holds.
 
     Attributes:
-        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own; the second one
-            had sums of another kind.
+        version: Version of this layout. Indices with sums of blocks of another kind, or without a checksum of their
+            own, are made anew.
         generation: The folder beside the header that holds the columns.
         shards: Name, bytes of the tar file, and samples of each shard, in the order of `.info.json`.
         part_names: Distinct part names; `part_name.npy` holds places in this list.
@@ -407,7 +401,7 @@ def header_digest(header: Any, **instead: Any) -> str:
 
 
 def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
-    """Read the header of the columnar index in `folder`, for the dataset at `root`; None where there is none.
+    """Read the header of the columnar index in `folder`, for the dataset at `root`; None: there is none, or an old one.
 
     Raises IndexFileError.
     """
@@ -426,12 +420,15 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         header = _HEADER.from_json(data)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
-    if (header.version > 1 or header.header_checksum) and header.header_checksum != _digest(header):
+    if header.version == 1:
+        return None
+    if header.header_checksum != _digest(header):
         raise IndexFileError(f"{path}: is not what was written (its checksum differs); {mending(root)}")
     missing = COLUMN_TYPES.keys() - header.columns.keys()
     if missing:
         raise IndexFileError(f"{path}: names no columns {sorted(missing)}; {mending(root)}")
-    return header
+    sums = [each.block_sums for each in header.columns.values() if each.block_sums is not None]
+    return header if all(each.startswith(_BY_BLOCKS) for each in sums) else None
 
 
 def mending(root: str | os.PathLike[str]) -> str:

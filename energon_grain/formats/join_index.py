@@ -106,7 +106,7 @@ class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What `header.json` holds.
 
     Attributes:
-        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own.
+        version: Version of this layout.
         members: The joined datasets, the primary first.
         rows: Number of rows.
         skipped: Samples of the primary without a row, because a dataset with `nonmatch: skip` lacks their key.
@@ -227,7 +227,7 @@ def decode_join_header(data: bytes, where: object) -> JoinHeader:
         version = _VERSION_FORM.from_json(data).version
         if version <= VERSION:
             header = _HEADER.from_json(data)
-            if (version > 1 or header.header_checksum) and header.header_checksum != header_digest(header):
+            if header.header_checksum != header_digest(header):
                 raise IndexFileError(f"{where}: is not what was written (its checksum differs); {_MENDING}")
             return header
     except msgspec.MsgspecError as error:

@@ -19,7 +19,6 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.formats.join_index import index_file_name
 from energon_grain.formats.splits import SplitRatio
 from energon_grain.formats.tar_list import lists_tars, one_text
@@ -45,7 +44,7 @@ from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder

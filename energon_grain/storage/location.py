@@ -13,6 +13,7 @@ from energon_grain.errors import ConfigError
 
 STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "hf")
 """Schemes of stores. `file://` is a path of this machine."""
+METADATASET_ENDINGS = (".yaml", ".yml")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[{]")
@@ -174,6 +175,11 @@ def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> 
         return f"{text}: no such {what}{hint}"
     meant = f"{lost[1]}://{lost[2]}"
     return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
+
+
+def is_file_of(location: str, endings: str | tuple[str, ...]) -> bool:
+    """Whether a path or URL names a file with one of these endings. A folder may be called like one."""
+    return location.endswith(endings) and (is_url(location) or not os.path.isdir(location))
 
 
 def name_of(location: str) -> str:
