@@ -46,7 +46,7 @@ from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, writ
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.formats.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.forms import Form, encode_json
-from energon_grain.prepare.listing import check_shards, find_shards, list_files
+from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable
@@ -217,9 +217,7 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
         if not is_pattern(os.path.join(base, one)) and not re.search(r"[*?\[]", one):
             yield as_joined(base, one)
             continue
-        found = sorted(
-            (name for name in _matches(base, one) if ends_like_a_tar(name)), key=lambda name: name.split("/")
-        )
+        found = sorted(filter(ends_like_a_tar, _matches(base, one)), key=in_order)
         if not found:
             raise DatasetNotFoundError(f"{os.path.join(base, one)}: the pattern matches no *.tar file")
         yield from found
