@@ -42,7 +42,14 @@ REQUESTS: tuple[Callable[[AVDecoder], Any], ...] = (
 )
 DECODERS = [
     SampleDecoder(image_decode=mode, image_size=size, max_pixels=1 << 22)
-    for mode, size in (("rgb8", None), ("torchrgb", None), ("l8", None), ("pilrgba", None), ("rgb8", 16), ("l8", (9, 50)))
+    for mode, size in (
+        ("rgb8", None),
+        ("torchrgb", None),
+        ("l8", None),
+        ("pilrgba", None),
+        ("rgb8", 16),
+        ("l8", (9, 50)),
+    )
 ]
 FILTERS = [MediaFilterConfig.parse(None, by_header, not by_header) for by_header in (True, False)]
 
@@ -52,7 +59,9 @@ Ask = Callable[[str, bytes, random.Random], Any]
 
 def films() -> Files:
     """Videos of twelve frames in every container, by name."""
-    short = {name: replace(film, frames=12, group=4, times=film.times and film.times[:12]) for name, film in FILMS.items()}
+    short = {
+        name: replace(film, frames=12, group=4, times=film.times and film.times[:12]) for name, film in FILMS.items()
+    }
     return [(name, film.encode()) for name, film in short.items()]
 
 
@@ -68,7 +77,11 @@ def pictures() -> Files:
 
 def every_kind() -> Files:
     """Images, videos and sounds, with endings that say what they are."""
-    av = [("a.mp4", video("mp4", "mpeg4", 5)), ("a.mkv", video("matroska", "mpeg4", 5)), ("a.avi", video("avi", "mpeg4", 5))]
+    av = [
+        ("a.mp4", video("mp4", "mpeg4", 5)),
+        ("a.mkv", video("matroska", "mpeg4", 5)),
+        ("a.avi", video("avi", "mpeg4", 5)),
+    ]
     av += [("a.wav", sound("wav", "pcm_s16le", 8000)), ("a.flac", sound("flac", "flac", 16000))]
     return pictures() + av
 

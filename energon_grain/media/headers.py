@@ -241,7 +241,10 @@ def _ask_pillow(file: Any, head: bytes) -> ImageMetadata:
             try:
                 with make(file, "") as image:
                     return ImageMetadata(
-                        width=image.width, height=image.height, format=image.format or name, mode=image.mode or "UNKNOWN"
+                        width=image.width,
+                        height=image.height,
+                        format=image.format or name,
+                        mode=image.mode or "UNKNOWN",
                     )
             except Image.DecompressionBombError as error:  # of a GIF's first frame
                 raise ValueError(str(error)) from error
