@@ -28,8 +28,9 @@ import numpy.typing as npt
 Int64Array = npt.NDArray[np.int64]
 Take = Callable[[list[int]], list[Any]]
 """Gives the values of some rows of a column, None where there is none."""
-_MEDIA = {"Image": "jpg", "Audio": "wav", "Video": "mp4"}
-"""What Hugging Face calls a column, and which end of a part's name decodes it: by content, whatever the format."""
+_MEDIA = {"Image": "jpg", "Audio": "wav", "Video": "mp4", "Json": "json", "Npy": "npy"}
+"""What Hugging Face, or `MdsFiles`, calls a column, and which end of a part's name decodes it: by content, whatever the
+format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ def _is_blank(kind: Any) -> bool:
 
 
 def nothing(rows: list[int]) -> list[Any]:
+    """A `Take` of a column that is not there."""
     return [None] * len(rows)
 
 
