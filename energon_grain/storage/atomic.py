@@ -20,10 +20,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Generator[BinaryIO]:
     """Open a file for writing that takes the place of `path` only when the block ends without an error.
 
     The temporary file lies in the folder of `path` (a rename is atomic only inside one file system) and is removed on
-    any error. The new file keeps the mode of the one that it replaces.
-
-    Raises:
-        OSError: The folder is missing or not writable, or the disk is full.
+    any error. The new file keeps the mode of the one that it replaces. Raises OSError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")

@@ -41,12 +41,6 @@ class ByteStream(io.RawIOBase):
 
     Raises:
         ReadError: There is no such file, or it cannot be reached.
-
-    Attributes:
-        path: As given.
-        start: As given.
-        size: Bytes of the stream.
-        inserted: As given.
     """
 
     def __init__(
@@ -101,9 +95,7 @@ class ByteStream(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read `size` bytes, less only at the end; None or -1: all that is left.
 
-        Raises:
-            ReadError: They could not be read after retries.
-            StaleIndexError: The file was changed since it was first read from, or indexed.
+        Raises ReadError and StaleIndexError.
         """
         if self.closed:
             raise ValueError("I/O operation on closed file")

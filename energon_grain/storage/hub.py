@@ -384,7 +384,7 @@ class _Hub:
                 way_out="check HF_ENDPOINT",
             ) from None
         following = _NEXT.search(answer.headers.get("Link", ""))
-        further = None if following is None else urljoin(url, following[1])
+        further = None if following is None else _led(url, following[1])
         if further is not None and _origin(further) != _origin(self.endpoint):
             raise ObjectError(f"the list of {self.host} goes on at {urlsplit(further).hostname}", passing=False)
         return found, further
@@ -412,7 +412,7 @@ class _Hub:
                 return answer, None
             answer.drain_conn()
             answer.release_conn()
-            before, url = urlsplit(url), urljoin(url, answer.headers.get("Location", ""))
+            before, url = urlsplit(url), _led(url, answer.headers.get("Location", ""))
             after = urlsplit(url)
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise ObjectError(
@@ -511,6 +511,16 @@ def _offline(what: str) -> ObjectError:
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _led(url: str, place: str) -> str:
+    """Where an answer leads. Raises ObjectError where that is nowhere."""
+    try:
+        led = urljoin(url, place)
+        _origin(led)
+    except ValueError:
+        raise ObjectError(f"{urlsplit(url).hostname} leads to {shortened(place)!r}, which is no URL", False) from None
+    return led
 
 
 def _wait_s(answer: BaseHTTPResponse, host: str) -> float:
