@@ -20,8 +20,7 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.formats.nv_meta import DatasetKind, not_prepared
+from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared
 from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
@@ -37,19 +36,12 @@ from energon_grain.metadataset.forms import (
 )
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
-from energon_grain.storage.location import absolute, folder_of, is_url
+from energon_grain.storage.location import METADATASET_ENDINGS, absolute, folder_of, is_file_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
 Conditional: TypeAlias = (
     DatasetReference | MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat | MetadatasetJoin
 )
-_UNCONFIGURED = {
-    DatasetKind.JSONL: "a JSONL file",
-    DatasetKind.ARRAY: "an array",
-    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
-    DatasetKind.PARQUET: "a Parquet file",
-}
-"""Kinds that are read as they are, without a configuration beside them."""
 
 
 class Document(Protocol):
@@ -128,12 +120,7 @@ class Resolver:
         self.endless_at: Place | None = None
 
     def document(self, document: Document, inherited: Inherited) -> SavableDataset:
-        """Resolve one split of a document.
-
-        Raises:
-            ConfigError: There is no such split, the document refers to itself, or a rule is broken further down.
-            DatasetNotFoundError: A file is missing, or a dataset while `require_data`.
-        """
+        """Resolve one split of a document. Raises ConfigError and DatasetNotFoundError."""
         node = read_node(document.node(inherited.split_part), Place(document.file or type(document).__name__))
         if document.file is None:
             return self.node(node, replace(inherited, folder=os.getcwd()))
@@ -173,10 +160,10 @@ class Resolver:
             return self._nested(node, inner, path)
         subset = _subset(node.subset, inherited.subset, node.at, leaf=True)
         kind = self._kind(path, node.at)
-        if kind in _UNCONFIGURED:
+        if kind in READ_AS_IT_IS:
             for name in ("dataset_config", "split_config"):
                 if getattr(node, name) is not None:
-                    raise wrong(node.at.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
+                    raise wrong(node.at.at(name), f"{kind.described} has no `{name}`")
         stores = (node.aux or {}).items()
         aux = {name: self._aux(aux, inherited.folder) for name, aux in stores}
         more: dict[str, Any] = {"where": _where(node, inherited)}

@@ -210,17 +210,7 @@ class PageCache:
 
 
 class CachedObject:
-    """The pages of one version of an object.
-
-    Args:
-        cache: Where they are.
-        path: What the paths of its files begin with.
-        size_bytes: Of the object.
-
-    Attributes:
-        size_bytes: As given.
-        page_bytes: Of all pages but the last.
-    """
+    """The pages of one version of an object, in files whose paths begin with `path`."""
 
     __slots__ = ("_cache", "_path", "_paths", "_stretch_bytes", "page_bytes", "size_bytes")
 
@@ -396,15 +386,7 @@ class CachedObject:
 
 
 class PageWriter:
-    """Pages of an object, one behind the other, that are kept as their bytes come.
-
-    Args:
-        pages: Where they go.
-        page: The first one.
-
-    Attributes:
-        kept: Whether all are kept so far.
-    """
+    """Pages of an object, from a first one on, that are kept as their bytes come; `kept`: all are, so far."""
 
     __slots__ = ("_page", "_pages", "_rest", "kept")
 
@@ -496,9 +478,7 @@ def _made(path: str, size_bytes: int) -> int:
     """Open a file of a size for writing. If there is none, or a link or one of another size, a new one takes its place.
 
     Another process may do the same at the same time: then what is written into one of the two is not found again.
-
-    Raises:
-        OSError: It cannot be made.
+    Raises OSError.
     """
     with _making:
         with contextlib.suppress(FileNotFoundError):

@@ -51,8 +51,7 @@ def round_up(size_bytes: int) -> int:
 def parse_number(field: bytes) -> int:
     """Read a number field: octal digits between blanks, or base-256 (top bit set, big-endian, two's complement).
 
-    Raises:
-        ValueError: The field is neither.
+    Raises ValueError.
     """
     if field[0] & 0x80:
         bits = 8 * len(field) - 1
@@ -72,8 +71,7 @@ def text(field: bytes) -> bytes:
 def full_name(block: bytes) -> bytes:
     """Give the name in a header, with its prefix.
 
-    Raises:
-        ValueError: There are bytes where the prefix lies, but the header is not of the format that has a prefix.
+    Raises ValueError where there are bytes in the place of the prefix, but the format of the header has none.
     """
     name, prefix = text(block[NAME]), text(block[PREFIX])
     if not prefix:

@@ -111,7 +111,7 @@ OVER_ONE: dict[str, Callable[[SavableDataset], SavableDataset]] = {
     "batches that draw": batches_of(rolled),
     "several batches of one": batches_of(halves),
     "groups": lambda below: GroupBatchDataset(below, 4, by_rest, rolled),
-    "whole groups": lambda below: GroupBatchDataset(below, 4, by_rest, rolled, drop_last=True),
+    "whole groups": lambda below: GroupBatchDataset(below, 2, by_rest, rolled, drop_last=True),
     "a stream": lambda below: IterMapDataset(below, sums, inputs_per_call=4),
     "a stream, all at once": lambda below: IterMapDataset(below, sums, inputs_per_call=100),
     "a stream of pairs": lambda below: IterMapDataset(below, in_pairs, inputs_per_call=4),
