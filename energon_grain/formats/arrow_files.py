@@ -24,8 +24,6 @@ from energon_grain.errors import StaleIndexError
 from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, version_of
 from energon_grain.forms import Form
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
 
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _NEXT = b"\xff\xff\xff\xff"
@@ -110,11 +108,6 @@ class ArrowFiles(TableFiles):
             raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
         return mapped
 
-    def _read_heads(self, files: Sequence[int]) -> list[bytes]:
-        if isinstance(self.store, RemoteFiles):
-            return shared_client(self.store.settings).map(self._read_head, files)
-        return [self._read_head(file) for file in files]
-
     def _read_head(self, file: int) -> bytes:
         path, size_bytes = self.paths[file], self._versions[file][0]
         self.store.expect(path, self._versions[file])  # type: ignore[arg-type]
@@ -160,10 +153,8 @@ class ArrowFiles(TableFiles):
             names: list[str] = self._schema(file, said).names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
-        extents = [
-            [(start, start + size, -(-size // max(1, len(names))))] * len(names) for start, size, _ in said.batches
-        ]
-        return self._recorded(file, head, names, [rows for *_, rows in said.batches], extents)
+        places = [(start, start + size, size) for start, size, _ in said.batches]
+        return self._recorded(file, head, names, [rows for *_, rows in said.batches], places)
 
     def close(self) -> None:
         """See `TableFiles`."""

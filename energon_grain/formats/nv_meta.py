@@ -137,6 +137,7 @@ _ENDINGS = {
     DatasetKind.ARROW: (".arrow", ".feather"),
     DatasetKind.TOKENS: (".bin", ".idx"),
 }
+_SHARD_ENDINGS = (".mds", ".mds.zstd")
 _FOLDERS = (DatasetKind.PARQUET, DatasetKind.ARROW)
 """Those that may be all such files in a folder."""
 
@@ -157,9 +158,10 @@ def kinds_of_files(location: str) -> list[DatasetKind]:
     if not is_url(location) and isfile(f"{location}.idx") and isfile(f"{location}.bin"):
         return [DatasetKind.TOKENS]
     endings = {ending: kind for kind in _FOLDERS for ending in _ENDINGS[kind]}
-    found = {os.path.splitext(name)[1] for name in names_at(location, (*endings, ".mds", ".zstd", INDEX_JSON))}
+    names = set(names_at(location, (*endings, *_SHARD_ENDINGS, INDEX_JSON)))
+    found = {os.path.splitext(name)[1] for name in names}
     kinds = list(dict.fromkeys(kind for ending, kind in endings.items() if ending in found))
-    if found & {".mds", ".zstd"} and ".json" in found:
+    if INDEX_JSON in names and any(name.endswith(_SHARD_ENDINGS) for name in names):
         kinds.append(DatasetKind.MDS)
     return kinds
 
