@@ -35,6 +35,7 @@ from energon_grain.metadataset.forms import (
     Node,
     read_node,
 )
+from energon_grain.prepare.join_members import Keys
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.location import absolute, folder_of, is_url
@@ -223,7 +224,10 @@ class Resolver:
                 leaf = self._array(member, argument, inner)
             else:
                 leaf = self._joined(member, node, inner)
-            members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument))
+            found = (
+                None if isinstance(member, JoinArrayReference) else Keys(by_row=member.by == "row", column=member.keys)
+            )
+            members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument, keys=found))
         assert isinstance(members[0].leaf, LeafDataset)
         return JoinedLeafDataset(
             worker_config=members[0].leaf.worker_config,
@@ -240,9 +244,10 @@ class Resolver:
         place = member.at.at("path")
         path = _absolute(member.path, outer.folder, place)
         kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
-        if kind in (DatasetKind.METADATASET, DatasetKind.JSONL, DatasetKind.ARRAY):
-            found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
-            raise wrong(place, f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
+        if kind is DatasetKind.METADATASET:
+            raise wrong(place, f"{path}: is a metadataset; join the datasets in it, and mix the joins")
+        if kind is DatasetKind.ARRAY:
+            raise wrong(place, f"{path}: is an array, which is joined by `array:` in place of `path:`")
         inner = replace(
             outer, split_part=member.split_part or outer.split_part, subflavors={**member.tags, **outer.subflavors}
         )

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -418,9 +418,32 @@ class TableSource(Cut):
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
 
     def _take_keys(self, number: int, decoded: _Group, within: list[int], places: list[int], keys: list[str]) -> None:
-        for place, value in zip(places, self._values(KEY_COLUMN, number, decoded, within), strict=True):
+        for place, value in zip(places, self._values(self._key or "", number, decoded, within), strict=True):
             if value is not None:  # else it keeps its usual one
-                keys[place] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+                keys[place] = _key_of(value)
+
+    def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
+        """The keys of all rows, some at a time; those of a column, where one is named. Raises as `read` too.
+
+        Raises:
+            KeyNotFoundError: There is no such column.
+            FormatError: A row has nothing in it.
+        """
+        name = column or self._key
+        if column is not None and column not in self._kinds:
+            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+        for number in np.flatnonzero(np.diff(self._first)).tolist():
+            rows = np.arange(self._first[number], self._first[number + 1])
+            file = int(self.files.groups.file[number])
+            keys = self._usual_keys(rows, [file] * len(rows))
+            if name is not None:
+                found = self._values(name, number, _Group(self.files.read(number, (name,)), 0), list(range(len(rows))))
+                lacking = [place for place, value in enumerate(found) if value is None]
+                if column is not None and lacking:
+                    row = int(rows[lacking[0]] - self._file_first[file])
+                    raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
+                keys = [key if value is None else _key_of(value) for key, value in zip(keys, found, strict=True)]
+            yield keys
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the mean of its row group, uncompressed."""
@@ -527,6 +550,10 @@ class TableSource(Cut):
         """Close the files, and let go of what is decoded; reading again opens them anew."""
         decoded_groups().forget(self._owner)
         self.files.close()
+
+
+def _key_of(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _stem(name: str, endings: tuple[str, ...]) -> str:
