@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import uuid
+from collections.abc import Collection
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def not_prepared(location: str) -> str:
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
         records = any(name.endswith(RECORD_SUFFIX) for name in names or ())
-        found = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(location, records=records)}`"
+        lines = _lines_in(location, [name for name in names or () if "/" not in name])
+        found = lines or _NOT_PREPARED.format(preparing(location, records=records))
     return f"{location}: {found}"
 
 
@@ -78,6 +80,7 @@ RECORD_SUFFIX = ".array_record"
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{}}`"
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
@@ -289,7 +292,20 @@ def not_prepared_here(root: Path) -> str:
         return f"{root}: {IS_ARRAY}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
-    return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
+    names = os.listdir(root) if root.is_dir() else []
+    return f"{root}: {_lines_in(str(root), names) or _NOT_PREPARED.format(preparing(root))}"
+
+
+def _lines_in(folder: str, names: Collection[str]) -> str | None:
+    """What a folder is that has JSONL files and no shards; None: it is something else."""
+    lines = sorted(name for name in names if name.endswith(".jsonl"))
+    if not lines or any(name.endswith((".tar", RECORD_SUFFIX)) for name in names):
+        return None
+    one = f"{folder.rstrip('/')}/{lines[0]}"
+    return (
+        f"holds JSONL files, each of which is a dataset, read as it is: give one, as {one}, or a metadataset that "
+        "names them, in a `concat` or a `blend`"
+    )
 
 
 def compressed_lines(location: str) -> str | None:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.datasets.aux_stores import AuxReference, may_be_auxiliary
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.datasets.leaf import LeafDataset
@@ -289,7 +289,7 @@ class Resolver:
         if self._require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and not _kind_at(path, place).has_shards:
+            if aux.kind == "webdataset" and not may_be_auxiliary(_kind_at(path, place)):
                 may_be_plain = is_url(path) or os.path.isdir(path)
                 plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
                 raise DatasetNotFoundError(f"{place}: {not_prepared(path)}{plain}")
