@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, require_one_value
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
@@ -30,7 +30,7 @@ _BUCKETS = 8
 """Criteria that groups are assumed to have, and items of a group whose size the criterion says."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class GroupBatchDataset(SavableDataset):
     """Batches of samples that belong together: each lane collects samples by a key, and a full group is a batch.
 
@@ -55,47 +55,22 @@ class GroupBatchDataset(SavableDataset):
     fixed_batch_size: int | None
     sample_group_key: Callable[[Any], tuple[Hashable, int | None]]
     batcher: Callable[[list[Any]], Any]
-    drop_last: bool
-    hook: str
-    group_hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
+    _: KW_ONLY
+    drop_last: bool = False
+    hook: str = "batch"
+    group_hook: str = "batch_group_criterion"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    batcher_stateless: InitVar[bool] = False
+    batcher_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        fixed_batch_size: int | None,
-        sample_group_key: Callable[[Any], tuple[Hashable, int | None]],
-        batcher: Callable[[list[Any]], Any],
-        *,
-        drop_last: bool = False,
-        hook: str = "batch",
-        group_hook: str = "batch_group_criterion",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        batcher_stateless: bool = False,
-        batcher_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del batcher_stateless, batcher_config
-        if fixed_batch_size is not None:
-            check_size(self, "fixed_batch_size", fixed_batch_size, "samples")
-        check_function(self, "sample_group_key", sample_group_key, generator=False)
-        check_function(self, "batcher", batcher, generator=False)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            fixed_batch_size=fixed_batch_size,
-            sample_group_key=sample_group_key,
-            batcher=batcher,
-            drop_last=drop_last,
-            hook=hook,
-            group_hook=group_hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-        )
+    def __post_init__(self, batcher_stateless: bool, batcher_config: Any) -> None:
+        if self.fixed_batch_size is not None:
+            check_size(self, "fixed_batch_size", self.fixed_batch_size, "samples")
+        check_function(self, "sample_group_key", self.sample_group_key, generator=False)
+        check_function(self, "batcher", self.batcher, generator=False)
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""

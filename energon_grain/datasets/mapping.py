@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, ClassVar
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value, restores_seeds
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.stream_map import GenerateLanes
@@ -17,7 +17,7 @@ from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf
 from energon_grain.stream.worker_config import WorkerConfig
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class MapDataset(SavableDataset):
     """A function of each sample (below a `BatchDataset`) or of each batch (above one).
 
@@ -43,42 +43,23 @@ class MapDataset(SavableDataset):
     """Whether items are handed on as they are, so that it may stand below what cuts the stream in place of above."""
     dataset: SavableDataset
     map_fn: Callable[[Any], Any]
-    hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
-    lists: bool
+    _: KW_ONLY
+    hook: str = "map"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    lists: bool = False
+    stateless_map_fn: InitVar[bool] = False
+    map_fn_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        map_fn: Callable[[Any], Any],
-        *,
-        hook: str = "map",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        lists: bool = False,
-        stateless_map_fn: bool = False,
-        map_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del stateless_map_fn, map_fn_config
-        check_function(self, "map_fn", map_fn, generator=not lists)
-        if lists and restores_seeds(map_fn):
+    def __post_init__(self, stateless_map_fn: bool, map_fn_config: Any) -> None:
+        check_function(self, "map_fn", self.map_fn, generator=not self.lists)
+        if self.lists and restores_seeds(self.map_fn):
             raise ConfigError(
-                f"{hook}: restore_seeds=True seeds the generators of the process from one sample, and this hook is "
-                f"given many at once; take each sample's random numbers from `self.rngs` (or `current_draws()`)"
+                f"{self.hook}: restore_seeds=True seeds the generators of the process from one sample, and this hook "
+                f"is given many at once; take each sample's random numbers from `self.rngs` (or `current_draws()`)"
             )
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            map_fn=map_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-            lists=lists,
-        )
+        settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
@@ -105,7 +86,7 @@ class MapDataset(SavableDataset):
         return replace(hook, lists=self.lists)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class FilterDataset(SavableDataset):
     """The samples that a function accepts.
 
@@ -125,33 +106,16 @@ class FilterDataset(SavableDataset):
 
     dataset: SavableDataset
     filter_fn: Callable[[Any], bool]
-    hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
+    _: KW_ONLY
+    hook: str = "filter"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    filter_fn_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        filter_fn: Callable[[Any], bool],
-        *,
-        hook: str = "filter",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        filter_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del filter_fn_config
-        check_function(self, "filter_fn", filter_fn, generator=False)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            filter_fn=filter_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-        )
+    def __post_init__(self, filter_fn_config: Any) -> None:
+        check_function(self, "filter_fn", self.filter_fn, generator=False)
+        settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import ConfigError, SkipSample
@@ -35,7 +35,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 _TYPICAL_GROUP = 8
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class PackingDataset(SavableDataset):
     """Each lane fills a buffer with samples, chooses which of them belong together, and makes one item of each group.
 
@@ -70,49 +70,24 @@ class PackingDataset(SavableDataset):
     buffer_size: int
     pre_packer: Callable[[list[Any]], Sequence[Sequence[Any]]]
     final_packer: Callable[[list[Any]], Any]
-    sample_encoder: Callable[[Any], Any] | None
-    task_encoder: HookOwner | None
-    pre_packer_failure_tolerance: int | None
-    final_packer_failure_tolerance: int | None
-    sample_encoder_failure_tolerance: int | None
+    _: KW_ONLY
+    sample_encoder: Callable[[Any], Any] | None = None
+    task_encoder: HookOwner | None = None
+    pre_packer_failure_tolerance: int | None = None
+    final_packer_failure_tolerance: int | None = None
+    sample_encoder_failure_tolerance: int | None = None
+    final_packer_stateless: InitVar[bool] = False
+    sample_encoder_stateless: InitVar[bool] = False
+    packer_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        buffer_size: int,
-        pre_packer: Callable[[list[Any]], Sequence[Sequence[Any]]],
-        final_packer: Callable[[list[Any]], Any],
-        *,
-        sample_encoder: Callable[[Any], Any] | None = None,
-        task_encoder: HookOwner | None = None,
-        pre_packer_failure_tolerance: int | None = None,
-        final_packer_failure_tolerance: int | None = None,
-        sample_encoder_failure_tolerance: int | None = None,
-        final_packer_stateless: bool = False,
-        sample_encoder_stateless: bool = False,
-        packer_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del final_packer_stateless, sample_encoder_stateless, packer_config
-        check_size(self, "buffer_size", buffer_size, "samples")
-        check_function(self, "pre_packer", pre_packer, generator=False)
-        check_function(self, "final_packer", final_packer)
-        if sample_encoder is not None:
-            check_function(self, "sample_encoder", sample_encoder, generator=False)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            buffer_size=buffer_size,
-            pre_packer=pre_packer,
-            final_packer=final_packer,
-            sample_encoder=sample_encoder,
-            task_encoder=task_encoder,
-            pre_packer_failure_tolerance=pre_packer_failure_tolerance,
-            final_packer_failure_tolerance=final_packer_failure_tolerance,
-            sample_encoder_failure_tolerance=sample_encoder_failure_tolerance,
-        )
+    def __post_init__(self, final_packer_stateless: bool, sample_encoder_stateless: bool, packer_config: Any) -> None:
+        check_size(self, "buffer_size", self.buffer_size, "samples")
+        check_function(self, "pre_packer", self.pre_packer, generator=False)
+        check_function(self, "final_packer", self.final_packer)
+        if self.sample_encoder is not None:
+            check_function(self, "sample_encoder", self.sample_encoder, generator=False)
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""

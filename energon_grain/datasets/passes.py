@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from energon_grain.datasets.dataset import SavableDataset, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, describe, node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.passes import Limit
@@ -18,7 +18,7 @@ from energon_grain.stream.state import Form, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class RepeatDataset(SavableDataset):
     """The dataset over and over, each pass in an order of its own.
 
@@ -35,24 +35,20 @@ class RepeatDataset(SavableDataset):
     """
 
     dataset: SavableDataset
-    repeats: int | float | Fraction | None
+    _: KW_ONLY
+    repeats: int | float | Fraction | None = None
+    restart: InitVar[bool] = True
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        *,
-        repeats: int | float | Fraction | None = None,
-        restart: bool = True,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        if repeats is not None and not (repeats > 0 and math.isfinite(repeats)):
-            raise ConfigError(f"RepeatDataset: repeats={repeats}: expected a number above 0, or None for no end")
+    def __post_init__(self, restart: bool) -> None:
+        if self.repeats is not None and not (self.repeats > 0 and math.isfinite(self.repeats)):
+            raise ConfigError(f"RepeatDataset: repeats={self.repeats}: expected a number above 0, or None for no end")
         if not restart:
             raise ConfigError(
                 "RepeatDataset: restart=False is not supported: after its end, a new iteration is the next pass; stop "
                 "iterating instead"
             )
-        describe(self, dataset, worker_config, dataset=dataset, repeats=repeats)
+        settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""
@@ -102,7 +98,7 @@ class _RepeatedForLimit(RepeatDataset):
         return self.dataset
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class LimitDataset(SavableDataset):
     """The first `length` items of every pass: batches above a batch, samples or packs below one.
 
@@ -120,19 +116,17 @@ class LimitDataset(SavableDataset):
 
     dataset: SavableDataset
     length: int
+    _: KW_ONLY
+    reset_after_epoch: InitVar[bool] = False
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        length: int,
-        *,
-        reset_after_epoch: bool = False,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        check_size(self, "length", length, "items")
-        if reset_after_epoch and type(dataset) is RepeatDataset and dataset.repeats is None:
-            dataset = _RepeatedForLimit(dataset.dataset, worker_config=dataset.worker_config)
-        describe(self, dataset, worker_config, dataset=dataset, length=length)
+    def __post_init__(self, reset_after_epoch: bool) -> None:
+        check_size(self, "length", self.length, "items")
+        below = self.dataset
+        if reset_after_epoch and type(below) is RepeatDataset and below.repeats is None:
+            below = _RepeatedForLimit(below.dataset, worker_config=below.worker_config)
+            object.__setattr__(self, "dataset", below)
+        settle(self, below)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         """See `SavableDataset.on_steps`."""

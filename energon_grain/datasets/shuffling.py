@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
@@ -18,7 +18,7 @@ from energon_grain.stream.state import Form, Many, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class ShuffleBufferDataset(SavableDataset):
     """The samples of an endless or finite dataset, mixed over at least `size` neighbours.
 
@@ -35,10 +35,12 @@ class ShuffleBufferDataset(SavableDataset):
 
     dataset: SavableDataset
     size: int
+    _: KW_ONLY
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(self, dataset: SavableDataset, size: int, *, worker_config: WorkerConfig | None = None) -> None:
-        check_size(self, "size", size, "samples")
-        describe(self, dataset, worker_config, dataset=dataset, size=size)
+    def __post_init__(self) -> None:
+        check_size(self, "size", self.size, "samples")
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import StateError
@@ -23,7 +23,7 @@ def same_length(length: int) -> int:
     return length
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class IterMapDataset(SavableDataset):
     """A function from a stream of samples to another one, applied to each lane in runs of `inputs_per_call` inputs.
 
@@ -46,39 +46,20 @@ class IterMapDataset(SavableDataset):
 
     dataset: SavableDataset
     iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]]
-    inputs_per_call: int
-    len_map_fn: Callable[[int], int]
-    hook: str
-    task_encoder: HookOwner | None
+    _: KW_ONLY
+    inputs_per_call: int = 1000
+    len_map_fn: Callable[[int], int] = same_length
+    hook: str = "iter_map"
+    task_encoder: HookOwner | None = None
+    stateless_iter_fn: InitVar[bool] = False
+    iter_map_fn_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]],
-        *,
-        inputs_per_call: int = 1000,
-        len_map_fn: Callable[[int], int] = same_length,
-        hook: str = "iter_map",
-        task_encoder: HookOwner | None = None,
-        stateless_iter_fn: bool = False,
-        iter_map_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del stateless_iter_fn, iter_map_fn_config
-        check_function(self, "iter_map_fn", iter_map_fn)
-        check_function(self, "len_map_fn", len_map_fn)
-        check_size(self, "inputs_per_call", inputs_per_call, "samples")
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            iter_map_fn=iter_map_fn,
-            inputs_per_call=inputs_per_call,
-            len_map_fn=len_map_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-        )
+    def __post_init__(self, stateless_iter_fn: bool, iter_map_fn_config: Any) -> None:
+        check_function(self, "iter_map_fn", self.iter_map_fn)
+        check_function(self, "len_map_fn", self.len_map_fn)
+        check_size(self, "inputs_per_call", self.inputs_per_call, "samples")
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""

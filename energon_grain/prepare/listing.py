@@ -29,12 +29,14 @@ COMPRESSED_SUFFIXES = {
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
 TAR_SUFFIX = ".tar"
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)")
+"""The number of a shard, which has six digits, or more where they do not suffice."""
 
 
 def find_shards(
     root: str | os.PathLike[str], *, exclude: str | None = None, suffix: str = TAR_SUFFIX
 ) -> tuple[str, ...]:
-    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted folder by folder.
+    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted by `in_order`.
 
     Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched. Shards in
     whose relative path the regular expression `exclude` is *found* are left out.
@@ -50,7 +52,16 @@ def find_shards(
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
         advice = advice if files else " Nothing else lies there either: check the path."
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
-    return check_shards(sorted(found, key=lambda name: name.split("/")), exclude)
+    return check_shards(sorted(found, key=in_order), exclude)
+
+
+def in_order(name: str) -> list[str]:
+    """What names of shards are sorted by: folder by folder, and a number at their end as a number.
+
+    >>> sorted(["a-1000000.tar", "a-999999.tar"], key=in_order)
+    ['a-999999.tar', 'a-1000000.tar']
+    """
+    return _NUMBER.sub(lambda found: found[0].zfill(20), name).split("/")
 
 
 def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[str]:

@@ -20,7 +20,7 @@ from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.commit_journal import commit_staged
 from energon_grain.formats.data_folder import DataFolder, look_again, open_folder
 from energon_grain.formats.nv_meta import INFO_JSON, META_FOLDER
-from energon_grain.storage.addresses import has_lists
+from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import sync_folder
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import shared_client
@@ -41,8 +41,14 @@ def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
 
 def refuse_read_only(location: str) -> None:
     """Raise ConfigError for a URL beside which nothing can be written."""
-    if is_url(location) and not has_lists(location, storage_settings()):
+    kind = address_of(location, storage_settings()).kind if is_url(location) else None
+    if kind == "http":
         raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
+    if kind == "hub":
+        raise ConfigError(
+            f"{location}: the Hub is only read: fetch the dataset (`hf download --repo-type dataset`), run this on the "
+            f"folder, and upload its .nv-meta (`hf upload`)"
+        )
 
 
 @contextlib.contextmanager

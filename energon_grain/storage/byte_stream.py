@@ -167,8 +167,11 @@ class ByteStream(io.RawIOBase):
     def _fetch(self, count: int) -> bytes:
         """Read `count` bytes from here on, and what is likely to be asked for next."""
         self._run = self._run if self._place == self._next else 0
-        ahead = min(max(self._run // AHEAD_SHARE, self._store.least_bytes), LONGEST_AHEAD_BYTES)
-        stop = min(self._place + max(count, ahead), self.size)
+        least = self._store.least_bytes
+        ahead = min(max(self._run // AHEAD_SHARE, least), LONGEST_AHEAD_BYTES)
+        stop = self._place + max(count, ahead)
+        stop = max(stop - (self.start + stop) % least, self._place + count)  # stores fetch pages of so many bytes
+        stop = min(stop, self.size)
         stop = min([stop, *(start for start, _ in (self.inserted, *self._prefetched) if start > self._place)])
         (data,) = self._read([(self._place, stop)])
         self._run += len(data)

@@ -22,6 +22,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import reprlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -350,10 +351,19 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
     """
     if lines := differences(cursor, fingerprint, manifest):
         told = "\n".join(f"  {line}" for line in lines)
+        sizes = [(int(found[1]), int(found[2])) for found in map(_SIZES.search, lines) if found]
+        appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
             f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "
-            f"saved with. To go on at the same position of the changed stream, pass allow_changes=True"
+            f"saved with. {appended}To go on at the same position of the changed stream, pass allow_changes=True"
         )
+
+
+_SIZES = re.compile(r"\.samples: saved (\d+), now (\d+)$")
+_APPENDED = (
+    "Where shards were appended since, the splits of that time lie beside the data: split_config="
+    "'split-first-N-shards.yaml', with N the number of shards then, is what it was. "
+)
 
 
 def _differences(saved: Any, now: Any, path: str) -> list[str]:

@@ -27,6 +27,8 @@ from energon_grain import (
     get_train_dataset,
 )
 
+pytestmark = pytest.mark.slow
+
 RunScript = Callable[..., Any]
 
 

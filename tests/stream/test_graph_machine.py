@@ -28,6 +28,8 @@ from stream_hosts import MakeDataset
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
 from energon_grain.testing import make_text_dataset
 
+pytestmark = pytest.mark.slow
+
 _REFUSED = (
     "what is endless cannot be repeated a number of times",
     "of a dataset that filters, groups or packs",

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from program_data import make_data
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
