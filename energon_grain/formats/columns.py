@@ -43,7 +43,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind
+from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.storage.atomic import sync_folder
@@ -440,15 +440,17 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
-        ConfigError: These are Parquet files, whose columns are theirs.
+        ConfigError: These are files whose columns are theirs.
         IndexFileError: An index is damaged.
         ReadError: An object store cannot be reached.
     """
     if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
         file = open_jsonl(path)
         return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
-    if not isinstance(path, DataFolder) and kind_at(located(path)) is DatasetKind.PARQUET:
-        raise ConfigError(f"{path}: the columns of Parquet files lie in them; `where` and the like find them by name")
+    if not isinstance(path, DataFolder) and (kind := kind_at(located(path))).has_own_columns:
+        raise ConfigError(
+            f"{path}: is {kind.described}, whose columns lie in the data; `where` and the like find them by name"
+        )
     folder = open_folder(path)
     with naming(folder):
         return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))

@@ -103,7 +103,7 @@ def open_container(file: Any, bounds: Bounds) -> Any:
     av = require_av()
     options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
     if _FRAGMENTED in file.read(_FIRST_BYTES):
-        # Else libav goes to the fragment that has the sound of a keyframe, which mostly is the one before the keyframe's.
+        # Else libav goes to the fragment with the sound of a keyframe, which mostly is the one before the keyframe's.
         options["seek_streams_individually"] = "0"
     file.seek(0)
     if bounds.max_pixels is not None:

@@ -20,8 +20,8 @@ transport streams, fragmented mp4), the packets of the whole file are read once,
 each frame.
 
 **What need not be decoded.** Between the keyframe and the clip, frames of H.264 that no other one refers to are left
-out: with B-frames these are half of all, and more. Which frame is shown at the beginning of the clip is not known before
-the next one comes; but a frame that lies before another one which is not behind the beginning is not it.
+out: with B-frames these are half of all, and more. Which frame is shown at the beginning of the clip is not known
+before the next one comes; but a frame that lies before another one which is not behind the beginning is not it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VideoTrack(Track):
         self._interval = max(1, round(1 / (rate * self.tick))) if rate else 1
         """Ticks between frames, on average."""
         self._slack = 0.51 if self._interval >= _COARSE_TICKS else 1e-3
-        # Nothing refers to such a picture of H.264. Of HEVC, pictures of other layers may, and of others it is not said.
+        # Nothing refers to such a picture of H.264. Of HEVC, pictures of other layers may; of others it is not said.
         self._skips = self.codec.name == "h264" and not self.by_order
         self._wanted = -math.inf
         """Nothing that is over by then is asked for, in ticks."""

@@ -20,7 +20,7 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.nv_meta import DatasetKind, not_prepared
+from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared
 from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
@@ -42,13 +42,6 @@ Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
 Conditional: TypeAlias = (
     DatasetReference | MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat | MetadatasetJoin
 )
-_UNCONFIGURED = {
-    DatasetKind.JSONL: "a JSONL file",
-    DatasetKind.ARRAY: "an array",
-    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
-    DatasetKind.PARQUET: "a Parquet file",
-}
-"""Kinds that are read as they are, without a configuration beside them."""
 
 
 class Document(Protocol):
@@ -167,10 +160,10 @@ class Resolver:
             return self._nested(node, inner, path)
         subset = _subset(node.subset, inherited.subset, node.at, leaf=True)
         kind = self._kind(path, node.at)
-        if kind in _UNCONFIGURED:
+        if kind in READ_AS_IT_IS:
             for name in ("dataset_config", "split_config"):
                 if getattr(node, name) is not None:
-                    raise wrong(node.at.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
+                    raise wrong(node.at.at(name), f"{kind.described} has no `{name}`")
         stores = (node.aux or {}).items()
         aux = {name: self._aux(aux, inherited.folder) for name, aux in stores}
         more: dict[str, Any] = {"where": _where(node, inherited)}
