@@ -123,9 +123,9 @@ class ObjectServer:
         """Let the next requests fail; the first fault that matches a request is used."""
         self.ask("POST", "/-/faults", json.dumps([asdict(fault) for fault in faults]).encode())
 
-    def delay(self, latency_s: float) -> None:
-        """Answer each request after this time from now on."""
-        self.ask("POST", "/-/latency_s", json.dumps(latency_s).encode())
+    def delay(self, latency_s: float, link_bytes_s: float = float("inf")) -> None:
+        """Answer each request after this time from now on, over a link of so many bytes a second for all of them."""
+        self.ask("POST", "/-/delay", json.dumps([latency_s, link_bytes_s]).encode())
 
     def behave(self, *habits: Literal["bare", "unconditional"]) -> None:
         """Answer as some stores do from now on: with entity tags without quotes, or whatever If-None-Match says."""

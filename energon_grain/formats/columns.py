@@ -43,7 +43,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind
+from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.storage.atomic import sync_folder
@@ -65,15 +65,10 @@ _logger = logging.getLogger("energon_grain")
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that has a file.
+    """A column that has a file in the folder `columns`, of the samples of `content_id`.
 
-    Attributes:
-        file: Its name in the folder `columns`.
-        dtype: Type of its numbers.
-        column: Length and checksums.
-        content_id: Of the samples that they are of.
-        function: What made them, as `module:name`; or `attached ` and the file that they were taken from.
-        version: Of that function.
+    What made its numbers is a `function` of a `version`, as `module:name`; or `attached ` and the file that they are
+    from.
     """
 
     file: Annotated[str, msgspec.Meta(pattern=r"^[\w.~%-]+\.npy$")]
@@ -115,18 +110,21 @@ class ColumnFolder:
         location: Path or URL of the folder with `columns.json`.
         local: That folder on this machine: the same, or a copy of it.
         mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
+        is_bare: Whether nobody prepared the dataset, so that no columns are added to it.
     """
 
     dataset: str
     location: str
     local: Path
     mirrored: str | None = None
+    is_bare: bool = False
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
         """That of a prepared dataset."""
         return cls(
             dataset=folder.location,
+            is_bare=folder.bare is not None,
             location=folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}"),
             local=columnar_folder(folder.local),
             mirrored=folder.location if folder.is_mirrored else None,
@@ -144,13 +142,9 @@ class ColumnFolder:
         return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location)
 
     def read(self) -> dict[str, StoredColumn]:
-        """The columns that have files, those of other samples too.
-
-        Raises:
-            IndexFileError: The file that names them is damaged, or newer than this release can read.
-        """
+        """The columns that have files, those of other samples too. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
-        mending = f"remove it, and make the columns again; {_made_by(self.dataset)}"
+        mending = f"remove it, and make the columns again; {_made_by(self.dataset, self.is_bare)}"
         try:
             found = _FILE.from_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -169,9 +163,7 @@ class ColumnFolder:
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
         """Map a column, (samples,), and what compares it; of one in an object store the file is copied first.
 
-        Raises:
-            IndexFileError: It is missing, of another length, or damaged.
-            ReadError: An object store cannot be reached.
+        Raises IndexFileError and ReadError.
         """
         path = self.local / COLUMNS_FOLDER / stored.file
         where = join(self.location, f"{COLUMNS_FOLDER}/{stored.file}")
@@ -204,8 +196,7 @@ class ColumnFolder:
     def put_in_place(self, staging: Path, *, put: Sequence[str], remove: Sequence[str]) -> None:
         """Move what `ColumnStage.finish` named into the folder: `columns.json`, the last of it, makes it count.
 
-        Raises:
-            ReadError: A store cannot be written, or not for us.
+        Raises ReadError.
         """
         if self.mirrored is not None:
             client = shared_client(storage_settings())
@@ -229,7 +220,13 @@ class ColumnFolder:
                 old.unlink(missing_ok=True)
 
 
-def _made_by(dataset: str) -> str:
+def _made_by(dataset: str, is_bare: bool) -> str:
+    if is_bare:
+        return (
+            f"nobody prepared these tars, and columns lie beside the index that this makes: after "
+            f"`energon-grain prepare {dataset}`, `energon-grain measure {dataset} --column NAME=module:function` makes "
+            "any"
+        )
     any_of_them = f"`energon-grain measure {dataset} --column NAME=module:function` makes any"
     if dataset.endswith(".jsonl"):
         return any_of_them
@@ -439,7 +436,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             )
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        made_by = _made_by(dataset, self._folder.is_bare).replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
 
 
@@ -452,15 +449,17 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
-        ConfigError: These are Parquet files, whose columns are theirs.
+        ConfigError: These are files whose columns are theirs.
         IndexFileError: An index is damaged.
         ReadError: An object store cannot be reached.
     """
     if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
         file = open_jsonl(path)
         return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
-    if not isinstance(path, DataFolder) and kind_at(located(path)) is DatasetKind.PARQUET:
-        raise ConfigError(f"{path}: the columns of Parquet files lie in them; `where` and the like find them by name")
+    if not isinstance(path, DataFolder) and (kind := kind_at(located(path))).has_own_columns:
+        raise ConfigError(
+            f"{path}: is {kind.described}, whose columns lie in the data; `where` and the like find them by name"
+        )
     folder = open_folder(path)
     with naming(folder):
         return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))
@@ -476,12 +475,7 @@ class _New:
 
 
 class ColumnStage:
-    """New columns of a dataset, on their way: written into a staging folder, from which a commit puts them in place.
-
-    Args:
-        folder: Where they are to be.
-        staging: What mirrors it: an empty folder.
-    """
+    """New columns of a dataset, on their way: written into an empty folder, from which a commit puts them in place."""
 
     def __init__(self, folder: ColumnFolder, staging: Path) -> None:
         self._folder, self._staging = folder, staging
@@ -489,14 +483,7 @@ class ColumnStage:
         self._new: dict[str, _New] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike = np.float64, *, function: str, version: int) -> ColumnWriter:
-        """Begin a column; rows are appended to what this gives.
-
-        Args:
-            name: Of the column.
-            dtype: Type of its numbers.
-            function: What makes them, as `module:name`.
-            version: Of that function.
-        """
+        """Begin a column; rows are appended to what this gives. `function` makes its numbers, as `module:name`."""
         file = f"{quote(name, safe='')[:_LONGEST_NAME]}-{secrets.token_hex(8)}.npy"
         writer = ColumnWriter(self._staging / COLUMNS_FOLDER / file, dtype)
         self._new[name] = _New(file, np.dtype(dtype), function, version, writer)
@@ -511,13 +498,9 @@ class ColumnStage:
     def finish(self, content_id: str, *, fill: bool = False) -> tuple[list[str], list[str]]:
         """End all columns, and write the file that names them beside those that the dataset has already.
 
-        Args:
-            content_id: Of the samples that the numbers are of.
-            fill: Where a number is missing, take that of the column of this name that the dataset has, if it is of
-                these samples and of this version of the function, and not damaged.
-
-        Returns:
-            What is to be put, in this order, and to be removed: names in the folder.
+        With `fill`, a number that is missing is taken from the column of this name that the dataset has, if that is of
+        these samples and of this version of the function, and not damaged. Gives what is to be put, in this order, and
+        to be removed: names in the folder.
         """
         old = self._folder.read()
         stored: dict[str, StoredColumn] = {}
