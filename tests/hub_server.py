@@ -223,7 +223,7 @@ def _listening(server: HubServer, of: str, answer: Callable[[str, Mapping[str, s
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
-            given = dict(self.headers)
+            given = {name.title(): value for name, value in self.headers.items()}  # some clients write them small
             given["body"] = self.rfile.read(int(given.get("Content-Length", "0"))).decode()
             server.asked.append(Asked(of, self.path, given))
             given_back = server.instead(of, self.path) or answer(self.path, given)

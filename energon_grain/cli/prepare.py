@@ -307,7 +307,7 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
-    from energon_grain.formats.nv_meta import DatasetKind, compressed_lines, dataset_kind
+    from energon_grain.formats.nv_meta import READ_AS_IT_IS, compressed_lines, dataset_kind
 
     if is_url(path):
         return
@@ -317,9 +317,8 @@ def _check_kind(path: str) -> None:
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
 
-    read_as_it_is = {DatasetKind.ARRAY: "is an array, which is", DatasetKind.PARQUET: "has Parquet files, which are"}
-    if (kind := dataset_kind(path)) in read_as_it_is:
-        raise RefusedError(f"{path}: {read_as_it_is[kind]} read as it is: there is nothing to prepare.")
+    if (kind := dataset_kind(path)) in READ_AS_IT_IS:
+        raise RefusedError(f"{path}: is {kind.described}, which is read as it is: there is nothing to prepare.")
 
 
 def running(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:

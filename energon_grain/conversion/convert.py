@@ -53,9 +53,9 @@ from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.write_shards import ShardJob, check_container, parts_of, records_of, write_shards
 from energon_grain.prepare.writing import begin_writing, end_writing
-from energon_grain.sources.parquet import ParquetSource
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
+from energon_grain.sources.tables import TableSource
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
@@ -422,7 +422,7 @@ class _Samples:
             _check_keys(location, open_columnar(open_data(location)))
 
         def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
-            endings = source.endings if isinstance(source, ParquetSource) else {}
+            endings = source.endings if isinstance(source, TableSource) else {}
             for start in range(0, len(source), count):
                 stop = min(start + count, len(source))
                 size_bytes = sum(int(source.sizes(block).sum()) for block in _blocks(source, start, stop))
@@ -515,7 +515,7 @@ def source_samples(source: Source, start: int, stop: int, endings: Mapping[str, 
         source: What is read.
         start: The first one.
         stop: The first one behind.
-        endings: Of columns that are not decoded by their names, see `ParquetSource.endings`.
+        endings: Of columns that are not decoded by their names, see `TableSource.endings`.
     """
     for block in _blocks(source, start, stop):
         for raw in source.read(block):

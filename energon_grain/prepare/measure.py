@@ -310,8 +310,8 @@ def opened_samples(location: str, parts: Collection[str] | None) -> tuple[Measur
             f"{location}: nobody prepared these tars, and columns lie beside the index that this makes: run "
             f"`energon-grain prepare {location}` first"
         )
-    if kind is DatasetKind.PARQUET:
-        raise ConfigError(f"{location}: columns are not added to Parquet files; write the numbers into the files")
+    if kind.has_own_columns:
+        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
     if kind is DatasetKind.ARRAY:
         raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
     if kind is DatasetKind.JSONL:

@@ -36,12 +36,14 @@ from energon_grain._version import __version__
 from energon_grain.extras import needed_for
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import Address
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.atomic import atomic_write_bytes, remove_unused
 from energon_grain.storage.object_error import BUSY, ObjectError, shortened
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
+UNUSED_S = 30 * 24 * 3600.0
+"""How long what is kept of a commit stays when nobody opens it."""
 _HOPS = 5
 _PAGES = 10_000
 _PAGE_BYTES = 64 << 20
@@ -590,7 +592,9 @@ def _connections(proxy: str | None) -> Any:
 def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
     """What was kept; None: nothing, or it is damaged."""
     try:
-        return form.from_json(path.read_bytes())
+        found = form.from_json(path.read_bytes())
+        os.utime(path)
+        return found
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -598,4 +602,5 @@ def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
 def _keep(path: Path, value: object) -> None:
     with suppress(OSError):  # a folder that cannot be written, or a full disk: it is asked for again
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unused(path.parent, UNUSED_S)
         atomic_write_bytes(path, msgspec.json.encode(value))

@@ -521,6 +521,44 @@ class SampleDecoder:
         return None
 
 
+class ColumnDecoder(SampleDecoder):
+    """Decodes parts that are called as columns of a table: what they are is known, whatever their names.
+
+    Args:
+        decoder: Decodes them, by the ends of names.
+        endings: Which end stands for a column; a list's entries, `name.0`, are as their column.
+    """
+
+    def __init__(self, decoder: SampleDecoder, endings: Mapping[str, str]) -> None:
+        self._inner, self._endings = decoder, dict(endings)
+        self._config = decoder.config()
+
+    def _named(self, part: str) -> str:
+        column = part if part in self._endings else part.rpartition(".")[0]
+        return f"{part}.{self._endings[column]}" if column in self._endings else part
+
+    def decoder_for(self, part: str) -> Codec | None:
+        """See `SampleDecoder`."""
+        return self._inner.decoder_for(self._named(part))
+
+    def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
+        """See `SampleDecoder`."""
+        return self._inner.decode_column(self._named(part), column, groups)
+
+    def decode(self, fname: str, raw: Buffer) -> Any:
+        """See `SampleDecoder`."""
+        return self._inner.decode(self._named(fname), raw)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ColumnDecoder) and (self._inner, self._endings) == (other._inner, other._endings)
+
+    def __hash__(self) -> int:
+        return hash(self._inner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ColumnDecoder, (self._inner, self._endings)
+
+
 @cache
 def _hint_at_layout() -> None:
     """Say once what images are by default, to programs with JAX that did not choose. See decisions/image-layout.md."""

@@ -1,73 +1,53 @@
-"""Random access to the rows of Parquet files: a crude sample each.
+"""Random access to the rows of files of tables (Parquet, Arrow, MDS): a crude sample each.
 
 A row group is the least that can be decoded, so it is decoded whole, but for the columns that nobody wants, and stays
 decoded while others may ask for its rows: up to `memory_bytes()` in memory, and what does not fit goes to files that
 are mapped (uncompressed, in the cache folder, without names, so that they vanish with the process). So a shuffle should
 read row group by row group, and these are its blocks: see `block_starts`.
-
-| column | part, before the decoder | with it |
-|---|---|---|
-| truth values, integers, floating-point numbers | an array without an axis | as it is |
-| lists of these, of one length or several; Hugging Face's `Array2D` to `Array5D` | an array | as it is |
-| strings | UTF-8 | `str` |
-| bytes | bytes | by the column's name, as parts of tars |
-| Hugging Face's images, sounds and videos (`{bytes, path}`) | the file | as `jpg`, `wav`, `mp4`, of any format |
-| lists of these | `name.0`, `name.1`, … | likewise |
-| anything else: structs, lists of strings, times, decimals | JSON | what the JSON says |
-
-A part is called as its column. Where a row has no value (null), the sample lacks the part.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
-from energon_grain.formats.parquet import PARQUET_SUFFIX, ParquetFiles
-from energon_grain.samplers.expression import Expression
+from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
+from energon_grain.formats.arrow_files import ArrowFiles
+from energon_grain.formats.mds_files import MdsFiles
+from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.formats.parquet import ParquetFiles
+from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.subset import Selection
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import (
-    PartFilter,
-    PartValue,
-    RawBatch,
-    SampleLocation,
-    Selected,
-    accepts,
-    in_pieces,
-    in_range,
-)
+from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
-from energon_grain.transforms.decode import Buffer, Codec, SampleDecoder
 
 Int64Array = npt.NDArray[np.int64]
-Take = Callable[[list[int]], list[Any]]
-"""Gives the values of some rows of a column, None where there is none."""
 KEY_COLUMN = "__key__"
-_MEDIA = {"Image": "jpg", "Audio": "wav", "Video": "mp4"}
-"""What Hugging Face calls a column, and which end of a part's name decodes it: by content, whatever the format."""
 _SIZES = "bytes"
 _MOST_MEMORY_BYTES = 4 << 30
 _MEMORY_SHARE = 4
 _DISK_SHARE = 4
+_MAPPED_BYTES = 64 << 10
+"""What a group that is mapped counts for, so that not any number of them is kept."""
 
 
 @cache
@@ -85,12 +65,14 @@ class _Group:
 
     Attributes:
         table: Its columns, a `pyarrow.Table`; None: it has none of those wanted.
-        size_bytes: Of it.
+        size_bytes: Of it, in memory of its own.
+        is_mapped: Whether it lies in a file as it is, and so takes next to none.
         takes: What gives the values of columns, those that were asked for.
     """
 
     table: Any
     size_bytes: int
+    is_mapped: bool = False
     takes: dict[str, Take] = field(default_factory=dict[str, Take])
 
 
@@ -147,7 +129,7 @@ class DecodedGroups:
     def __contains__(self, key: tuple[object, int]) -> bool:
         return key in self._memory.groups or key in self._disk.groups
 
-    def get(self, key: tuple[object, int], decode: Callable[[], Any]) -> _Group:
+    def get(self, key: tuple[object, int], decode: Callable[[], Any], *, is_mapped: bool = False) -> _Group:
         """The row group of this name; of several threads that ask for it one decodes it. Raises as `decode`."""
         with self._lock:
             found = self._memory.get(key) or self._disk.get(key)
@@ -159,7 +141,7 @@ class DecodedGroups:
             return coming.result()
         try:
             table = decode()
-            found = _Group(table, 0 if table is None else table.nbytes)
+            found = _Group(table, _MAPPED_BYTES if is_mapped else 0 if table is None else table.nbytes, is_mapped)
         except BaseException as error:
             with self._lock:
                 self._coming.pop(key, None)
@@ -189,7 +171,7 @@ class DecodedGroups:
         """Keep a row group in a file; where that cannot be written it is decoded again when it is asked for."""
         import pyarrow
 
-        if group.table is None or group.size_bytes > self._disk_bytes:
+        if group.table is None or group.is_mapped or group.size_bytes > self._disk_bytes:
             return
         with suppress(OSError, pyarrow.ArrowException):
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="rows-")
@@ -218,75 +200,36 @@ def decoded_groups() -> DecodedGroups:
 os.register_at_fork(after_in_child=lambda: decoded_groups().renew() if decoded_groups.cache_info().currsize else None)
 
 
-class ColumnDecoder(SampleDecoder):
-    """Decodes parts that are called as columns of a table: what they are is known, whatever their names.
-
-    Args:
-        decoder: Decodes them, by the ends of names.
-        endings: Which end stands for a column; a list's entries, `name.0`, are as their column.
-    """
-
-    def __init__(self, decoder: SampleDecoder, endings: Mapping[str, str]) -> None:
-        self._inner, self._endings = decoder, dict(endings)
-        self._config = decoder.config()
-
-    def _named(self, part: str) -> str:
-        column = part if part in self._endings else part.rpartition(".")[0]
-        return f"{part}.{self._endings[column]}" if column in self._endings else part
-
-    def decoder_for(self, part: str) -> Codec | None:
-        """See `SampleDecoder`."""
-        return self._inner.decoder_for(self._named(part))
-
-    def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
-        """See `SampleDecoder`."""
-        return self._inner.decode_column(self._named(part), column, groups)
-
-    def decode(self, fname: str, raw: Buffer) -> Any:
-        """See `SampleDecoder`."""
-        return self._inner.decode(self._named(fname), raw)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ColumnDecoder) and (self._inner, self._endings) == (other._inner, other._endings)
-
-    def __hash__(self) -> int:
-        return hash(self._inner)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ColumnDecoder, (self._inner, self._endings)
+TABLES: dict[DatasetKind, type[TableFiles]] = {
+    DatasetKind.PARQUET: ParquetFiles,
+    DatasetKind.ARROW: ArrowFiles,
+    DatasetKind.MDS: MdsFiles,
+}
+"""Kinds of files whose rows are samples."""
 
 
-class ParquetSource(Selected):
-    """The rows of Parquet files, in the order of the files' names and of the rows in each.
+class TableSource(Cut):
+    """The rows of files of tables, in the order of the files' names and of the rows in each.
 
     The key of a row is the name of its file without the ending, a slash, and the row's number in the file, from 0; or
-    what stands in a column `__key__`. Opening reads footers, and those once (see `ParquetFiles`); a read decodes the
+    what stands in a column `__key__`. Opening reads footers, and those once (see `TableFiles`); a read decodes the
     row groups that it touches, unless they still are decoded. Thread-safe and picklable.
 
     Args:
-        path: Files, see `ParquetFiles`.
-        start: First sample to serve.
-        stop: One past the last sample; default: the end.
-        where: Which of these to serve, by their columns; default: all.
+        files: The files.
         parts: Which columns to read, names or a predicate.
 
     Raises:
         ConfigError: No column is to be read.
-        EnergonGrainError: As `ParquetFiles`.
+        FormatError: A schema is not understood.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | ParquetFiles,
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
-        parts: PartFilter = None,
-    ) -> None:
-        self.files = path if isinstance(path, ParquetFiles) else ParquetFiles(path)
+    _has_slices = True
+
+    def __init__(self, files: TableFiles, *, parts: PartFilter = None) -> None:
+        self.files, self.path = files, files.location
         self._parts = parts
-        self._kinds = _kinds(self.files)
+        self._kinds = column_kinds(map(files.schema, range(len(files.names))), files.columns)
         entries = [] if parts is None or callable(parts) else list(parts)
         self._wanted = [
             name
@@ -302,41 +245,22 @@ class ParquetSource(Selected):
         places = [self.files.columns.index(name) for name in self._wanted]
         self._group_bytes = groups.extents[:, places, 2].sum(axis=1)
         self._row_bytes = -(-self._group_bytes // np.maximum(1, np.diff(self._first)))
-        stems = [name.removesuffix(PARQUET_SUFFIX) for name in self.files.names]
-        self._stems = stems if len(set(stems)) == len(stems) else self.files.names
-        begins = np.searchsorted(groups.file, np.arange(len(self.files.names)))
+        stems = [_stem(name, files.endings) for name in files.names]
+        self._stems = stems if len(set(stems)) == len(stems) else files.names
+        begins = np.searchsorted(groups.file, np.arange(len(files.names)))
         self._file_first = self._first[begins]
+        ends = self._first[np.searchsorted(groups.file, np.arange(len(files.names)), side="right")]
+        self.shard_counts = dict(zip(files.names, (ends - self._file_first).tolist(), strict=True))
+        self._files_id = files.content_id
         self._owner = object()  # whose row groups are whose
         self._reading_column = threading.Lock()
-        self._selection = Selection(len(self.files), start=start, stop=stop)
-        self._narrow(where)
-
-    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> ParquetSource:
-        """Rows [start, stop) of all, for which `where` holds.
-
-        Raises:
-            ConfigError: There are fewer.
-            EmptyDatasetError: There are none between.
-            KeyNotFoundError, FormatError, ReadError: As `column`.
-        """
-        return ParquetSource(self.files, start=start, stop=stop, where=where, parts=self._parts)
+        self._serve()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ParquetSource, parts=self._parts), (self.files,), {"_selection": self._selection}
+        return partial(TableSource, parts=self._parts), (self.files,), {"_selection": self._selection}
 
     def __repr__(self) -> str:
-        return f"ParquetSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
-
-    @property
-    def path(self) -> str:
-        """The files, as they were given."""
-        return self.files.location
-
-    @property
-    def content_id(self) -> str:
-        """Digest of names, sizes and footers of the files, and of which rows are served."""
-        chosen = self._selection
-        return f"{self.files.content_id}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
+        return f"TableSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -355,15 +279,15 @@ class ParquetSource(Selected):
 
     def _rows(self, indices: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
         """(n,) number of each row among those of all files, and of its row group."""
-        rows = self._selection.to_raw(in_range(indices, len(self), where=self.path))
+        rows = self._numbers(indices)
         return rows, np.searchsorted(self._first, rows, side="right") - 1
 
     # Row groups as blocks.
 
     @property
     def run_samples(self) -> int | None:
-        """Rows of a row group, in the mean."""
-        return max(1, len(self) // (len(self.block_starts()) - 1))
+        """Rows of a row group, in the mean; None: any row is as near as any other."""
+        return None if self.files.is_mapped else max(1, len(self) // (len(self.block_starts()) - 1))
 
     def block_starts(self, at_least: int | None = None) -> Int64Array:
         """(blocks + 1,) the first sample of each block, and how many samples there are.
@@ -388,6 +312,8 @@ class ParquetSource(Selected):
 
     def warn_of_order(self, blocks_at_once: int | None) -> str | None:
         """What to warn of where an order keeps so many blocks in use at a time (None: all); None: it is cheap."""
+        if self.files.is_mapped:
+            return None
         touched = np.unique(self._rows(np.array([0, len(self) - 1]))[1])
         sizes = self._group_bytes[touched[0] : touched[-1] + 1]
         count = len(sizes) if blocks_at_once is None else min(len(sizes), blocks_at_once)
@@ -399,13 +325,13 @@ class ParquetSource(Selected):
         outcome = (
             f"what passes {_gigabytes(kept.limit_bytes)} goes to a cache on disk"
             if beyond <= 0
-            else f"memory and disk have room for {_gigabytes(kept.room_bytes())}, so that most rows decode a whole row "
-            "group"
+            else f"memory and disk have room for {_gigabytes(kept.room_bytes())}, so that most rows decode a whole "
+            f"{self.files.group_word}"
         )
         return (
-            f"{self.path}: this order has {count:,} row groups of {_megabytes(float(sizes.mean()))} in use at a time, "
-            f"{_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. Row groups of a few MB are "
-            "best: write the files anew so (`row_group_size`), or take fewer `lanes`"
+            f"{self.path}: this order has {count:,} {self.files.group_word}s of {_megabytes(float(sizes.mean()))} in "
+            f"use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
+            f"are best: write the files anew so ({self.files.group_option}), or take fewer `lanes`"
         )
 
     # Reading.
@@ -470,7 +396,9 @@ class ParquetSource(Selected):
                     columns.setdefault(part, [None] * count)[place] = value
 
     def _decoded(self, number: int) -> _Group:
-        return decoded_groups().get((self._owner, number), lambda: self.files.read(number, self._read))
+        return decoded_groups().get(
+            (self._owner, number), lambda: self.files.read(number, self._read), is_mapped=self.files.is_mapped
+        )
 
     def _values(self, name: str, number: int, decoded: _Group, within: list[int]) -> list[Any]:
         """Values of rows of a row group."""
@@ -478,28 +406,54 @@ class ParquetSource(Selected):
             take = decoded.takes.get(name)
             if take is None:
                 array = self._kinds[name].array(decoded.table, name)
-                take = decoded.takes[name] = _nothing if array is None else self._kinds[name].take(array)
+                take = decoded.takes[name] = nothing if array is None else self._kinds[name].take(array)
             return take(within)
-        except (ValueError, OverflowError, TypeError, NotImplementedError) as error:
+        except (ValueError, OverflowError, NotImplementedError) as error:
             raise self._wrong(name, number, error) from error
 
     def _wrong(self, name: str, number: int, error: Exception) -> FormatError:
         file = int(self.files.groups.file[number])
         within = int(self.files.groups.number[number])
-        return FormatError(f"{self.files.paths[file]}: row group {within}: column {name!r}: {error}")
+        return FormatError(f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}: {error}")
 
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
 
     def _take_keys(self, number: int, decoded: _Group, within: list[int], places: list[int], keys: list[str]) -> None:
-        for place, value in zip(places, self._values(KEY_COLUMN, number, decoded, within), strict=True):
+        for place, value in zip(places, self._values(self._key or "", number, decoded, within), strict=True):
             if value is not None:  # else it keeps its usual one
-                keys[place] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+                keys[place] = _key_of(value)
+
+    def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
+        """The keys of all rows, some at a time; those of a column, where one is named. Raises as `read` too.
+
+        Raises:
+            KeyNotFoundError: There is no such column.
+            FormatError: A row has nothing in it.
+        """
+        name = column or self._key
+        if column is not None and column not in self._kinds:
+            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+        for number in np.flatnonzero(np.diff(self._first)).tolist():
+            rows = np.arange(self._first[number], self._first[number + 1])
+            file = int(self.files.groups.file[number])
+            keys = self._usual_keys(rows, [file] * len(rows))
+            if name is not None:
+                found = self._values(name, number, _Group(self.files.read(number, (name,)), 0), list(range(len(rows))))
+                lacking = [place for place, value in enumerate(found) if value is None]
+                if column is not None and lacking:
+                    row = int(rows[lacking[0]] - self._file_first[file])
+                    raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
+                keys = [key if value is None else _key_of(value) for key, value in zip(keys, found, strict=True)]
+            yield keys
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the mean of its row group, uncompressed."""
-        return self._row_bytes[self._rows(indices)[1]]
+        return self._sizes(self._numbers(indices))
+
+    def _sizes(self, rows: Int64Array) -> Int64Array:
+        return self._row_bytes[np.searchsorted(self._first, rows, side="right") - 1]
 
     def locate(self, index: int) -> SampleLocation:
         """Which row a sample is; places are counted as if rows were equally long. Raises IndexError, as `read` too."""
@@ -532,21 +486,15 @@ class ParquetSource(Selected):
         """See `Source.columns`: `bytes`, as `sizes` says it, and the columns of numbers, one a row, read or not."""
         return (_SIZES, *(name for name in self._kinds if name in self._numeric and name != _SIZES))
 
-    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`. Raises as `read` too.
+    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        """See `Cut`. Raises as `read` too.
 
         That of all files is read when it is first asked for, kept beside the footers and mapped. Where a number is
         missing it is NaN, and the column floating-point.
         """
-        if isinstance(indices, slice):
-            begin, stop, step = indices.indices(len(self))
-            run = self._selection.raw_run(begin, max(begin, stop)) if step == 1 and name in self._numeric else None
-            if run is None:
-                return in_pieces(indices, len(self), partial(self.column, name))
-            return np.asarray(self._column(name)[run])
         if name == _SIZES and name not in self._numeric:
-            return self.sizes(indices)
-        return np.asarray(self._column(name)[self._rows(indices)[0]])
+            return self._sizes(np.arange(numbers.start, numbers.stop) if isinstance(numbers, slice) else numbers)
+        return np.asarray(self._column(name)[numbers])
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`: that of the files."""
@@ -555,13 +503,13 @@ class ParquetSource(Selected):
 
     @cached_property
     def _numeric(self) -> frozenset[str]:
-        return frozenset(name for name, kind in self._kinds.items() if kind.take is _numbers)
+        return frozenset(name for name, kind in self._kinds.items() if kind.is_numeric)
 
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
             raise KeyNotFoundError(
                 f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}. To "
-                "Parquet files no column can be added by `energon-grain measure`: write it into the files"
+                f"{self.files.kind} no column can be added by `energon-grain measure`: write it into the files"
             )
 
     def _column(self, name: str) -> npt.NDArray[Any]:
@@ -592,19 +540,134 @@ class ParquetSource(Selected):
             array = self._kinds[name].array(self.files.read(number, (name,)), name)
             if array is None:
                 return np.full(int(self._first[number + 1] - self._first[number]), np.nan)
-            numbers = _plain(array)
+            numbers = plain_numbers(array)
             if numbers.dtype == np.uint64:  # which NumPy puts together with others as floats
                 if numbers.max(initial=0) >= 2**63:
                     raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
                 numbers = numbers.astype(np.int64)
         except (ValueError, NotImplementedError, OverflowError) as error:
             raise self._wrong(name, number, error) from error
-        return _with_nan(numbers, _there(array))
+        return with_nan(numbers, values_there(array))
 
     def close(self) -> None:
         """Close the files, and let go of what is decoded; reading again opens them anew."""
         decoded_groups().forget(self._owner)
         self.files.close()
+
+
+class TableFileStore(FileStore[Any]):
+    """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
+
+    All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
+    which stays as with `TableSource`. Where keys are in a column `__key__`, the first one asked for takes all of
+    them into memory: about 200 bytes a row.
+
+    Args:
+        files: The files.
+    """
+
+    def __init__(self, files: TableFiles) -> None:
+        self._whole = TableSource(files)
+        self._sources: dict[str, TableSource] = {}
+        self._finding = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableFileStore, (self._whole.files,)
+
+    def __repr__(self) -> str:
+        return f"TableFileStore({self.get_path()!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableFileStore) and self._whole.content_id == other._whole.content_id
+
+    def __hash__(self) -> int:
+        return hash(self._whole.content_id)
+
+    @property
+    def endings(self) -> dict[str, str]:
+        """See `TableSource.endings`."""
+        return self._whole.endings
+
+    def get_path(self) -> str:
+        """The files, as they were given."""
+        return self._whole.path
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is such a row, with something in that column."""
+        try:
+            return isinstance(key, str) and bool(self.read((key,)))
+        except KeyNotFoundError:
+            return False
+
+    def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
+        """Read parts in the order asked for; those of one column are read together. See `FileStore.read`."""
+        places: dict[str, list[int]] = {}
+        split = [part_of_key(key) for key in keys]
+        for place, (_, part) in enumerate(split):
+            places.setdefault(part, []).append(place)
+        values: list[Any] = [None] * len(keys)
+        shards = [""] * len(keys)
+        for part, at in places.items():
+            rows = [self._row(split[place][0]) for place in at]
+            if None in rows or not (source := self._source_of(part)):
+                raise self._missing(keys[at[rows.index(None)] if None in rows else at[0]])
+            batch = source.read(np.array(rows, np.int64))
+            found = batch.columns.get(part) or [None] * len(at)
+            for place, shard, value in zip(at, batch.shards, found, strict=True):
+                if value is None:
+                    raise self._missing(keys[place])
+                shards[place], values[place] = shard, value
+        return with_sources(self.get_path(), keys, shards, values)
+
+    def _missing(self, key: str) -> KeyNotFoundError:
+        source = self._whole
+        usual = f"{source._stems[0]}/0" if source._key is None else f"what column {source._key} says"
+        return KeyNotFoundError(
+            f"{source.path}: there is no {key!r}; a key is {usual}, a dot, and a column that has something there: "
+            f"{', '.join(source.part_names)}"
+        )
+
+    def _source_of(self, part: str) -> TableSource | None:
+        column = part if part in self._whole.part_names else part.rpartition(".")[0]
+        if column not in self._sources and column in self._whole.part_names:
+            self._sources[column] = TableSource(self._whole.files, parts={column})
+        return self._sources.get(column)
+
+    def _row(self, key: str) -> int | None:
+        """The number of a row; None: there is none of that key."""
+        source = self._whole
+        if source._key is not None:
+            with self._finding:
+                return self._rows_by_key.get(key)
+        stem, _, number = key.rpartition("/")
+        if stem not in source._stems or not (number.isascii() and number.isdecimal()) or str(int(number)) != number:
+            return None
+        file = source._stems.index(stem)
+        count = source.shard_counts[source.files.names[file]]
+        return int(source._file_first[file]) + int(number) if int(number) < count else None
+
+    @cached_property
+    def _rows_by_key(self) -> dict[str, int]:
+        return {key: row for row, key in enumerate(chain.from_iterable(self._whole.key_blocks()))}
+
+    def close(self) -> None:
+        """Close the files; reading again opens them anew."""
+        self._whole.close()
+
+
+def part_of_key(key: str) -> tuple[str, str]:
+    """The key of a row, and the part, of what a store of tables calls a part of a row."""
+    dot = key.find(".", key.rfind("/") + 1)
+    return (key[:dot], key[dot + 1 :]) if dot >= 0 else (key, "")
+
+
+def _key_of(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _stem(name: str, endings: tuple[str, ...]) -> str:
+    ending = next((each for each in endings if name.endswith(each)), "")
+    return name.removesuffix(ending)
 
 
 def _gigabytes(size: float) -> str:
@@ -613,290 +676,3 @@ def _gigabytes(size: float) -> str:
 
 def _megabytes(size: float) -> str:
     return f"{size / 1e6:.3g} MB"
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a column becomes.
-
-    Attributes:
-        arrow: Its type, in the file that says what it becomes.
-        feature: What Hugging Face's `datasets` says of it there.
-        take: Makes of its Arrow array what gives values of rows.
-        ending: The end of a name by which its bytes are decoded; None: by its own name, or not at all.
-        many: Whether a value is a list of files.
-    """
-
-    arrow: Any
-    feature: Any
-    take: Callable[[Any], Take]
-    ending: str | None = None
-    many: bool = False
-
-    def array(self, table: Any, name: str) -> Any:
-        """The column of a table, from any of the files, as one array for `take`; None: the table lacks it.
-
-        Raises:
-            ValueError, NotImplementedError: It is something else than in the file that says what it becomes.
-        """
-        if table is None or name not in table.column_names:
-            return None
-        array = _whole(table.column(name))
-        if _is_blank(array.type):  # as pandas writes what has no value in this file
-            return array.cast(self.arrow)
-        kinds = self, _kind(array.type, self.feature)
-        mine, its = ((getattr(each.take, "func", each.take), each.many) for each in kinds)
-        if mine != its and self.take is not _json:
-            raise ValueError(f"is of type {array.type} here, and of {self.arrow} in a file before; write them alike")
-        return array
-
-
-def _kinds(files: ParquetFiles) -> dict[str, _Kind]:
-    """What each column becomes, by the first file that has it, and values in it.
-
-    Raises:
-        FormatError: A schema is not understood.
-    """
-    kinds: dict[str, _Kind] = {}
-    for number in range(len(files.names)):
-        if len(kinds) == len(files.columns) and not any(_is_blank(kind.arrow) for kind in kinds.values()):
-            break
-        schema = files.schema(number)
-        features = _features(schema.metadata or {})
-        for column in schema:
-            if column.name not in kinds or _is_blank(kinds[column.name].arrow) > _is_blank(column.type):
-                kinds[column.name] = _kind(column.type, features.get(column.name))
-    return {name: kinds[name] for name in files.columns}
-
-
-def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """What Hugging Face's `datasets` says of columns; nothing where it does not."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-    except (KeyError, ValueError, TypeError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", features) if isinstance(features, dict) else {}
-
-
-def _kind(kind: Any, feature: Any) -> _Kind:
-    import pyarrow
-
-    is_ = pyarrow.types
-    while isinstance(kind, pyarrow.BaseExtensionType):
-        kind = kind.storage_type
-    if is_.is_dictionary(kind):
-        kind = kind.value_type
-    said = feature.get("_type") if isinstance(feature, dict) else None
-    if is_.is_boolean(kind) or is_.is_integer(kind) or is_.is_floating(kind):
-        return _Kind(kind, feature, _numbers)
-    if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
-        return _Kind(kind, feature, _bytes, "txt")
-    if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
-        return _Kind(kind, feature, _bytes, _MEDIA.get(str(said)))
-    if said in _MEDIA and _is_file(kind):
-        return _Kind(kind, feature, _files, _MEDIA[said])
-    if _is_list(kind):
-        inner = feature[0] if isinstance(feature, list) and feature else feature
-        inner = inner.get("feature") if isinstance(inner, dict) and "feature" in inner else inner
-        of = inner.get("_type") if isinstance(inner, dict) else None
-        if of in _MEDIA and _is_file(kind.value_type):
-            return _Kind(kind, feature, _lists_of_files, _MEDIA[of], many=True)
-        shape = feature.get("shape") if isinstance(feature, dict) and str(said).startswith("Array") else None
-        depth, leaf = 0, kind
-        while _is_list(leaf):
-            depth, leaf = depth + 1, leaf.value_type
-        if is_.is_boolean(leaf) or is_.is_integer(leaf) or is_.is_floating(leaf):
-            if depth == 1:
-                return _Kind(kind, feature, partial(_arrays, shape=(-1,)))
-            if isinstance(shape, list) and len(shape) == depth:
-                sides = (-1, *(side for side in shape[1:] if isinstance(side, int) and side > 0))
-                if len(sides) == depth:
-                    return _Kind(kind, feature, partial(_arrays, shape=sides))
-    return _Kind(kind, feature, _json, "json")
-
-
-def _is_file(kind: Any) -> bool:
-    """Whether it is Hugging Face's `{bytes, path}`."""
-    import pyarrow
-
-    return pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow
-
-    is_ = pyarrow.types
-    return is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind)
-
-
-def _is_blank(kind: Any) -> bool:
-    """Whether nothing can stand in a column of this type, or in its lists."""
-    import pyarrow
-
-    while _is_list(kind):
-        kind = kind.value_type
-    return pyarrow.types.is_null(kind)
-
-
-def _nothing(rows: list[int]) -> list[Any]:
-    return [None] * len(rows)
-
-
-def _whole(column: Any) -> Any:
-    """A column as one array: its pieces, where it has several, put together with offsets of 64 bits."""
-    import pyarrow
-
-    if column.num_chunks == 1:
-        array = column.chunk(0)
-    else:
-        wide = {pyarrow.string(): pyarrow.large_string(), pyarrow.binary(): pyarrow.large_binary()}
-        array = pyarrow.concat_arrays(column.cast(wide.get(column.type, column.type)).chunks)
-    while isinstance(array.type, pyarrow.BaseExtensionType):
-        array = array.storage
-    return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
-
-
-def _with_nan(numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
-    """Numbers, floating-point with NaN where there is none."""
-    if there is None or there.all():
-        return numbers
-    numbers = numbers.astype(numbers.dtype if numbers.dtype.kind == "f" else np.float64)
-    numbers[~there] = np.nan
-    return numbers
-
-
-def _there(array: Any) -> npt.NDArray[np.bool_] | None:
-    """(n,) where there is a value; None: everywhere."""
-    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-
-
-def _leaving_out(take: Take, there: npt.NDArray[np.bool_] | None) -> Take:
-    """The same with None where there is no value."""
-    if there is None:
-        return take
-
-    def checked(rows: list[int]) -> list[Any]:
-        return [value if valid else None for value, valid in zip(take(rows), there[rows].tolist(), strict=True)]
-
-    return checked
-
-
-def _of_type(array: Any, right: bool, what: str) -> None:
-    if not right:
-        raise TypeError(f"is of type {array.type} here, and another file has {what}; write all files with one schema")
-
-
-def _plain(array: Any) -> npt.NDArray[Any]:
-    """Numbers of an Arrow array, whatever stands where there is none. Raises TypeError."""
-    import pyarrow
-    import pyarrow.compute
-
-    _of_type(array, _kind(array.type, None).take is _numbers, "numbers")
-    if array.null_count:
-        array = pyarrow.compute.fill_null(array, pyarrow.scalar(0).cast(array.type))
-    return array.to_numpy(zero_copy_only=False)
-
-
-def _numbers(array: Any) -> Take:
-    numbers = _plain(array)
-    return _leaving_out(lambda rows: [numbers[row, ...].copy() for row in rows], _there(array))
-
-
-def _bytes(array: Any) -> Take:
-    import pyarrow
-
-    kind = array.type
-    _of_type(array, _kind(kind, None).take is _bytes, "texts or bytes")
-    if pyarrow.types.is_string_view(kind) or pyarrow.types.is_binary_view(kind):
-        array = array.cast(pyarrow.large_binary())
-    elif pyarrow.types.is_fixed_size_binary(kind):
-        array = array.cast(pyarrow.binary())
-    wide = pyarrow.types.is_large_string(array.type) or pyarrow.types.is_large_binary(array.type)
-    _, offsets, data = array.buffers()
-    ends = np.frombuffer(offsets, np.int64 if wide else np.int32) if offsets is not None else np.zeros(1, np.int64)
-    ends = ends[array.offset : array.offset + len(array) + 1]
-    view = memoryview(b"" if data is None else data)
-
-    def take(rows: list[int]) -> list[Any]:
-        at = np.array(rows, np.int64)
-        return [bytes(view[begin:end]) for begin, end in zip(ends[at].tolist(), ends[at + 1].tolist(), strict=True)]
-
-    return _leaving_out(take, _there(array))
-
-
-def _files(array: Any) -> Take:
-    import pyarrow.compute
-
-    _of_type(array, _is_file(array.type), "files")
-    return _bytes(cast("Any", pyarrow.compute).struct_field(array, "bytes"))
-
-
-def _offsets(array: Any) -> tuple[Int64Array, Any]:
-    """(n + 1,) where each list begins in the array of all entries, and that array."""
-    import pyarrow
-
-    _of_type(array, _is_list(array.type), "lists")
-    if not pyarrow.types.is_fixed_size_list(array.type):
-        return array.offsets.to_numpy().astype(np.int64), array.values
-    return (np.arange(len(array) + 1) + array.offset) * array.type.list_size, array.values
-
-
-def _lists_of_files(array: Any) -> Take:
-    offsets, entries = _offsets(array)
-    inner = _files(entries)
-
-    def take(rows: list[int]) -> list[Any]:
-        return [inner(list(range(offsets[row], offsets[row + 1]))) for row in rows]
-
-    return _leaving_out(take, _there(array))
-
-
-def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
-    offsets, entries = _offsets(array)
-    while _is_list(entries.type):
-        inner, entries = _offsets(entries)
-        offsets = inner[offsets]
-    numbers, there = _plain(entries), _there(entries)
-
-    def one(begin: int, end: int) -> npt.NDArray[Any]:
-        piece = _with_nan(numbers[begin:end], None if there is None else there[begin:end])
-        return piece.reshape(shape).copy()
-
-    def take(rows: list[int]) -> list[Any]:
-        return [one(offsets[row], offsets[row + 1]) for row in rows]
-
-    return _leaving_out(take, _there(array))
-
-
-def _json(array: Any) -> Take:
-    import pyarrow
-
-    array = array.cast(_in_microseconds(array.type), safe=False)
-
-    def take(rows: list[int]) -> list[Any]:
-        values = array.take(pyarrow.array(rows, pyarrow.int64())).to_pylist()
-        return [None if value is None else msgspec.json.encode(value, enc_hook=str) for value in values]
-
-    return take
-
-
-def _in_microseconds(kind: Any) -> Any:
-    """A type with what Python's own times can hold in place of nanoseconds, which need pandas."""
-    import pyarrow as pa
-
-    is_ = pa.types
-    if is_.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if is_.is_duration(kind) and kind.unit == "ns":
-        return pa.duration("us")
-    if is_.is_time64(kind):
-        return pa.time64("us")
-    if is_.is_struct(kind):
-        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
-    if is_.is_map(kind):
-        return pa.map_(*(each.with_type(_in_microseconds(each.type)) for each in (kind.key_field, kind.item_field)))
-    if _is_list(kind):
-        size = (kind.list_size,) if is_.is_fixed_size_list(kind) else ()
-        make = pa.large_list if is_.is_large_list(kind) else pa.list_
-        return make(kind.value_field.with_type(_in_microseconds(kind.value_type)), *size)
-    return kind
