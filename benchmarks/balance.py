@@ -9,6 +9,9 @@
    sigma = 1.318 in bytes), at four bytes a token, cut at the context. A sample of n tokens costs a decoder
    n + n² / 12 d (projections and MLP take 24 d² operations a token and layer, causal attention 2 n d), with d = 4,096.
 3. What planning takes on each host for each sample of the global batch: draws, costs and division.
+
+With `--chart FILE` it asks loaders over texts of the three laws which host gets which samples of their first steps, and
+draws the largest over the mean.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.picture import bars, texts
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.samplers import balance
 from energon_grain.stream.equal_work import EqualWork
@@ -163,11 +167,48 @@ def planning() -> bool:
     return fine
 
 
+def chart(file: str, steps: int) -> None:
+    """Draw the largest over the mean of what hosts have to do in the steps of real streams."""
+    hosts, size = SHAPES[0]
+    drawn = dict[str, dict[str, float]]()
+    for name, law in LAWS.items():
+        lengths = law(steps * hosts * size)
+        with tempfile.TemporaryDirectory() as folder:
+            path = texts(Path(folder), lengths)
+            drawn[name] = {}
+            for way, by in (("as they come", None), ("balance=", "bytes.txt")):
+                dataset = get_train_dataset(
+                    path,
+                    batch_size=size,
+                    shuffle_buffer_size=None,
+                    max_samples_per_sequence=None,
+                    balance=by,
+                    worker_config=WorkerConfig(0, hosts),
+                )
+                over = list[float]()
+                with Stream.of(dataset) as stream:
+                    for step in range(steps):
+                        work = np.zeros(hosts)
+                        for record in stream.which(step):
+                            work[record.host] += lengths[int(record.key)]
+                        over.append(work.max() / work.mean())
+                drawn[name][way] = float(np.mean(over))
+                print(f"{name:11s} {way:13s} {drawn[name][way]:.3f}", flush=True)
+            costs = lengths.reshape(steps, -1)
+            drawn[name]["no division does better"] = float((bound(costs, hosts) / costs.sum(axis=1) * hosts).mean())
+    bars(file, f"The most laden of {hosts} hosts, {size} samples each, over the mean", drawn, least=1, digits=3)
+
+
 def main() -> int:
     """Print all; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description="How equal `balance=` makes the work of hosts.")
     parser.add_argument("--steps", type=int, default=200, help="of each row")
-    steps = parser.parse_args().steps
+    parser.add_argument("--chart", help="a file to draw to, in place of the tables")
+    arguments = parser.parse_args()
+    steps = arguments.steps
+    if arguments.chart:
+        chart(arguments.chart, min(steps, 40))
+        return 0
     equal = equality(steps)
     saved(steps)
     return 0 if planning() and equal else 1

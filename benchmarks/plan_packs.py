@@ -1,21 +1,29 @@
-"""How full planned packs are, and how fast plans are made: `python -m benchmarks.plan_packs [SAMPLES]`.
+"""How full planned packs are, and how fast plans are made: `python -m benchmarks.plan_packs [--samples N]`.
 
 Lengths of three laws, up to the capacity, are packed window by window; the packs are counted beside those that sorting
 all samples at once makes (best fit decreasing). Printed are, for each law and window: the share of all packs' room that
 is filled, packs of all at once over packs of windows, and microseconds of a core a pack and a sample. Then the same
-with two costs and a number of samples, and with samples that are split.
+with two costs and a number of samples, and with samples that are split. With `--chart FILE` it runs loaders instead,
+over texts of these lengths, and draws how full the packs are that they deliver.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import itertools
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.picture import bars, texts
+from energon_grain import PackingDataset, PackingPlan, PlannedPackingDataset, get_loader, get_train_dataset
 from energon_grain.samplers.pack_plan import PATIENCE, Oversize, fill, plan_packs
+from energon_grain.transforms.packing import best_fit_decreasing
 
 CAPACITY = 4096
 WINDOWS = (1_024, 4_096, 16_384, 65_536)
@@ -42,7 +50,7 @@ def planned(costs: Costs, capacities: tuple[int, ...], window: int, oversize: Ov
     return packs, time.process_time() - began
 
 
-def main(samples: int = 2_000_000) -> None:
+def table(samples: int) -> None:
     """Print the tables."""
     random = np.random.default_rng(0)
     for law, draw in LAWS.items():
@@ -68,5 +76,61 @@ def main(samples: int = 2_000_000) -> None:
         print(f"  8 images and 64 samples at most, too: {packs:,} packs; {1e6 * seconds / packs:.2f} us a pack")
 
 
+def as_they_come(samples: list[Any]) -> list[list[Any]]:
+    """A pack ends where the next sample does not fit it."""
+    packs, room = list[list[Any]](), 0
+    for sample in samples:
+        if len(sample.text) > room:
+            packs, room = [*packs, []], CAPACITY
+        packs[-1].append(sample)
+        room -= len(sample.text)
+    return packs
+
+
+def best_of_a_buffer(samples: list[Any]) -> list[list[Any]]:
+    """Packs of what a buffer holds."""
+    return best_fit_decreasing(samples, length=lambda sample: len(sample.text), capacity=CAPACITY)
+
+
+def characters(samples: list[Any]) -> int:
+    """What is delivered of a pack."""
+    return sum(len(sample.text) for sample in samples)
+
+
+def chart(file: str, samples: int) -> None:
+    """Run loaders over the samples once or so, and draw how full their packs are."""
+    filled = dict[str, dict[str, float]]()
+    for law, draw in LAWS.items():
+        lengths = np.minimum(draw(np.random.default_rng(0), samples), CAPACITY)
+        with tempfile.TemporaryDirectory() as folder:
+            below = get_train_dataset(
+                texts(Path(folder), lengths), batch_size=None, shuffle_buffer_size=100, max_samples_per_sequence=100
+            )
+            ways = {
+                "as they come": PackingDataset(below, 100, as_they_come, characters),
+                "a buffer of 100, best fit": PackingDataset(below, 100, best_of_a_buffer, characters),
+                "PackingPlan": PlannedPackingDataset(below, PackingPlan("bytes.txt", capacity=CAPACITY), characters),
+            }
+            filled[law] = {}
+            for way, dataset in ways.items():
+                with get_loader(dataset) as loader:
+                    packs = list(itertools.islice(loader, int(lengths.sum()) // CAPACITY))
+                filled[law][way] = float(np.mean(packs)) / CAPACITY
+                print(f"{law:10s} {way:26s} {len(packs):6,} packs, filled {filled[law][way]:.4f}", flush=True)
+    bars(file, f"How full packs of {CAPACITY:,} tokens are, 1 is full", filled, least=0.5, digits=4)
+
+
+def main() -> None:
+    """Print the tables, or draw the picture."""
+    parser = argparse.ArgumentParser(description="How full planned packs are.")
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--chart", help="a file to draw to, in place of the tables")
+    arguments = parser.parse_args()
+    if arguments.chart:
+        chart(arguments.chart, arguments.samples or 30_000)
+    else:
+        table(arguments.samples or 2_000_000)
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    main()

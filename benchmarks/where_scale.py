@@ -29,6 +29,8 @@ CONDITIONS = {
     "one column": "tokens >= 16",
     "three columns": "tokens >= 16 and width * height > 65536",
     "all of it": "tokens >= 16 and width * height > 65536 and not (score < 0.3) and tokens % 7 in [1, 2, 3]",
+    "long": "log(tokens) + sqrt(width * height) / 10 > 5 and max(width, height) / min(width, height) < 3 and "
+    "tokens ** 2 / 1024 + tokens > 100 and ceil(score * 10) not in [1, 2, 3] and abs(width - height) // 3 < 200",
 }
 
 

@@ -10,8 +10,7 @@ import typer
 
 from energon_grain.cli.terminal import Answer, binary_bytes, counted, format_bytes, own_modules, table
 from energon_grain.errors import ConfigError
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.storage.location import located
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 
 if TYPE_CHECKING:
     from energon_grain.prepare.summary import (

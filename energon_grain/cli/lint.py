@@ -12,8 +12,7 @@ import typer
 
 from energon_grain.cli.terminal import Answer, counted, note, own_modules, progress_bar
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.storage.location import located
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 
 if TYPE_CHECKING:
     from energon_grain.metadataset.documents import Source

@@ -169,7 +169,6 @@ class JoinedLeafDataset(SavableDataset):
         return {}
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.leaf(self)
 
     def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:

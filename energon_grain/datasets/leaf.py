@@ -218,7 +218,6 @@ class LeafDataset(SavableDataset):
         return "/".join(map(without_revision, (*self.through, written)))
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.leaf(self)
 
     def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:

@@ -65,15 +65,10 @@ _logger = logging.getLogger("energon_grain")
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column that has a file.
+    """A column that has a file in the folder `columns`, of the samples of `content_id`.
 
-    Attributes:
-        file: Its name in the folder `columns`.
-        dtype: Type of its numbers.
-        column: Length and checksums.
-        content_id: Of the samples that they are of.
-        function: What made them, as `module:name`; or `attached ` and the file that they were taken from.
-        version: Of that function.
+    What made its numbers is a `function` of a `version`, as `module:name`; or `attached ` and the file that they are
+    from.
     """
 
     file: Annotated[str, msgspec.Meta(pattern=r"^[\w.~%-]+\.npy$")]
@@ -147,11 +142,7 @@ class ColumnFolder:
         return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location)
 
     def read(self) -> dict[str, StoredColumn]:
-        """The columns that have files, those of other samples too.
-
-        Raises:
-            IndexFileError: The file that names them is damaged, or newer than this release can read.
-        """
+        """The columns that have files, those of other samples too. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
         mending = f"remove it, and make the columns again; {_made_by(self.dataset, self.is_bare)}"
         try:
@@ -172,9 +163,7 @@ class ColumnFolder:
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
         """Map a column, (samples,), and what compares it; of one in an object store the file is copied first.
 
-        Raises:
-            IndexFileError: It is missing, of another length, or damaged.
-            ReadError: An object store cannot be reached.
+        Raises IndexFileError and ReadError.
         """
         path = self.local / COLUMNS_FOLDER / stored.file
         where = join(self.location, f"{COLUMNS_FOLDER}/{stored.file}")
@@ -207,8 +196,7 @@ class ColumnFolder:
     def put_in_place(self, staging: Path, *, put: Sequence[str], remove: Sequence[str]) -> None:
         """Move what `ColumnStage.finish` named into the folder: `columns.json`, the last of it, makes it count.
 
-        Raises:
-            ReadError: A store cannot be written, or not for us.
+        Raises ReadError.
         """
         if self.mirrored is not None:
             client = shared_client(storage_settings())
@@ -487,12 +475,7 @@ class _New:
 
 
 class ColumnStage:
-    """New columns of a dataset, on their way: written into a staging folder, from which a commit puts them in place.
-
-    Args:
-        folder: Where they are to be.
-        staging: What mirrors it: an empty folder.
-    """
+    """New columns of a dataset, on their way: written into an empty folder, from which a commit puts them in place."""
 
     def __init__(self, folder: ColumnFolder, staging: Path) -> None:
         self._folder, self._staging = folder, staging
@@ -500,14 +483,7 @@ class ColumnStage:
         self._new: dict[str, _New] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike = np.float64, *, function: str, version: int) -> ColumnWriter:
-        """Begin a column; rows are appended to what this gives.
-
-        Args:
-            name: Of the column.
-            dtype: Type of its numbers.
-            function: What makes them, as `module:name`.
-            version: Of that function.
-        """
+        """Begin a column; rows are appended to what this gives. `function` makes its numbers, as `module:name`."""
         file = f"{quote(name, safe='')[:_LONGEST_NAME]}-{secrets.token_hex(8)}.npy"
         writer = ColumnWriter(self._staging / COLUMNS_FOLDER / file, dtype)
         self._new[name] = _New(file, np.dtype(dtype), function, version, writer)
@@ -522,13 +498,9 @@ class ColumnStage:
     def finish(self, content_id: str, *, fill: bool = False) -> tuple[list[str], list[str]]:
         """End all columns, and write the file that names them beside those that the dataset has already.
 
-        Args:
-            content_id: Of the samples that the numbers are of.
-            fill: Where a number is missing, take that of the column of this name that the dataset has, if it is of
-                these samples and of this version of the function, and not damaged.
-
-        Returns:
-            What is to be put, in this order, and to be removed: names in the folder.
+        With `fill`, a number that is missing is taken from the column of this name that the dataset has, if that is of
+        these samples and of this version of the function, and not damaged. Gives what is to be put, in this order, and
+        to be removed: names in the folder.
         """
         old = self._folder.read()
         stored: dict[str, StoredColumn] = {}

@@ -33,9 +33,7 @@ _LONGEST_LIST_SECONDS = 10.0
 def not_prepared(location: str) -> str:
     """Say what lies at a path or URL instead of a prepared dataset. Of a store this takes a few requests.
 
-    Raises:
-        ConfigError: The URL is of no store that can be read.
-        ReadError: The store cannot be reached.
+    Raises ConfigError and ReadError.
     """
     if not is_url(location):
         return not_prepared_here(Path(location))
@@ -216,9 +214,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     """Read `.info.json`, or `.info.yaml` where only that exists (datasets prepared before Energon 7).
 
-    Raises:
-        DatasetNotFoundError: `root` is no prepared dataset.
-        IndexFileError: The file is damaged or has keys that its format does not know.
+    Raises DatasetNotFoundError and IndexFileError.
     """
     meta = Path(root) / META_FOLDER
     try:
@@ -321,12 +317,7 @@ def compressed_lines(location: str) -> str | None:
 
 
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
-    """The command that prepares the folder at `root`.
-
-    Args:
-        root: A path or URL.
-        records: Whether its shards are ArrayRecord files; None: look, which is done on this machine alone.
-    """
+    """The command that prepares the folder at a path or URL; `records` of None: looks for ArrayRecord files."""
     command = f"energon-grain prepare {os.fspath(root)}"
     if any(Path(root).glob(f"*{RECORD_SUFFIX}")) if records is None else records:
         command += " --records msgpack|tf_example|raw"

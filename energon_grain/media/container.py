@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, BinaryIO
 
 from energon_grain.errors import DecodingError, EnergonGrainError
@@ -34,7 +35,8 @@ FORMATS = "aac,aiff,amr,asf,au,avi,caf,flac,flv,gif,matroska,webm,mov,mp4,mp3,mp
 
 _FORMATS_WITH_INDEX = ("mov", "avi")
 """Their headers say where every frame lies."""
-_RUN = b"trun"
+_RUN, _FRAGMENTED = b"trun", b"mvex"
+_FIRST_BYTES = 4096
 _SLACK_S = Fraction(1, 4)
 _REORDERED_FRAMES = 16
 """A frame may be shown so many places after it is stored, and a decoder with threads asks for some more before."""
@@ -100,6 +102,10 @@ def open_container(file: Any, bounds: Bounds) -> Any:
     """The PyAV container of a seekable binary file, to be closed by the caller; what PyAV raises passes."""
     av = require_av()
     options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
+    if _FRAGMENTED in file.read(_FIRST_BYTES):
+        # Else libav goes to the fragment with the sound of a keyframe, which mostly is the one before the keyframe's.
+        options["seek_streams_individually"] = "0"
+    file.seek(0)
     if bounds.max_pixels is not None:
         options["max_pixels"] = str(bounds.max_pixels)
     container = av.open(file, "r", options=options, metadata_errors="replace")
@@ -196,8 +202,11 @@ class Track:
         """When it begins, in ticks."""
 
     def announce(self, clips: Sequence[tuple[float, float]]) -> None:
-        """Let the file be read ahead where clips from one time of decoding to another lie, in ticks, if it can be."""
-        if self.prefetch is not None and self.stated_count() is not None:
+        """Let the file be read ahead where clips from one time of decoding to another lie, in ticks, if it can be.
+
+        What its index does not know by now is read when it is asked for.
+        """
+        if self.prefetch is not None:
             self.prefetch(byte_ranges(self.index, clips))
 
     def jump(self, time: int, *, backward: bool = True) -> None:
@@ -303,11 +312,12 @@ class Track:
         except ValueError:
             return None
 
-    def stated_count(self) -> int | None:
-        """How many packets have frames that are shown, by the header of the file; None where that does not say."""
+    @cached_property
+    def stated_times(self) -> list[int] | None:
+        """When each packet whose frame is shown is decoded, by the header of the file; None: that does not say."""
         # A header that announces many more than the index has was written before the index, or is damaged.
         if self.format in _FORMATS_WITH_INDEX and 0 < self.stream.frames <= 2 * len(self.index):
-            return len(self.index) - sum(1 for entry in self.index if entry.is_discard)
+            return [entry.timestamp for entry in self.index if not entry.is_discard]
         return None
 
 

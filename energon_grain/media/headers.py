@@ -238,10 +238,16 @@ def _ask_pillow(file: Any, head: bytes) -> ImageMetadata:
         make, accepts = Image.OPEN[name]
         if accepts is not None and accepts(head[:16]) is True:
             file.seek(0)
-            with make(file, "") as image:
-                return ImageMetadata(
-                    width=image.width, height=image.height, format=image.format or name, mode=image.mode or "UNKNOWN"
-                )
+            try:
+                with make(file, "") as image:
+                    return ImageMetadata(
+                        width=image.width,
+                        height=image.height,
+                        format=image.format or name,
+                        mode=image.mode or "UNKNOWN",
+                    )
+            except Image.DecompressionBombError as error:  # of a GIF's first frame
+                raise ValueError(str(error)) from error
     raise ValueError("its first bytes are those of no image")
 
 

@@ -45,11 +45,7 @@ class Passes(int):
 
 
 def passes_of(value: Any) -> int | None:
-    """Check a number of passes that are shuffled as one; None is no shuffling.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Check a number of passes that are shuffled as one; None is no shuffling. Raises ConfigError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
@@ -299,12 +295,7 @@ def _children(entry: str) -> dict[str, Any]:
 
 
 class Child(NamedTuple):
-    """A child of a blend.
-
-    Attributes:
-        node: What it is.
-        number: Its weight or its repetitions; None: its weight is not written.
-    """
+    """A child of a blend: a node with its weight or its repetitions; None: its weight is not written."""
 
     node: Node
     number: Fraction | None
@@ -474,8 +465,7 @@ _FORMS: dict[str, Form[Any]] = dict(zip(NODE_KEYS, (_REFERENCE, _BLEND, _BLEND_E
 def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
     """Read a node of any form, and all that is inside of it. Keys in `extra` belong to what holds the node.
 
-    Raises:
-        ConfigError: It has none of the keys that tell forms apart, or two of them, or is wrong further down.
+    Raises ConfigError.
     """
     if isinstance(value, Node):
         return value

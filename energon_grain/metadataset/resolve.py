@@ -20,7 +20,6 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared
 from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
@@ -38,7 +37,7 @@ from energon_grain.metadataset.forms import (
 from energon_grain.prepare.join_members import Keys
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
-from energon_grain.storage.location import absolute, folder_of, is_url
+from energon_grain.storage.location import METADATASET_ENDINGS, absolute, folder_of, is_file_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
 Conditional: TypeAlias = (
@@ -122,12 +121,7 @@ class Resolver:
         self.endless_at: Place | None = None
 
     def document(self, document: Document, inherited: Inherited) -> SavableDataset:
-        """Resolve one split of a document.
-
-        Raises:
-            ConfigError: There is no such split, the document refers to itself, or a rule is broken further down.
-            DatasetNotFoundError: A file is missing, or a dataset while `require_data`.
-        """
+        """Resolve one split of a document. Raises ConfigError and DatasetNotFoundError."""
         node = read_node(document.node(inherited.split_part), Place(document.file or type(document).__name__))
         if document.file is None:
             return self.node(node, replace(inherited, folder=os.getcwd()))

@@ -40,8 +40,7 @@ def prefix_members(root: Path, scanned: ScannedDataset) -> None:
     run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
     the same.
 
-    Raises:
-        DuplicateKeyError: One tar has a key twice, which that would not mend. Nothing was changed.
+    Raises DuplicateKeyError, with nothing changed, where one tar has a key twice, which that would not mend.
     """
     for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
         if len(set(scan.keys())) < len(scan):

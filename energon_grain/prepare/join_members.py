@@ -349,13 +349,7 @@ def read_key_lines(
 ) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
     """Read the lines of a file, which end with LF or CR LF; the last one may lack its end.
 
-    Args:
-        path: The file.
-        scratch: A folder for what is mapped: 8 bytes a line, and the lines.
-        block_bytes: Read at once.
-
-    Returns:
-        (n + 1,) where each line begins, and all of them one after the other.
+    Gives (n + 1,) where each line begins, and all of them one after the other, mapped from `scratch`.
     """
     return _key_columns(_lines(path, block_bytes), scratch)
 

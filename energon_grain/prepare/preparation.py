@@ -515,16 +515,7 @@ def _list_shards(
 
 
 class _Grown:
-    """A dataset that shards are added to.
-
-    Args:
-        root: The dataset.
-        split_config: Name of its split file.
-
-    Raises:
-        DatasetNotFoundError: It is not prepared.
-        SplitError: It has no such split file.
-    """
+    """A dataset that shards are added to. Raises DatasetNotFoundError, and SplitError: it has no such split file."""
 
     def __init__(self, root: Path, split_config: str) -> None:
         self.info = read_info(root)

@@ -17,6 +17,13 @@ comparisons (`not a > b` is `a <= b`), and above them `and` and `or` of "is true
 **Numbers.** Whole columns are int64 and stay so under `+ - *`, `abs`, `max`, `min`, and under `//`, `%`, `**` with a
 whole literal at their right; everything else is float64. So 64-bit identifiers keep all their bits (`id % 10 == 3`),
 and narrow columns do not wrap around. A whole result from 2**62 on is an error; `1.0 * a * b` asks for a float.
+
+All of it gives the same bits on every processor, and so the same plans, but for two: `log`, and `**` of floats with an
+exponent that is not a literal multiple of 0.5 up to 64. These may differ in the last bit between kinds of processors;
+where hosts of several kinds plan together, measure a column of what they give.
+
+**Memory.** Rows are computed a block at a time, so that the numbers in between, 128 KiB each, stay in a core's cache
+and their memory is used again. Asking for new pages takes several times as long as the arithmetic.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ import operator
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -43,6 +50,32 @@ LONGEST = 10_000
 
 _DEEPEST = 100
 _LARGEST = 2**62
+_ROWS_AT_ONCE = 1 << 14
+_FEW = 16
+_MOST_FACTORS = 64
+
+
+def _is_in(value: _Array, listed: _Array) -> npt.NDArray[np.bool_]:
+    """Where a value is one of those in a list, ascending. `np.isin` sorts all, or picks by masks: slow."""
+    if len(listed) <= _FEW:
+        return _folded(np.logical_or, (value == each for each in listed))
+    return listed.take(np.searchsorted(listed, value), mode="clip") == value
+
+
+def _power(base: _Array, exponent: _Array) -> _Array:
+    """`**`, by products and square roots where they do: they are rounded alike by all processors."""
+    halves = 2 * abs(float(exponent)) if exponent.ndim == 0 else math.inf
+    if base.dtype.kind != "f" or halves > 2 * _MOST_FACTORS or not halves.is_integer():
+        return np.power(base, exponent)
+    factors, root = divmod(int(halves), 2)
+    result = np.sqrt(base) if root else np.ones_like(base)
+    while factors:
+        if factors % 2:
+            result = result * base
+        factors //= 2
+        base = base * base
+    return 1 / result if exponent < 0 else result
+
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -51,7 +84,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: np.true_divide,
     ast.FloorDiv: np.floor_divide,
     ast.Mod: np.mod,
-    ast.Pow: np.power,
+    ast.Pow: _power,
 }
 _COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], type[ast.cmpop]]] = {
     ast.Lt: (operator.lt, ast.GtE),
@@ -60,8 +93,8 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], type[ast.cm
     ast.GtE: (operator.ge, ast.Lt),
     ast.Eq: (operator.eq, ast.NotEq),
     ast.NotEq: (operator.ne, ast.Eq),
-    ast.In: (np.isin, ast.NotIn),
-    ast.NotIn: (lambda value, listed: ~np.isin(value, listed), ast.In),
+    ast.In: (_is_in, ast.NotIn),
+    ast.NotIn: (lambda value, listed: ~_is_in(value, listed), ast.In),
 }
 """What computes it, and what its `not` is."""
 
@@ -117,26 +150,41 @@ class Expression:
         """Compute it for some samples.
 
         Args:
-            column: Gives a column's numbers of these samples by its name; asked once for each name.
+            column: Gives a column's numbers of these samples by its name, (n,); asked once for each name.
 
         Returns:
-            An array of the columns' shape: bool if it is a condition, else int64, or float64 with NaN where it has no
-            value.
+            (n,) bool if it is a condition, else int64, or float64 with NaN where it has no value.
 
         Raises:
             ConfigError: A whole number from 2**62 on.
         """
         tree = _tree(self.text)
-        values = {name: _number(column(name), self.text) for name in self.names}
-        with np.errstate(all="ignore"):
-            return _condition(tree, values, True) if _is_condition(tree) else _value(tree, values)
+        return self._by_blocks(
+            column, partial(_condition, tree, wanted=True) if _is_condition(tree) else partial(_value, tree)
+        )
 
     def holds(self, column: Callable[[str], _Array]) -> npt.NDArray[np.bool_]:
         """Where it is true; a number is where it is neither 0 nor missing. Arguments and errors as those of `of`."""
-        tree = _tree(self.text)
-        values = {name: _number(column(name), self.text) for name in self.names}
+        return self._by_blocks(column, partial(_condition, _tree(self.text), wanted=True))
+
+    def _by_blocks(self, column: Callable[[str], _Array], compute: Callable[[dict[str, _Array]], _Array]) -> _Array:
+        columns = {name: column(name) for name in self.names}
+        rows = len(next(iter(columns.values())))
+
+        def block(begin: int) -> _Array:
+            return compute(
+                {name: _number(each[begin : begin + _ROWS_AT_ONCE], self.text) for name, each in columns.items()}
+            )
+
         with np.errstate(all="ignore"):
-            return _condition(tree, values, True)
+            first = block(0)
+            if rows <= _ROWS_AT_ONCE:
+                return first
+            computed = np.empty(rows, first.dtype)
+            computed[:_ROWS_AT_ONCE] = first
+            for begin in range(_ROWS_AT_ONCE, rows, _ROWS_AT_ONCE):
+                computed[begin : begin + _ROWS_AT_ONCE] = block(begin)
+        return computed
 
     def __str__(self) -> str:
         return self.text
@@ -352,7 +400,7 @@ def _compared(
     kind = type(op) if wanted else _COMPARISONS[type(op)][1]
     value = _value(left, values)
     listed = isinstance(right, ast.List)
-    against = np.array([ast.literal_eval(element) for element in right.elts]) if listed else _value(right, values)
+    against = np.unique([ast.literal_eval(element) for element in right.elts]) if listed else _value(right, values)
     out = _COMPARISONS[kind][0](value, against)
     if kind in (ast.NotEq, ast.NotIn):  # numpy calls NaN different from everything; here it is not known
         out = out & (value == value) & (True if kind is ast.NotIn else against == against)
@@ -388,6 +436,8 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
     if left.dtype.kind == right.dtype.kind == "i" and not isinstance(node.op, ast.Div):
         literal = right.ndim == 0 and (right >= 0 if isinstance(node.op, ast.Pow) else right != 0)
         if isinstance(node.op, ast.Add | ast.Sub | ast.Mult) or literal:
+            if isinstance(node.op, ast.Mod):
+                return left - left // right * right  # numpy divides many by one four times as fast as it takes the rest
             if _bound(node.op, left, right) < _LARGEST:
                 return np.asarray(compute(left, right))
             about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
@@ -427,8 +477,8 @@ def _bound(op: ast.operator, left: _Array, right: _Array) -> int:
 
 def _finite(value: _Array) -> _Array:
     """The value, NaN where it is infinite."""
-    if value.dtype.kind == "f":
-        return np.where(np.isfinite(value), value, np.nan)
+    if value.dtype.kind == "f" and not (finite := np.isfinite(value)).all():
+        return np.where(finite, value, np.nan)
     return value
 
 

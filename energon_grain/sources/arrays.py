@@ -136,12 +136,7 @@ class ArraySource:
         return self.shape[0] if self.shape else 0
 
     def check_rows(self) -> None:
-        """Check that there are rows of numbers.
-
-        Raises:
-            ConfigError: It holds no numbers, or it is a single number.
-            EmptyDatasetError: It has zero rows.
-        """
+        """Raise ConfigError unless there are rows of numbers; EmptyDatasetError where there are zero."""
         if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
             raise ConfigError(
                 f"{self.path}: its elements are of type {self.type_name}; rows can be arrays of plain numbers "
@@ -193,15 +188,8 @@ class ArraySource:
     def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
 
-        Args:
-            indices: (n,) in [0, len).
-
-        Raises:
-            IndexError: An index is out of range.
-            ReadError: A chunk could not be read or does not decode.
-            StaleIndexError: The array has another shape or type now than when it was opened.
-            FormatError: TensorStore cannot read it any more.
-            WorkerError: This process was forked from one that had loaded TensorStore.
+        Raises IndexError, ReadError, FormatError, StaleIndexError (the array has another shape or type now than when it
+        was opened) and WorkerError (this process was forked from one that had loaded TensorStore).
         """
         return read_arrays([self], self.check(indices))[0]
 
@@ -246,8 +234,7 @@ class ArraySource:
     def opened(self) -> Any:
         """The `tensorstore.TensorStore`. Threads that come here at once may open it twice: no harm.
 
-        Raises:
-            StaleIndexError, FormatError, WorkerError: As `read`.
+        Raises StaleIndexError, FormatError and WorkerError.
         """
         store = self._store
         if store is None or _forked:
@@ -518,15 +505,9 @@ class _Read:
 def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list[npt.NDArray[Any]]]:
     """Read the same rows of every array, in the order asked for, each an array of its own.
 
+    Raises as `ArraySource.read`.
+
     Of every array, chunks that hold a wanted row are read once each.
-
-    Args:
-        arrays: With at least as many rows as `indices` name.
-        indices: (n,) in any order, repeated or not.
-
-    Raises:
-        ReadError: A chunk could not be read or does not decode.
-        StaleIndexError, FormatError, WorkerError: As `ArraySource.read`.
     """
     wanted, place = np.unique(indices, return_inverse=True)
     reads = [read for number, array in enumerate(arrays) for read in _reads(number, array, wanted)]

@@ -198,9 +198,7 @@ class JoinedSource(Selected):
     def samples(self, indices: Int64Array) -> Int64Array:
         """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
 
-        Raises:
-            IndexError: An index is out of range.
-            IndexFileError: Rows of the join are damaged.
+        Raises IndexError and IndexFileError.
         """
         wanted = self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
         self._index.check(wanted)

@@ -30,16 +30,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def in_range(indices: npt.NDArray[np.integer[Any]], count: int, *, where: str, what: str = "sample") -> Int64Array:
-    """Give `indices` as int64 once all are known to be in [0, count).
+    """Give (n,) `indices` as int64 once all are known to be in [0, count).
 
-    Args:
-        indices: (n,) in any order, repeats allowed.
-        count: How many there are.
-        where: What holds them, as the message names it.
-        what: What they number.
-
-    Raises:
-        IndexError: One is out of range; names the first that is.
+    Raises IndexError, which names `where`, and the first that is not.
     """
     found = np.asarray(indices, np.int64)
     if len(found) and int(found.view(np.uint64).max()) >= count:  # negative ones are the largest
@@ -100,12 +93,7 @@ class Selected:
         """Serve those of its samples alone for which an expression over its columns holds; None: all of them.
 
         Nothing but columns is read, in blocks whose numbers fit into a core's cache, side by side on this process's
-        cores.
-
-        Raises:
-            EmptyDatasetError: It holds for none.
-            ConfigError: It cannot be computed.
-            KeyNotFoundError, IndexFileError, ReadError: As `Source.column`.
+        cores. Raises EmptyDatasetError, ConfigError, KeyNotFoundError, IndexFileError and ReadError.
         """
         if where is None:
             return

@@ -36,12 +36,14 @@ from energon_grain._version import __version__
 from energon_grain.extras import needed_for
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import Address
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.atomic import atomic_write_bytes, remove_unused
 from energon_grain.storage.object_error import BUSY, ObjectError, shortened
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
+UNUSED_S = 30 * 24 * 3600.0
+"""How long what is kept of a commit stays when nobody opens it."""
 _HOPS = 5
 _PAGES = 10_000
 _PAGE_BYTES = 64 << 20
@@ -384,7 +386,7 @@ class _Hub:
                 way_out="check HF_ENDPOINT",
             ) from None
         following = _NEXT.search(answer.headers.get("Link", ""))
-        further = None if following is None else urljoin(url, following[1])
+        further = None if following is None else _led(url, following[1])
         if further is not None and _origin(further) != _origin(self.endpoint):
             raise ObjectError(f"the list of {self.host} goes on at {urlsplit(further).hostname}", passing=False)
         return found, further
@@ -412,7 +414,7 @@ class _Hub:
                 return answer, None
             answer.drain_conn()
             answer.release_conn()
-            before, url = urlsplit(url), urljoin(url, answer.headers.get("Location", ""))
+            before, url = urlsplit(url), _led(url, answer.headers.get("Location", ""))
             after = urlsplit(url)
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise ObjectError(
@@ -513,6 +515,16 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
+def _led(url: str, place: str) -> str:
+    """Where an answer leads. Raises ObjectError where that is nowhere."""
+    try:
+        led = urljoin(url, place)
+        _origin(led)
+    except ValueError:
+        raise ObjectError(f"{urlsplit(url).hostname} leads to {shortened(place)!r}, which is no URL", False) from None
+    return led
+
+
 def _wait_s(answer: BaseHTTPResponse, host: str) -> float:
     """How long a server wants to be left alone. Raises ObjectError where nobody waits that long."""
     told, wait_s = answer.headers.get("Retry-After", ""), 0.0
@@ -580,7 +592,9 @@ def _connections(proxy: str | None) -> Any:
 def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
     """What was kept; None: nothing, or it is damaged."""
     try:
-        return form.from_json(path.read_bytes())
+        found = form.from_json(path.read_bytes())
+        os.utime(path)
+        return found
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -588,4 +602,5 @@ def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
 def _keep(path: Path, value: object) -> None:
     with suppress(OSError):  # a folder that cannot be written, or a full disk: it is asked for again
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unused(path.parent, UNUSED_S)
         atomic_write_bytes(path, msgspec.json.encode(value))

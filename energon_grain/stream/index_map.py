@@ -120,7 +120,6 @@ class Draws:
 
     @classmethod
     def joined(cls, draws: Sequence[Draws]) -> Draws:
-        """Draws, one behind the other."""
         if len(draws) == 1:
             return draws[0]
         parts = [each.packs or each._each_alone() for each in draws] if any(each.packs for each in draws) else []
@@ -223,7 +222,6 @@ class EqualPasses:
 
     @property
     def period(self) -> int:
-        """1: passes are equal."""
         return 1
 
     def lengths(self, first: int, count: int) -> Int64Array:
@@ -239,24 +237,19 @@ class FractionalPasses:
     samples: Fraction
 
     def start(self, epoch: int) -> int:
-        """First position of a pass."""
         return math.floor(epoch * self.samples)
 
     def length(self, epoch: int) -> int:
-        """Positions of a pass."""
         return self.start(epoch + 1) - self.start(epoch)
 
     def epoch_at(self, position: int) -> int:
-        """Pass of a position."""
         return math.ceil((position + 1) / self.samples) - 1
 
     @property
     def period(self) -> int:
-        """After so many passes their lengths are the same again."""
         return period((self.samples,))
 
     def lengths(self, first: int, count: int) -> Int64Array:
-        """Positions of each of `count` passes from `first` on."""
         return epoch_lengths((self.samples,), first, count)
 
 
@@ -267,13 +260,9 @@ class ItemMap(Protocol):
         """Draws of positions among those of all passes."""
         ...
 
-    def carries(self, position: int) -> list[Carry]:
-        """See `IndexMap.carries`."""
-        ...
+    def carries(self, position: int) -> list[Carry]: ...
 
-    def remember(self, carries: Iterator[Carry]) -> None:
-        """See `IndexMap.remember`."""
-        ...
+    def remember(self, carries: Iterator[Carry]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -337,6 +326,10 @@ class IndexMap:
             leaf, child = np.zeros(len(positions), np.int32), positions
         else:
             leaf, child = self.routes.route(positions)
+        return self.draw_children(leaf, child)
+
+    def draw_children(self, leaf: npt.NDArray[np.int32], child: Int64Array) -> Draws:
+        """Draws of positions in the leaves' own streams."""
         index, epoch = self.table.draw(leaf, child)
         return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
 
@@ -367,10 +360,6 @@ class CostsOfStream:
     """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
 
     A pack costs what its samples cost together.
-
-    Attributes:
-        order: From positions to draws.
-        leaves: Costs of the samples of each leaf.
     """
 
     order: IndexMap

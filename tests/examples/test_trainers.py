@@ -17,6 +17,8 @@ from patience import PATIENCE_S
 from energon_grain.testing import make_classification_dataset
 from energon_grain_torch import get_savable_loader
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 TRAINERS = REPOSITORY / "examples" / "trainers"
 NEEDS = {

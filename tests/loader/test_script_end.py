@@ -13,6 +13,8 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 RunScript = Callable[..., Any]
 
 SCRIPT = """

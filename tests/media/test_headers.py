@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import tracemalloc
 import wave
 from typing import Any
@@ -184,6 +185,14 @@ def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
     finally:
         tracemalloc.stop()
     assert failed > 20
+
+
+def test_a_frame_beyond_all_bounds_is_a_damaged_header() -> None:
+    """Pillow looks at the first frame of a GIF when it opens it, and refuses some in a way of its own."""
+    data = bytearray(PICTURES["a.gif"]())
+    struct.pack_into("<HH", data, data.index(b"\x2c\0\0\0\0") + 5, 60_000, 60_000)
+    with pytest.raises(DecodingError, match="3600000000 pixels"):
+        look(bytes(data), "a.gif")
 
 
 def test_a_header_without_end_is_given_up() -> None:

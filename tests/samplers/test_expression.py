@@ -80,6 +80,31 @@ def test_numbers_stay_whole_where_they_can() -> None:
     assert np.isnan(of("score ** 0.5")[[1, 3, 4]]).all()
 
 
+@pytest.mark.parametrize("exponent", ["2", "3.0", "-2", "0.5", "-1.5", "7", "63.5", "0"])
+def test_powers_by_halves_are_products_and_roots(exponent: str) -> None:
+    values = np.array([1.5, 2.0, 4.0, 0.25, 1.0])
+    found = Expression.parse(f"x ** {exponent}", where="here").of(lambda _: values)
+    np.testing.assert_allclose(found, values ** float(exponent), rtol=1e-14)
+    assert Expression.parse("x ** 3", where="here").of(lambda _: values)[0] == 3.375
+    assert np.isnan(Expression.parse("x ** -0.5", where="here").of(lambda _: np.array([0.0, -1.0]))).all()
+
+
+@pytest.mark.parametrize("text", ["a % 7 in [1, 2, 3] and a * b > 5", "a / b - 2", f"b not in {list(range(0, 99, 3))}"])
+def test_many_rows_are_as_few(text: str) -> None:
+    columns = {"a": np.arange(-20_000, 20_000, dtype=np.int32), "b": np.arange(40_000, dtype=np.float32) % 101}
+    expression = Expression.parse(text, where="here")
+    whole = expression.of(columns.__getitem__)
+    cuts = [slice(at, at + 999) for at in range(0, 40_000, 999)]
+    pieces = [expression.of(lambda name, cut=cut: columns[name][cut]) for cut in cuts]
+    np.testing.assert_array_equal(whole, np.concatenate(pieces))
+    if "%" in text:
+        assert whole[:9].tolist() == [
+            a % 7 in (1, 2, 3) and a * b > 5 for a, b in zip(range(-20_000, -19_991), range(9), strict=True)
+        ]
+    if "not in" in text:
+        assert np.flatnonzero(~whole[:101]).tolist() == list(range(0, 99, 3))
+
+
 def test_text_is_normalised_and_names_are_found() -> None:
     flat = "a > 1 and b and c and d > 1"
     for text in (flat, f"(({flat}))", "(a>1 and b) and (c and(d>1))"):

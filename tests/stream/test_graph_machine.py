@@ -29,6 +29,8 @@ from table_forms import write_arrow, write_mds
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
 from energon_grain.testing import make_text_dataset
 
+pytestmark = pytest.mark.slow
+
 _REFUSED = (
     "what is endless cannot be repeated a number of times",
     "of a dataset that filters, groups or packs",

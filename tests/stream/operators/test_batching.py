@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, roll, rolled, take
+from small_graphs import flat, mixed, on_hosts, ordered, roll, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -16,7 +16,6 @@ from energon_grain import (
     ConcatDataset,
     FatalSampleError,
     MapDataset,
-    RepeatDataset,
     SavableDataset,
     SkipSample,
     Stream,
@@ -83,17 +82,6 @@ def test_a_generator_makes_several_batches(text_dataset: MakeDataset) -> None:
     items = list(BatchDataset(ordered(text_dataset(9)), 4, halves))
     assert [item[0] for item in items] == [(0, 2), (1, 3), (4, 6), (5, 7), (8,)]
     assert len({item[1] for item in items}) == 5
-
-
-@pytest.mark.parametrize("batcher", [batch, rolled, halves])
-@pytest.mark.parametrize("endless", [True, False])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, batcher: Any, endless: bool) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        return BatchDataset(BatchDataset(RepeatDataset(leaf) if endless else leaf, 3, batcher), 2, rolled)
-
-    path = text_dataset(31)
-    require_exact_states(make, 20, every=3)
 
 
 def test_batches_that_are_refused(text_dataset: MakeDataset) -> None:

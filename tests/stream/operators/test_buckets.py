@@ -11,8 +11,6 @@ from stream_hosts import MakeDataset, config
 from energon_grain import (
     FatalSampleError,
     GroupBatchDataset,
-    RepeatDataset,
-    SavableDataset,
     SkipSample,
     Stream,
     TaskEncoder,
@@ -117,19 +115,6 @@ def test_criteria_may_draw_numbers(text_dataset: MakeDataset) -> None:
     path = text_dataset(31)
     items = require_exact_states(lambda: GroupBatchDataset(mixed(path, lanes=2), 3, by_chance, rolled), 30, every=2)
     assert sorted(flat(item[0] for item in items[: items.index(None)])) == list(range(31))
-
-
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("endless", [True, False])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, drop_last: bool, endless: bool) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        samples = RepeatDataset(leaf) if endless else leaf
-        return GroupBatchDataset(samples, 4, by_rest, rolled, drop_last=drop_last)
-
-    path = text_dataset(31)
-    items = require_exact_states(make, 24, every=2)
-    assert (None in items) is not endless
 
 
 class ByLength(TaskEncoder):

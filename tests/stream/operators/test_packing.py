@@ -20,9 +20,8 @@ from small_graphs import (
     shuffled,
     take,
     threes,
-    with_roll,
 )
-from stream_hosts import MakeDataset, Tolerant, config
+from stream_hosts import MakeDataset, config
 
 from energon_grain import (
     ConfigError,
@@ -33,7 +32,6 @@ from energon_grain import (
     Packs,
     RepeatDataset,
     SavableDataset,
-    SkipSample,
     Stream,
     TaskEncoder,
     get_train_dataset,
@@ -124,27 +122,6 @@ def test_a_generator_makes_several_packs_of_a_group(text_dataset: MakeDataset) -
         ((6,), 6),
         None,
     ]
-
-
-class Fails(Tolerant):
-    """Whose postencode refuses some samples."""
-
-    def postencode_sample(self, sample: Any) -> Any:
-        if sample % 5 == 1:
-            raise SkipSample
-        return sample, int(self.rng.integers(1 << 30))
-
-
-@pytest.mark.parametrize("packer", [tuple, rolled, generate])
-@pytest.mark.parametrize("encoder", [None, with_roll, Fails().postencode_sample])
-@pytest.mark.parametrize("select", [threes, lambda samples: [samples[1:3], [], samples[4:5]]])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, packer: Any, encoder: Any, select: Any) -> None:
-    """A generator in the middle of a group, and members that an encoder draws numbers for, included."""
-    path = text_dataset(31)
-    items = require_exact_states(
-        lambda: PackingDataset(mixed(path, lanes=2), 7, select, packer, sample_encoder=encoder), 40, every=3
-    )
-    assert None in items
 
 
 def test_lanes_have_buffers_of_their_own(text_dataset: MakeDataset) -> None:

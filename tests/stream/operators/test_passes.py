@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, pairs, require_exact_states, roll, rolled, take, with_roll
+from small_graphs import flat, mixed, on_hosts, ordered, pairs, roll, take
 from stream_hosts import MakeDataset, config
 
 from energon_grain import (
@@ -139,27 +139,6 @@ def test_cuts_of_cuts(text_dataset: MakeDataset) -> None:
     assert [len(each) for each in passes_of(LimitDataset(LimitDataset(packed, 3), 5), 2)] == [3, 3]
     with pytest.raises(ConfigError, match="cut one stream"):
         Stream.of(EpochizeDataset(EpochizeDataset(packed, 5), 3))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: RepeatDataset(packs(mixed(path), rolled), repeats=2),
-        lambda path: RepeatDataset(MapDataset(packs(mixed(path), rolled), with_roll)),
-        lambda path: packs(RepeatDataset(mixed(path), repeats=0.7), rolled),
-        lambda path: LimitDataset(MapDataset(packs(mixed(path), rolled), with_roll), 5),
-        lambda path: packs(LimitDataset(MapDataset(MapDataset(mixed(path), as_often), with_roll), 5), rolled),
-        lambda path: packs(EpochizeDataset(MapDataset(MapDataset(mixed(path), as_often), with_roll), 5), rolled),
-        lambda path: packs(EpochizeDataset(packs(mixed(path), rolled), 5), rolled),
-        lambda path: packs(LimitDataset(BlendDataset(packs(mixed(path), rolled), mixed(path)), 7), rolled),
-        lambda path: RepeatDataset(EpochizeDataset(packs(mixed(path), rolled), 3), repeats=2),
-        lambda path: EpochizeDataset(BatchDataset(packs(mixed(path), rolled), 2, tuple), 3),
-        lambda path: EpochizeDataset(packs(mixed(path), rolled), num_epochs=0.4),
-    ],
-)
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, make: Any) -> None:
-    path = text_dataset(13)
-    require_exact_states(lambda: make(path), 24, every=2)
 
 
 def test_limits_count_items_of_all_hosts_inside_the_graph(text_dataset: MakeDataset) -> None:

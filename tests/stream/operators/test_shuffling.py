@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, number, ordered, pairs, require_exact_states, rolled, take
+from small_graphs import number, ordered, pairs, take
 from stream_hosts import MakeDataset
 
 from energon_grain import (
@@ -90,23 +90,3 @@ def test_packs_are_mixed_in_windows_of_each_lane(text_dataset: MakeDataset) -> N
         before, behind = plain[lane::2], found[lane::2]
         for first in range(0, len(before) - 4, 4):
             assert sorted(before[first : first + 4]) == sorted(behind[first : first + 4])
-
-
-@pytest.mark.parametrize("endless", [True, False])
-@pytest.mark.parametrize("size", [2, 9])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, endless: bool, size: int) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        packed = packs(RepeatDataset(leaf) if endless else leaf, rolled)
-        return ShuffleBufferDataset(packed, size)
-
-    path = text_dataset(31)
-    items = require_exact_states(make, 24, every=2)
-    if not endless:
-        assert sorted(flat(item[0] for item in items[: items.index(None)])) == list(range(31))
-    require_exact_states(lambda: ShuffleBufferDataset(shuffled_numbers(path, endless), size), 24, every=4)
-
-
-def shuffled_numbers(path: Any, endless: bool) -> SavableDataset:
-    leaf = mixed(path, lanes=2)
-    return RepeatDataset(leaf) if endless else leaf
