@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         ArraySummary,
         ColumnSummary,
         DatasetSummary,
-        JsonlSummary,
         ParquetSummary,
         SizeBin,
     )
@@ -132,7 +131,7 @@ def _dataset(path: str, split_config: str | None, dataset_config: str | None) ->
     found = summarize_jsonl(path)
     samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
     kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
-    shown = [found.path, samples, kind, "", *_columns(found), *_histogram(found.sizes)]
+    shown = [found.path, samples, kind, "", *_columns(found.columns, found.stale_columns), *_histogram(found.sizes)]
     return Answer(document=found, lines=shown)
 
 
@@ -167,14 +166,13 @@ def _lines(summary: DatasetSummary) -> list[str]:
         drawn = sparkline([size.samples for size in part.sizes])
         rows.append((name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn))
     lines += [*table(rows, "<>><<"), ""]
-    return [*lines, *_columns(summary), *_histogram(summary.sizes)]
+    return [*lines, *_columns(summary.columns, summary.stale_columns), *_histogram(summary.sizes)]
 
 
-def _columns(summary: DatasetSummary | JsonlSummary) -> list[str]:
-    lines = ["Columns", *table(*column_rows(summary.columns)), ""] if summary.columns else []
-    if summary.stale_columns:
-        named = ", ".join(summary.stale_columns)
-        lines += [f"Columns of samples that are not here any more: {named}.", ""]
+def _columns(columns: Mapping[str, ColumnSummary], stale: Sequence[str]) -> list[str]:
+    lines = ["Columns", *table(*column_rows(columns)), ""] if columns else []
+    if stale:
+        lines += [f"Columns of samples that are not here any more: {', '.join(stale)}.", ""]
     return lines
 
 
@@ -209,6 +207,7 @@ def sparkline(counts: Sequence[int]) -> str:
 def _lines_of_parquet(summary: ParquetSummary) -> list[str]:
     mean, largest = map(format_bytes, summary.row_group_bytes)
     groups = f"{counted(summary.row_groups, 'row group')} of {mean} in the mean, {largest} at most"
+    measured = _columns(summary.measured, summary.stale_columns)
     return [
         summary.path,
         f"  {counted(summary.samples, 'sample')} in {counted(summary.files, 'file')}, "
@@ -218,6 +217,8 @@ def _lines_of_parquet(summary: ParquetSummary) -> list[str]:
         "",
         "Parts",
         *table([*summary.columns.items()], "<<"),
+        *([""] if measured else []),
+        *measured[:-1],
     ]
 
 

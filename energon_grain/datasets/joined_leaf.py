@@ -24,7 +24,7 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.prepared import PreparedSource
+from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
 
@@ -207,7 +207,7 @@ class JoinedLeafDataset(SavableDataset):
             source = JoinedSource(
                 index,
                 [_joinable(member) for member in members],
-                names=[member.argument or getattr(member.leaf, "field", None) for member in self.members],
+                names=self._names,
                 start=start,
                 stop=stop,
                 where=self.where,
@@ -218,6 +218,23 @@ class JoinedLeafDataset(SavableDataset):
             row=row,
             ordering=self.primary.ordering(said_by=f"{self.place}: "),
         )
+
+    def rows(self) -> JoinedSource:
+        """All rows with all parts, however samples are made of them. Raises as `resolve`."""
+        with asked_at(self.place):
+            index = open_join(self)
+            return JoinedSource(
+                index,
+                [
+                    open_prepared(each.leaf.path) if isinstance(each.leaf, LeafDataset) else ArraySource(each.leaf.path)
+                    for each in self.members
+                ],
+                names=self._names,
+            )
+
+    @property
+    def _names(self) -> list[str | None]:
+        return [member.argument or getattr(member.leaf, "field", None) for member in self.members]
 
     def check(self) -> None:
         """Raise what `resolve` would, as far as it can be told without an index."""

@@ -155,6 +155,10 @@ class JsonlSource(Selected):
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
         return [remote_extents(files, [self._path], file, start, stop - start, owner) for files in self.remote_files]
 
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample: its number in the file. Raises IndexError."""
+        return list(map(str, self._bounds(indices)[0].tolist()))
+
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""
         numbers, start, stop = self._bounds(indices)
@@ -212,13 +216,14 @@ class JsonlSource(Selected):
         return stop - start
 
     @cached_property
-    def _columns(self) -> Columns:
+    def kept(self) -> Columns:
+        """What was measured of all samples, by their numbers, and what else is known of them."""
         return Columns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Source.columns`: the size of the line, and what was measured."""
-        return tuple(self._columns)
+        return tuple(self.kept)
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
         """See `Source.column`."""
@@ -230,11 +235,11 @@ class JsonlSource(Selected):
         else:
             numbers = self._selection.to_raw(in_range(indices, len(self), where=self._path))
             self._pages.touch(numbers)
-        return self._columns.at(name, numbers)
+        return self.kept.at(name, numbers)
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
-        return self._columns.id(name)
+        return self.kept.id(name)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range."""

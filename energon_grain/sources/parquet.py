@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
+from energon_grain.formats.columns import Columns, columns_of_parquet
 from energon_grain.formats.parquet import PARQUET_SUFFIX, ParquetFiles
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
@@ -488,6 +489,13 @@ class ParquetSource(Selected):
         within = int(self.files.groups.number[number])
         return FormatError(f"{self.files.paths[file]}: row group {within}: column {name!r}: {error}")
 
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample. Raises as `read`, which it does where a column says them."""
+        if self._key is not None:
+            return self.read(indices).keys
+        rows, group = self._rows(indices)
+        return self._usual_keys(rows, self.files.groups.file[group].tolist())
+
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
@@ -530,7 +538,13 @@ class ParquetSource(Selected):
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Source.columns`: `bytes`, as `sizes` says it, and the columns of numbers, one a row, read or not."""
-        return (_SIZES, *(name for name in self._kinds if name in self._numeric and name != _SIZES))
+        own = [name for name in self._kinds if name in self._numeric]
+        return tuple(dict.fromkeys((_SIZES, *own, *self.kept)))
+
+    @cached_property
+    def kept(self) -> Columns:
+        """What was measured of all rows, by their numbers, and does not lie in the files."""
+        return columns_of_parquet(self.files)
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
         """See `Source.column`. Raises as `read` too.
@@ -540,18 +554,22 @@ class ParquetSource(Selected):
         """
         if isinstance(indices, slice):
             begin, stop, step = indices.indices(len(self))
-            run = self._selection.raw_run(begin, max(begin, stop)) if step == 1 and name in self._numeric else None
+            run = self._selection.raw_run(begin, max(begin, stop)) if step == 1 and self._has(name) else None
             if run is None:
                 return in_pieces(indices, len(self), partial(self.column, name))
-            return np.asarray(self._column(name)[run])
+            return self.kept.at(name, run) if name in self.kept else np.asarray(self._column(name)[run])
         if name == _SIZES and name not in self._numeric:
             return self.sizes(indices)
-        return np.asarray(self._column(name)[self._rows(indices)[0]])
+        rows = self._rows(indices)[0]
+        return self.kept.at(name, rows) if name in self.kept else np.asarray(self._column(name)[rows])
+
+    def _has(self, name: str) -> bool:
+        return name in self._numeric or name in self.kept
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`: that of the files."""
+        """See `Source.column_id`: of what is in the files, that of these."""
         self._check_column(name)
-        return f"{self.files.content_id}-{fold(name):016x}"
+        return self.kept.id(name) if name in self.kept else f"{self.files.content_id}-{fold(name):016x}"
 
     @cached_property
     def _numeric(self) -> frozenset[str]:
@@ -560,8 +578,8 @@ class ParquetSource(Selected):
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
             raise KeyNotFoundError(
-                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}. To "
-                "Parquet files no column can be added by `energon-grain measure`: write it into the files"
+                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
+                f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
             )
 
     def _column(self, name: str) -> npt.NDArray[Any]:
