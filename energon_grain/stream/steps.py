@@ -208,7 +208,7 @@ class Production:
         return _Timed(workers, self._came)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
-        self._statistics.read(chunk.draws.leaf, chunk.size_bytes)
+        self._statistics.read(chunk.draws, chunk.size_bytes)
         samples = len(chunk.draws.leaf)
         self._statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
 

@@ -152,7 +152,7 @@ class Stream:
             batch_size=1 if spec.batch is None else spec.batch.size,
             in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in self._stage.sources),
         )
-        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads)
+        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads, spec.cost_shares)
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self.statistics
         )
