@@ -393,16 +393,18 @@ class StreamSpec:
             costs=[Costs(leaf.leaf.source, unit, f"weight_unit='{unit}'") for leaf in self.leaves],
         )
 
-    def carries(self, pass_number: int, item: int, lanes: tuple[Any, ...] | None) -> str:
+    def carries(self, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> str:
         """From what the folds in the order can go on at a place, as a saved state holds it; empty: there are none.
 
         Args:
             pass_number: As it counts for the order.
             item: Next item of the pass.
+            dropped: Samples that every lane dropped, at least: all are so many rounds further than their items.
             lanes: States of lanes; None: nothing was made yet, or they have no program.
         """
         if self.index_map is not None:
-            found = self.index_map.carries(self.index_map.start(pass_number) + item)
+            position = item - item % self.lanes + dropped * self.lanes if dropped else item
+            found = self.index_map.carries(self.index_map.start(pass_number) + position)
             return pack_integers(flat(found)) if found else ""
         assert self.program is not None
         feeds = self.program.feeds

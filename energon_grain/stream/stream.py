@@ -488,7 +488,8 @@ class Stream:
             self._history.save(progress)
         if self._lane_states is not None and progress.lanes is not None:
             held = self._lane_states.text(progress.lanes)
-        plans = self.spec.carries(progress.pass_number, progress.item, progress.lanes)
+        dropped = int(progress.drops.min())
+        plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
         return to_cursor(progress, self.share, self._fingerprint, held=held, plans=plans, manifest=manifest)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
