@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import IndexFileError, KeyNotFoundError
+from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
@@ -447,6 +447,19 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name not in self._parts:
             raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
         return self._of.content_id
+
+    def used(self) -> dict[str, str]:
+        """The ids of columns with files that were asked for: whoever goes on elsewhere has to find the same ones."""
+        return {name: self.stored[name].column.checksum for name in self._open}
+
+    def require(self, used: Mapping[str, str]) -> None:
+        """Raise StaleIndexError where columns are not those that `used` gave in another process."""
+        for name, before in used.items():
+            if self.id(name) != before:
+                raise StaleIndexError(
+                    f"{self.folder.dataset}: the column {name!r} was measured again, with other numbers, since this "
+                    "process's parent opened it; begin anew, and measure no column that is being gone by"
+                )
 
     def id_of_first(self, name: str, samples: int, content_id: str) -> str:
         """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `[name]` does.

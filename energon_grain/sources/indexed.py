@@ -161,7 +161,7 @@ class IndexedSource(Selected):
         options = self._options
         if options.get("where") is not None:
             options = {**options, "selection": self._selection}
-        return _opened, (type(self), self._folder, options, self.content_id)
+        return _opened, (type(self), self._folder, options, self.content_id), self._state()
 
     def with_parts(self, parts: frozenset[str]) -> Self:
         """The same samples, of which these parts alone are read."""

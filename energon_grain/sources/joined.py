@@ -143,7 +143,7 @@ class JoinedSource(Selected):
     def __reduce__(self) -> tuple[Any, ...]:
         called = {number: name for name, number in self._names.items()}
         names = [called.get(number) for number in range(len(self._members))]
-        return partial(JoinedSource, names=names), (self._index, self._members), {"_selection": self._selection}
+        return partial(JoinedSource, names=names), (self._index, self._members), self._state()
 
     def __repr__(self) -> str:
         return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"

@@ -101,7 +101,7 @@ class JsonlSource(Selected):
         return JsonlSource(self.file, start=start, stop=stop, where=where, parts=self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(JsonlSource, parts=self._parts), (self.file,), {"_selection": self._selection}
+        return partial(JsonlSource, parts=self._parts), (self.file,), self._state()
 
     def __repr__(self) -> str:
         return f"JsonlSource({self._path!r}, samples={len(self)}, content_id={self.content_id!r})"

@@ -323,7 +323,7 @@ class ParquetSource(Selected):
         return ParquetSource(self.files, start=start, stop=stop, where=where, parts=self._parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ParquetSource, parts=self._parts), (self.files,), {"_selection": self._selection}
+        return partial(ParquetSource, parts=self._parts), (self.files,), self._state()
 
     def __repr__(self) -> str:
         return f"ParquetSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
