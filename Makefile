@@ -51,8 +51,9 @@ setup: $(VENV)/.ready
 
 environments: $(VENV)/.ready $(DEMO_VENV)/.ready $(DEMO_TORCH_VENV)/.ready
 
+# Files go to processes in the order that `tests/conftest.py` gives them: the longest first.
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 golden: $(VENV)/.ready
 	cd tests && $(abspath $(VENV))/bin/python -m golden.record

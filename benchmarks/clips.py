@@ -4,16 +4,22 @@
     python -m benchmarks.clips mp4 mkv --clips 3
     python -m benchmarks.clips --indexed          # after `index_videos`
 
-One video of 1080p with sound (H.264, groups of 250 pictures, 3 Mbit/s; AAC) in every container, each a sample of its
-own in one tar. "needed" are the bytes of the groups of pictures that a clip touches, with what lies between them, and
-the header: everything in front of the first group and the index, where that stands behind. In the bucket, a real S3
-server on loopback, every answer takes 20 ms, and nothing is kept from one clip to the next.
+One video of 1080p with sound (H.264, groups of 250 pictures with B-frames, 3 Mbit/s; AAC) in every container, each a
+sample of its own in one tar. "needed" are the bytes of the groups of pictures that a clip touches, with what lies
+between them, and the header: everything in front of the first group and the index, where that stands behind. In the
+bucket, a real S3 server on loopback, every answer takes 20 ms and all share a link (`--link`, megabytes a second), and
+nothing is kept from one clip to the next.
+
+Seconds are those of the clock and, where it says so, of the processor in this process. The floor is what nobody can go
+below who gives these frames: a loop over PyAV that decodes a file in memory from the keyframe to the end of the clip,
+every picture, and scales those of the clip.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import random
 import statistics
@@ -61,7 +67,7 @@ def encode(path: Path) -> None:
     """A piece of the video, with sound."""
     noise = np.random.default_rng(0).integers(0, 60, (1080 * 2, 1920 * 2, 1), np.uint8)
     with av.open(path, "w") as out:
-        video = out.add_stream("libx264", rate=_FPS, options={"preset": "ultrafast", "tune": "zerolatency"})
+        video = out.add_stream("libx264", rate=_FPS, options={"preset": "veryfast"})
         video.width, video.height, video.pix_fmt = 1920, 1080, "yuv420p"
         video.codec_context.gop_size, video.bit_rate = _GROUP, 3_000_000
         sound = out.add_stream("aac", rate=_RATE, layout="mono")
@@ -154,16 +160,38 @@ def fresh(root: str) -> Generator[DecodeFileStore]:
         store.close()
 
 
-def measure(root: str, keys: list[str], starts: dict[str, list[float]], needed: dict[tuple[str, float], Any]) -> None:
+def decode_bare(data: bytes, start_s: float) -> None:
+    """What the clip cannot do without: its pictures, and those that they may refer to."""
+    with av.open(io.BytesIO(data), "r") as container:
+        video: Any = container.streams.video[0]
+        video.codec_context.thread_count = 1
+        container.seek(int(start_s / video.time_base), stream=video)
+        for frame in container.decode(video):
+            if frame.time is not None and frame.time > start_s + CLIP_S:
+                return
+            if frame.time is not None and frame.time >= start_s - 1 / _FPS:
+                frame.reformat(456, 256, "rgb24", interpolation="BILINEAR").to_ndarray()
+
+
+def measure(
+    root: str,
+    keys: list[str],
+    starts: dict[str, list[float]],
+    needed: dict[tuple[str, float], Any],
+    link_bytes_s: float,
+) -> None:
     """Print a line for each file."""
     remote = "://" in root
-    print(f"{'in a bucket' if remote else 'on disk':<20} needed   read  ratio  reads    clip  of whole file")
+    where = f"in a bucket, {link_bytes_s / 1e6:.0f} MB/s" if remote else "on disk"
+    print(
+        f"{where:<24} needed   read  ratio  reads |    clip,    cpu |   whole,    cpu | times,  cpu | floor, cpu  times"
+    )
     for key in keys:
         name = NAMES[key]
         rows: list[tuple[float, ...]] = []
         for start_s in starts[key]:
             clip = partial(decode_clip, start_s=start_s)
-            with fresh(root) as videos, counting(remote) as sizes:
+            with fresh(root) as videos, counting(remote, link_bytes_s) as sizes:
                 frames = clip(videos.get(name).stream)
             if abs(frames - (whole := int(CLIP_S * _FPS))) > 1:
                 raise RuntimeError(f"{name}: {frames} frames instead of {whole}")
@@ -171,30 +199,36 @@ def measure(root: str, keys: list[str], starts: dict[str, list[float]], needed: 
                 clip_s = seconds(lambda videos=videos, name=name, clip=clip: clip(videos.get(name).stream))
             with fresh(root) as videos:
                 whole_s = seconds(lambda files=videos.inner, name=name, clip=clip: clip(io.BytesIO(files.get(name))))
-            rows.append((sum(needed[key, start_s]), sum(sizes), len(sizes), clip_s, whole_s))
-        need, read, count, clip_s, whole_s = (statistics.median(column) for column in zip(*rows, strict=True))
+                data = videos.inner.get(name)
+            _, floor_s = seconds(partial(decode_bare, data, start_s))
+            rows.append((sum(needed[key, start_s]), sum(sizes), len(sizes), *clip_s, *whole_s, floor_s))
+        need, read, count, clip_s, clip_cpu_s, whole_s, whole_cpu_s, floor_s = map(
+            statistics.median, zip(*rows, strict=True)
+        )
         print(
-            f"{key:<20} {need / 1e6:5.2f}M {read / 1e6:5.2f}M {read / need:6.2f} {count:6.0f} {clip_s:6.3f}s "
-            f"{whole_s:6.3f}s {whole_s / clip_s:4.1f}x",
+            f"{key:<24} {need / 1e6:5.2f}M {read / 1e6:5.2f}M {read / need:6.2f} {count:6.0f} |"
+            f" {clip_s:6.3f}s {clip_cpu_s:6.3f}s | {whole_s:6.3f}s {whole_cpu_s:6.3f}s |"
+            f" {whole_s / clip_s:4.1f}x {whole_cpu_s / clip_cpu_s:4.1f}x |"
+            f" {floor_s:6.3f}s   {clip_cpu_s / floor_s:5.2f}x",
             flush=True,
         )
 
 
-def seconds(function: Callable[[], Any]) -> float:
-    """How long a call takes."""
-    began = time.perf_counter()
+def seconds(function: Callable[[], Any]) -> tuple[float, float]:
+    """How long a call takes, by the clock and of the processor."""
+    began, began_cpu = time.perf_counter(), time.process_time()
     function()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - began_cpu
 
 
 @contextmanager
-def counting(remote: bool) -> Generator[list[int]]:
+def counting(remote: bool, link_bytes_s: float = math.inf) -> Generator[list[int]]:
     """Sizes of the reads inside the block, complete at its end."""
     sizes: list[int] = []
     if remote:
         server = server_here()
         server.reset()
-        server.delay(_LATENCY_S)
+        server.delay(_LATENCY_S, link_bytes_s)
         yield sizes
         sizes += [request.sent_bytes for request in server.requests(".tar")]
         return
@@ -216,6 +250,7 @@ def main() -> None:
     parser.add_argument("containers", nargs="*", default=[*CONTAINERS])
     parser.add_argument("--clips", type=int, default=5)
     parser.add_argument("--only", choices=["disk", "bucket"])
+    parser.add_argument("--link", type=float, default=100.0, help="of the bucket, megabytes a second (default: 100)")
     parser.add_argument("--indexed", action="store_true", help="make the indices that videos lack beforehand")
     repository = Path(__file__).resolve().parent.parent
     parser.add_argument(
@@ -234,10 +269,10 @@ def main() -> None:
     else:
         (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
     if given.only != "bucket":
-        measure(str(root), given.containers, starts, needed)
+        measure(str(root), given.containers, starts, needed, math.inf)
     if given.only != "disk":
         with bucket_of(root):
-            measure(f"s3://{BUCKET}/{root.name}", given.containers, starts, needed)
+            measure(f"s3://{BUCKET}/{root.name}", given.containers, starts, needed, given.link * 1e6)
 
 
 if __name__ == "__main__":

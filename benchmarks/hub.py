@@ -1,9 +1,10 @@
-"""Streaming from the Hub: ours against Hugging Face `datasets`, on the same files of a Hub on loopback.
+"""Streaming from the Hub: ours against Hugging Face `datasets` and LitData, on the same files of a Hub on loopback.
 
-`python -m benchmarks.hub [--peer PYTHON]`, where PYTHON has `datasets`. Each contender is a process of its own, with
-an empty cache, and goes through all samples once; samples a second are those after the first batch. Lines of JSON come
-first (shuffled within a buffer of 1,000 there, and in blocks of 100 here), then prepared tars. Requests are those of
-the Hub, which it limits, and of the content network.
+`python -m benchmarks.hub [--peer PYTHON]`, where PYTHON has `datasets`, and LitData with Polars. Each contender is a
+process of its own, with an empty cache, and goes through all samples once; samples a second are those after the first
+batch. Lines of JSON come first (shuffled within a buffer of 1,000 by `datasets`, and in blocks of 100 here), then rows
+of Parquet, which alone LitData reads from the Hub (by an index that it makes first), then prepared tars. Requests are
+those of the Hub, which it limits, and of the content network.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 from energon_grain.testing import make_blob_dataset
 
 ROOT = Path(__file__).parents[1]
-LINES, LINE_FILES, TARS, BLOB_BYTES = 200_000, 8, 32, 50_000
+LINES, LINE_FILES, ROWS, TARS, BLOB_BYTES = 200_000, 8, 96_000, 32, 50_000
 
 _OURS = """
 import json, sys, time
@@ -32,7 +36,7 @@ open("meta.yaml", "w").write(json.dumps(meta))
 workers = WorkerConfig(rank=0, world_size=1, num_workers=2)
 shuffled = {"shuffle_buffer_size": 1000, "max_samples_per_sequence": 100}
 dataset = get_train_dataset("meta.yaml", worker_config=workers, batch_size=100, **shuffled)
-wanted = 200_000 if sys.argv[1] == "lines" else 8_000  # it has no end
+wanted = {"lines": 200_000, "rows": 96_000, "tars": 8_000}[sys.argv[1]]  # it has no end
 n, first = 0, 0.0
 with Stream.of(dataset) as stream:
     for batch in stream:
@@ -46,11 +50,23 @@ _PEER = """
 import json, sys, time
 from datasets import load_dataset
 began = time.perf_counter()
-form = "json" if sys.argv[1] == "lines" else "webdataset"
+form = {"lines": "json", "rows": "parquet", "tars": "webdataset"}[sys.argv[1]]
 dataset = load_dataset(form, data_files=sys.argv[2:], split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
 n, first = 0, 0.0
 for batch in dataset.batch(100):
     n += len(next(iter(batch.values())))
+    first = first or time.perf_counter() - began
+print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
+"""
+_LITDATA = """
+import json, sys, time
+from litdata import StreamingDataLoader, StreamingDataset
+from litdata.streaming.item_loader import ParquetLoader
+began = time.perf_counter()
+dataset = StreamingDataset(sys.argv[2], item_loader=ParquetLoader(), shuffle=True, seed=1)
+n, first = 0, 0.0
+for batch in StreamingDataLoader(dataset, batch_size=100, num_workers=0, collate_fn=list):
+    n += len(batch)
     first = first or time.perf_counter() - began
 print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
 """
@@ -64,6 +80,11 @@ def write(folder: Path) -> None:
             json.dumps({"number": number, "text": f"line {number} " * 12}) for number in range(LINES // LINE_FILES)
         )
         (folder / f"lines-{file}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "rows").mkdir()
+    for file in range(LINE_FILES):
+        texts = [f"row {number} " * 60 for number in range(ROWS // LINE_FILES)]
+        table = pyarrow.table({"text": texts, "number": range(len(texts))})
+        pyarrow.parquet.write_table(table, folder / f"rows/{file}.parquet", row_group_size=1000)
     make_blob_dataset(folder / "tars", sample_bytes=BLOB_BYTES, n=TARS * 250, shards=TARS)
     split = {"split_parts": {"train": [f"shard_{shard:03d}.tar" for shard in range(TARS)]}, "exclude": []}
     (folder / "tars/.nv-meta/split.yaml").write_text(json.dumps(split))
@@ -71,7 +92,8 @@ def write(folder: Path) -> None:
 
 def measured(python: str, program: str, endpoint: str, *arguments: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty:
-        environment = {"HF_ENDPOINT": endpoint, "XDG_CACHE_HOME": empty, "HF_HOME": empty, "PYTHONPATH": str(ROOT)}
+        environment = {"HF_ENDPOINT": endpoint, "XDG_CACHE_HOME": empty, "HF_HOME": empty, "HOME": empty}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(
             [python, "-c", program, *arguments],
             env={**os.environ, **environment},
@@ -103,8 +125,12 @@ def main() -> None:
         tars = [f"hf://datasets/team/data/tars/shard_{shard:03d}.tar" for shard in range(TARS)]
         rows = [("ours", sys.executable, _OURS, "lines", lines)]
         rows += [("ours", sys.executable, _OURS, "tars", ["hf://datasets/team/data/tars"])]
+        rows += [("ours", sys.executable, _OURS, "rows", ["hf://datasets/team/data/rows"])]
         if options.peer:
+            parquet = [f"hf://datasets/team/data/rows/{file}.parquet" for file in range(LINE_FILES)]
             rows += [("datasets", options.peer, _PEER, "lines", lines), ("datasets", options.peer, _PEER, "tars", tars)]
+            rows += [("datasets", options.peer, _PEER, "rows", parquet)]
+            rows += [("litdata", options.peer, _LITDATA, "rows", ["hf://datasets/team/data/rows"])]
         for _ in range(options.rounds):
             for name, python, program, kind, paths in sorted(rows, key=lambda row: row[3]):
                 found = measured(python, program, endpoint, kind, *paths)

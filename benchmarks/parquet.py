@@ -1,11 +1,12 @@
-"""What reading Parquet gives, beside Grain's `ParquetIterDataset` and Hugging Face's streaming, on the same files.
+"""What reading Parquet gives, beside Grain, Hugging Face's streaming and LitData, on the same files.
 
     python -m benchmarks.parquet --peer .venv-peers/bin/python
 
 Pictures of 224 x 224, decoded to bytes of RGB; the same undecoded; and texts of 1 KB. All deliver shuffled batches of
-32: ours over all row groups in use (48 x 100 rows), the others through windows of 1,000. Every program runs in a
-process of its own, in turns; a rate is samples by the clock over some seconds behind the first batches, and beside it
-samples by second of processor time, which a busy machine changes less.
+32: ours over all row groups in use (48 x 100 rows), Grain and `datasets` through windows of 1,000, LitData (which needs
+Polars) file by file, by an index that it makes before. Every program runs in a process of its own, in turns; a rate is
+samples by the clock over some seconds behind the first batches, and beside it samples by second of processor time,
+which a busy machine changes less.
 """
 
 from __future__ import annotations
@@ -108,9 +109,33 @@ def streaming(kind: str, folder: Path, workers: int) -> Iterator[Any]:
                 batch = []
 
 
+def litdata(kind: str, folder: Path, workers: int) -> Iterator[Any]:
+    """The same by LitData, in the main process."""
+    from litdata import StreamingDataLoader, StreamingDataset, index_parquet_dataset
+    from litdata.streaming.item_loader import ParquetLoader
+    from PIL import Image
+
+    def decode(row: Any) -> Any:
+        with Image.open(io.BytesIO(row["image"]["bytes"])) as image:
+            return {"image": np.asarray(image.convert("RGB")), "label": row["label"]}
+
+    def collate(rows: list[Any]) -> Any:
+        if kind != "pictures":
+            return rows
+        decoded = [decode(row) for row in rows]
+        return np.stack([row["image"] for row in decoded]), [row["label"] for row in decoded]
+
+    index_parquet_dataset(str(folder))
+    dataset = StreamingDataset(str(folder), item_loader=ParquetLoader(), shuffle=True, seed=1)
+    loader = StreamingDataLoader(dataset, batch_size=32, num_workers=0, collate_fn=collate)
+    while True:
+        yield from loader
+
+
 def measure(program: str, kind: str, folder: Path, workers: int, seconds: float) -> None:
     """Print the rates of a program."""
-    batches = {"ours": ours, "grain": grain, "streaming": streaming}[program](kind, folder, workers)
+    programs = {"ours": ours, "grain": grain, "streaming": streaming, "litdata": litdata}
+    batches = programs[program](kind, folder, workers)
     for _ in range(20):
         next(batches)
     began, used, count = time.perf_counter(), time.process_time(), 0
@@ -132,7 +157,7 @@ def main() -> None:
         program, kind, folder, workers = options.run
         measure(program, kind, Path(folder), int(workers), options.seconds)
         return
-    contenders = [("ours", 0), ("ours", 2), ("grain", 0), ("streaming", 0)]
+    contenders = [("ours", 0), ("ours", 2), ("grain", 0), ("streaming", 0), ("litdata", 0)]
     with tempfile.TemporaryDirectory() as made:
         write(Path(made))
         for kind in KINDS:

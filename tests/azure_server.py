@@ -1,7 +1,7 @@
 """A store on loopback that speaks the part of Azure's Blob service that is used, in memory, and checks signatures.
 
-Paths are those of Azure's emulator, Azurite, against which the tests that use this server pass too:
-`/account/container/blob`.
+Paths are those of Azure's emulator, `/account/container/blob`. The tests that use this server run against the emulator
+itself, too, where it is installed (`azurite`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hmac
 import itertools
 import re
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -44,6 +45,18 @@ class AzureServer:
     asked: list[str] = field(default_factory=list)
     _tags: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
+    def create(self, container: str) -> None:
+        """Make a container, for those who have the key."""
+        self.containers[container] = {}
+
+    def publish(self, container: str) -> None:
+        """Let everybody read a container."""
+        self.public.add(container)
+
+    def token(self) -> str:
+        """A signature for whoever has it."""
+        return "sv=2026-01-01&sig=allowed"
+
     def put(self, container: str, name: str, content: bytes) -> str:
         tag = f'"0x{next(self._tags):X}"'
         self.containers[container][name] = content, tag
@@ -54,7 +67,8 @@ class AzureServer:
         self.asked.append(f"{request.command} {unquote(path)}")
         _, _, container, *steps = unquote(path).split("/", 3)
         reads = request.command in ("GET", "HEAD") and container in self.public
-        if not reads and query.get("sig") != "allowed" and request.headers.get("Authorization") != _signature(request):
+        signature = shared_key(request.command, request.path, request.headers)
+        if not reads and query.get("sig") != "allowed" and request.headers.get("Authorization") != signature:
             return _refusal(403, "AuthenticationFailed")
         blobs = self.containers.get(container)
         if blobs is None:
@@ -82,13 +96,13 @@ class AzureServer:
         return 202, {"Content-Type": content_type}, f"{answers}--{boundary}--\r\n".encode()
 
 
-def _signature(request: BaseHTTPRequestHandler) -> str:
+def shared_key(method: str, path: str, headers: Message | Mapping[str, str]) -> str:
     """What a client that has the key sends: https://learn.microsoft.com/rest/api/storageservices/ (shared key)."""
-    url = urlsplit(request.path)
-    values = [request.headers.get(name, "") for name in _SIGNED]
-    own = sorted(name.lower() for name in request.headers if name.lower().startswith("x-ms-"))
-    lines = [request.command, *("" if value == "0" else value for value in values)]
-    lines += [f"{name}:{request.headers[name]}" for name in own]
+    url = urlsplit(path)
+    values = [headers.get(name, "") for name in _SIGNED]
+    own = sorted((name.lower(), value) for name, value in headers.items() if name.lower().startswith("x-ms-"))
+    lines = [method, *("" if value == "0" else value for value in values)]
+    lines += [f"{name}:{value}" for name, value in own]
     lines += [f"/{ACCOUNT}{url.path}", *(f"{name}:{value}" for name, value in sorted(parse_qsl(url.query)))]
     digest = hmac.new(base64.b64decode(KEY), "\n".join(lines).encode(), hashlib.sha256).digest()
     return f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"

@@ -26,6 +26,12 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.load_profile("default")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no process waits for another one's last file."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def text_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A prepared text dataset with one split part, made once for each set of arguments.

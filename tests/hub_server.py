@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,6 +50,7 @@ class HubServer:
         page: Entries of a page of a tree.
         asked: All requests.
         instead: Answers a request in place of the server, if it gives something: (of, path).
+        changed: Makes another answer of the server's: (of, path, answer).
     """
 
     url: str = ""
@@ -63,6 +64,7 @@ class HubServer:
     page: int = 1000
     asked: list[Asked] = field(default_factory=list)
     instead: Callable[[str, str], Answer | None] = lambda of, path: None
+    changed: Callable[[str, str, Answer], Answer] = lambda of, path, answer: answer
     _signature: int = 0
 
     def commit(self, repo: str, files: Path | Mapping[str, bytes], branch: str = "main") -> str:
@@ -171,7 +173,9 @@ class HubServer:
         if "Authorization" in headers:
             return 400, {}, b"Only one auth mechanism allowed"
         parts = urlsplit(path)
-        owner, name, commit, file = unquote(parts.path).lstrip("/").split("/", 3)
+        if len(steps := unquote(parts.path).lstrip("/").split("/", 3)) < 4:
+            return 404, {}, b""
+        owner, name, commit, file = steps
         if parse_qs(parts.query).get("Signature") != [str(self._signature)]:
             return 403, {}, b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
         return _ranged(self.commits[f"{owner}/{name}"][commit][file], headers, {"ETag": '"of the network"'})
@@ -204,6 +208,14 @@ def running_hub() -> Generator[HubServer]:
         yield server
 
 
+class _Listening(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # who has enough goes away
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def _listening(server: HubServer, of: str, answer: Callable[[str, Mapping[str, str]], Answer]) -> Generator[str]:
     class Handler(BaseHTTPRequestHandler):
@@ -211,25 +223,24 @@ def _listening(server: HubServer, of: str, answer: Callable[[str, Mapping[str, s
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
-            given = dict(self.headers)
+            given = {name.title(): value for name, value in self.headers.items()}  # some clients write them small
             given["body"] = self.rfile.read(int(given.get("Content-Length", "0"))).decode()
             server.asked.append(Asked(of, self.path, given))
-            status, headers, body = server.instead(of, self.path) or answer(self.path, given)
+            given_back = server.instead(of, self.path) or answer(self.path, given)
+            status, headers, body = server.changed(of, self.path, given_back)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)  # `Connection: close` closes it
-            with suppress(ConnectionError):  # who has enough goes away
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
         do_HEAD = do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        listening.daemon_threads = True
+    with _Listening(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

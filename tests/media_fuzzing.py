@@ -1,7 +1,8 @@
-"""Damaged videos and sounds, by the thousand: `python tests/media_fuzzing.py SEED COUNT`.
+"""Damaged media, by the thousand: `python tests/media_fuzzing.py KIND SEED COUNT`, of videos, sounds, images, headers.
 
 Every request must give something or raise `DecodingError`, soon, and in bounded memory. Prints how many did which; a
-process that crashes, or is stopped by its bound of memory, ends with another status than 0.
+process that crashes, or is stopped by its bound of memory, ends with another status than 0, and says the number of the
+file, which seed and number make again.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import random
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from media_files import FILMS, SOUNDS, encode_sound
+from media_kinds import PICTURES, sound, video
 
-from energon_grain import AVDecoder, DecodingError
+from energon_grain import AVDecoder, DecodingError, SampleDecoder
+from energon_grain.media.headers import HEADER_BYTES, read_header
+from energon_grain.prepare import MediaFilterConfig
 
 MOST_BYTES = 1 << 30
 """That a process may ask for on top of what it has when it begins."""
@@ -35,6 +40,76 @@ REQUESTS: tuple[Callable[[AVDecoder], Any], ...] = (
     lambda decoder: decoder.get_video_clips([(7, 9)], "frames"),
     lambda decoder: decoder.get_audio_clips([(0.01, 0.02), (0.1, 9)], audio_sample_rate=8000),
 )
+DECODERS = [
+    SampleDecoder(image_decode=mode, image_size=size, max_pixels=1 << 22)
+    for mode, size in (
+        ("rgb8", None),
+        ("torchrgb", None),
+        ("l8", None),
+        ("pilrgba", None),
+        ("rgb8", 16),
+        ("l8", (9, 50)),
+    )
+]
+FILTERS = [MediaFilterConfig.parse(None, by_header, not by_header) for by_header in (True, False)]
+
+Files = list[tuple[str, bytes]]
+Ask = Callable[[str, bytes, random.Random], Any]
+
+
+def films() -> Files:
+    """Videos of twelve frames in every container, by name."""
+    short = {
+        name: replace(film, frames=12, group=4, times=film.times and film.times[:12]) for name, film in FILMS.items()
+    }
+    return [(name, film.encode()) for name, film in short.items()]
+
+
+def songs() -> Files:
+    """Sounds of every codec, by name."""
+    return [(name, encode_sound(*each, count=6000)) for name, each in SOUNDS.items()]
+
+
+def pictures() -> Files:
+    """Images of every kind, by name."""
+    return [(name, make()) for name, make in PICTURES.items()]
+
+
+def every_kind() -> Files:
+    """Images, videos and sounds, with endings that say what they are."""
+    av = [
+        ("a.mp4", video("mp4", "mpeg4", 5)),
+        ("a.mkv", video("matroska", "mpeg4", 5)),
+        ("a.avi", video("avi", "mpeg4", 5)),
+    ]
+    av += [("a.wav", sound("wav", "pcm_s16le", 8000)), ("a.flac", sound("flac", "flac", 16000))]
+    return pictures() + av
+
+
+def ask_decoder(name: str, data: bytes, choose: random.Random) -> Any:
+    """What an `AVDecoder` gives of a file."""
+    del name
+    return choose.choice(REQUESTS)(AVDecoder(io.BytesIO(data), max_pixels=1 << 20, max_part_bytes=1 << 24))
+
+
+def ask_pixels(name: str, data: bytes, choose: random.Random) -> Any:
+    """What an image becomes."""
+    return choose.choice(DECODERS).decode(f"key.{name}", data)
+
+
+def ask_header(name: str, data: bytes, choose: random.Random) -> Any:
+    """What the header of a file says."""
+    return read_header(
+        data[:HEADER_BYTES], len(data), lambda at, count: data[at : at + count], name, choose.choice(FILTERS)
+    )
+
+
+KINDS: dict[str, tuple[Callable[[], Files], Ask]] = {
+    "videos": (films, ask_decoder),
+    "sounds": (songs, ask_decoder),
+    "images": (pictures, ask_pixels),
+    "headers": (every_kind, ask_header),
+}
 
 
 def mutated(data: bytes, random: random.Random) -> bytes:
@@ -56,30 +131,33 @@ def mutated(data: bytes, random: random.Random) -> bytes:
     return bytes(changed)
 
 
-def main(seed: int, count: int) -> None:
-    """Decode damaged files."""
+def main(kind: str, seed: int, count: int) -> None:
+    """Ask for damaged files."""
     faulthandler.enable()
-    choose = random.Random(seed)
-    files = [
-        replace(film, frames=12, group=4, times=film.times and film.times[:12]).encode() for film in FILMS.values()
-    ]
-    files += [encode_sound(*sound, count=6000) for sound in SOUNDS.values()]
+    warnings.simplefilter("ignore")  # Pillow's, of what it repairs
+    make, ask = KINDS[kind]
+    files = make()
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MOST_BYTES, now + MOST_BYTES))
     found: collections.Counter[str] = collections.Counter()
     slow: list[float] = []
-    for _ in range(count):
-        data = mutated(choose.choice(files), choose)
+    for number in range(count):
+        choose = random.Random(f"{kind} {seed} {number}")
+        name, whole = choose.choice(files)
+        data = mutated(whole, choose)
         begin = time.process_time()  # the machine may be busy
         try:
-            choose.choice(REQUESTS)(AVDecoder(io.BytesIO(data), max_pixels=1 << 20, max_part_bytes=1 << 24))
+            ask(name, data, choose)
             found["decoded"] += 1
         except DecodingError:
             found["refused"] += 1
+        except BaseException as error:
+            error.add_note(f"{kind}, seed {seed}, number {number}: {name}")
+            raise
         if (duration := time.process_time() - begin) > SLOW_S:
             slow.append(duration)
     print(json.dumps({**found, "slow": slow}))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from patience import PATIENCE_S
@@ -62,7 +62,6 @@ class Request:
         status: Of the answer, 0 if there was none.
         sent_bytes: Length of the body sent.
         concurrent: Number of requests that were being answered when this one came, with it.
-        agent: The header that names the client.
     """
 
     method: str
@@ -71,7 +70,6 @@ class Request:
     status: int
     sent_bytes: int
     concurrent: int
-    agent: str
 
 
 @dataclass(frozen=True)
@@ -125,9 +123,9 @@ class ObjectServer:
         """Let the next requests fail; the first fault that matches a request is used."""
         self.ask("POST", "/-/faults", json.dumps([asdict(fault) for fault in faults]).encode())
 
-    def delay(self, latency_s: float) -> None:
-        """Answer each request after this time from now on."""
-        self.ask("POST", "/-/latency_s", json.dumps(latency_s).encode())
+    def delay(self, latency_s: float, link_bytes_s: float = float("inf")) -> None:
+        """Answer each request after this time from now on, over a link of so many bytes a second for all of them."""
+        self.ask("POST", "/-/delay", json.dumps([latency_s, link_bytes_s]).encode())
 
     def behave(self, *habits: Literal["bare", "unconditional"]) -> None:
         """Answer as some stores do from now on: with entity tags without quotes, or whatever If-None-Match says."""
@@ -162,16 +160,6 @@ class Bucket:
     @property
     def url(self) -> str:
         return f"s3://{self.name}"
-
-    def kvstore(self, prefix: str = "") -> dict[str, Any]:
-        """What TensorStore opens."""
-        return {
-            "driver": "s3",
-            "bucket": self.name,
-            "endpoint": self.server.endpoint,
-            "aws_region": REGION,
-            "path": prefix,
-        }
 
     def put(self, key: str, content: bytes, *, public: bool = False) -> None:
         """Write or replace an object; a public one can be read without credentials."""

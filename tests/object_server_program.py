@@ -30,13 +30,13 @@ class Behaviour:
     """The faults to come, the latency, and the requests that were."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._link = threading.Lock(), threading.Lock()
         self._running = 0
         self.reset()
 
     def reset(self) -> None:
         self.faults: list[dict[str, Any]] = []
-        self.latency_s = 0.0
+        self.latency_s, self.link_bytes_s = 0.0, float("inf")
         self.habits: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.awake = threading.Event()
@@ -47,8 +47,8 @@ class Behaviour:
             match name:
                 case "faults":
                     self.faults += json.loads(body)
-                case "latency_s":
-                    self.latency_s = json.loads(body)
+                case "delay":
+                    self.latency_s, self.link_bytes_s = json.loads(body)
                 case "habits":
                     self.habits = json.loads(body)
                 case "reset":
@@ -65,6 +65,11 @@ class Behaviour:
         with self._lock:
             self._running += 1
             return self._running
+
+    def carry(self, count: int) -> None:
+        """Take as long as so many bytes take on the link, which all answers share."""
+        with self._link:
+            time.sleep(count / self.link_bytes_s)
 
     def end(self) -> None:
         with self._lock:
@@ -111,6 +116,7 @@ class Handler(MotoRequestHandler):
         try:
             time.sleep(BEHAVIOUR.latency_s)
             fault, answer = self._found(body, concurrent)
+            BEHAVIOUR.carry(answer[3])
         finally:
             BEHAVIOUR.end()  # before the answer goes: whoever has it may send the next request at once
         try:
@@ -141,7 +147,6 @@ class Handler(MotoRequestHandler):
                 "status": int(status.split()[0]),
                 "sent_bytes": length if self.command != "HEAD" else 0,
                 "concurrent": concurrent,
-                "agent": self.headers.get("User-Agent", ""),
             }
         )
         return fault, (status, headers, content[:length] if kind == "short" else content, length)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import io
 import json
 import math
+import pickle
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,12 @@ _MOST_DEPTH = 8
 """Of dictionaries in a checkpoint, with states in them."""
 _MOST_BYTES = 1 << 30
 """Of JSON: who gives a file of samples or weights by mistake should not wait until all of it is read."""
+_DISTRIBUTED = ".metadata"
+"""What `torch.distributed.checkpoint` writes last: where in which file each value lies."""
+_ORBAX_JSON = "metadata"
+"""What Orbax calls an item that was saved as JSON."""
+_MOST_STATE_BYTES = 64 << 20
+"""Of a value in a distributed checkpoint. Larger ones are no state of a loader."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +110,8 @@ def checkpoint_info(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A state as JSON, a list of those of all hosts, a folder that Orbax or Grain wrote, or a file of "
-            "torch.save with a state in it."
+            help="A state as JSON, a list of those of all hosts, a folder that Orbax, Grain or "
+            "torch.distributed.checkpoint wrote, or a file of torch.save with a state in it."
         ),
     ],
     run: Run,
@@ -154,61 +162,133 @@ def saved_states(file: Path) -> dict[str, Cursor]:
     Raises:
         StateError: It holds none, or one is damaged.
     """
-    from energon_grain.stream.cursor import check_cursor, merge_cursors
-
     if not file.exists():
         raise StateError(f"{file}: there is no such file or folder")
-    if file.is_dir():
-        found = dict(_in_folder(file, _DEPTH))
-    else:
-        found: dict[str, Cursor] = {}
-        for place, value in _in_value(_loaded(file), str(file), 0):
-            try:
-                found[place] = merge_cursors(value) if isinstance(value, list) else check_cursor(value)
-            except StateError as error:
-                raise StateError(f"{place}: {error}") from error
+    found = dict(_in_folder(file, _DEPTH) if file.is_dir() else _checked(_in_value(_loaded(file), str(file), 0)))
     if not found:
         raise StateError(
             f"{file} holds no state of a loader: expected what save_state_rank, save_state_global, state_dict or a "
-            f"checkpoint handler of ours wrote. Of torch.distributed.checkpoint, load the loader's part and write it "
-            f"as JSON"
+            f"checkpoint handler of ours wrote"
         )
     return found
+
+
+def _checked(states: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Cursor]]:
+    from energon_grain.stream.cursor import check_cursor, merge_cursors
+
+    for place, value in states:
+        try:
+            yield place, merge_cursors(value) if isinstance(value, list) else check_cursor(value)
+        except StateError as error:
+            raise StateError(f"{place}: {error}") from error
 
 
 def _in_folder(folder: Path, depth: int) -> Iterator[tuple[str, Cursor]]:
     from energon_grain.loader.checkpoint_file import FILE_NAME, GRAIN_FILE, read_state
 
     entries = sorted(folder.iterdir())
-    if any(entry.name == FILE_NAME or GRAIN_FILE.fullmatch(entry.name) for entry in entries):
+    names = {entry.name for entry in entries}
+    if FILE_NAME in names or any(map(GRAIN_FILE.fullmatch, names)):
         yield str(folder), read_state(folder)
-    elif depth:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _in_folder(entry, depth - 1)
+        return
+    if _DISTRIBUTED in names:
+        yield from _checked(_in_value(_distributed(folder), str(folder), 1))
+    elif (item := folder / _ORBAX_JSON).is_file():
+        yield from _checked(_in_value(_loaded(item), str(item), 1))
+    for entry in entries if depth else ():
+        if entry.is_dir():
+            yield from _in_folder(entry, depth - 1)
 
 
 def _loaded(file: Path) -> Any:
     with file.open("rb") as opened:
         head = opened.read(2)
-    if head in (b"PK", b"\x80\x02"):  # of torch.save, and of older ones
-        try:
-            torch = importlib.import_module("torch")
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{file} is a file of torch.save, and torch is not installed") from error
-        try:
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=head == b"PK")
-        except Exception as error:  # of unpickling: it tells of what is in the file
-            raise StateError(
-                f"{file}: is damaged, no file of torch.save, or cannot be read without running code of its own "
-                f"({type(error).__name__}); save the loader's state as JSON, or by itself"
-            ) from error
+        opened.seek(0)
+        if head in (b"PK", b"\x80\x02"):  # of torch.save, and of older ones
+            return _of_torch(opened, str(file))
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES >> 30} GiB")
         return json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise StateError(f"{file}: expected a saved state as JSON, or a list of those of all hosts: {error}") from error
+
+
+class _Anything(dict[Any, Any]):
+    """In place of whatever a pickle would make: an object that does nothing, with what a dictionary has in it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return _Anything()
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state if isinstance(state, dict) else {})
+
+    def extend(self, _: Any) -> None:
+        """Take what would be the elements of a list."""
+
+
+class _Inert(pickle.Unpickler):
+    """Reads values of plain types; no class or function that a file names is imported, let alone called."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return type(name, (_Anything,), {"__module__": module})
+
+    def persistent_load(self, pid: Any, /) -> Any:
+        return _Anything()
+
+
+def _of_torch(file: Any, place: str) -> Any:
+    """What a file of `torch.save` holds, its tensors left out. Needs no torch, and runs nothing."""
+    try:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            plain = _Inert(file)
+            return [plain.load() for _ in range(4)][3]  # behind a mark, a version and facts of the machine
+        with zipfile.ZipFile(file) as archive:
+            [name] = (name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")
+            if archive.getinfo(name).file_size > _MOST_BYTES:
+                raise ValueError(f"it has more than {_MOST_BYTES >> 30} GiB besides its tensors")
+            return _Inert(io.BytesIO(archive.read(name))).load()
+    except Exception as error:  # a damaged pickle raises anything
+        raise StateError(
+            f"{place}: is damaged, or no file of torch.save ({type(error).__name__}: {error}); save the loader's state "
+            f"as JSON, or by itself"
+        ) from error
+
+
+def _distributed(folder: Path) -> dict[Any, Any]:
+    """What `torch.distributed.checkpoint` wrote of plain values, nested as it was. Needs no torch, and runs nothing."""
+    try:
+        with (folder / _DISTRIBUTED).open("rb") as opened:
+            said = vars(_Inert(opened).load())
+        found: dict[Any, Any] = {}
+        for index, where in said["storage_data"].items():
+            name, info = vars(index)["fqn"], vars(where)
+            kind = type(said["state_dict_metadata"].get(name)).__name__
+            if kind != "BytesStorageMetadata" or info["length"] > _MOST_STATE_BYTES:
+                continue
+            with (folder / Path(info["relative_path"]).name).open("rb") as opened:
+                opened.seek(info["offset"])
+                value = _of_torch(io.BytesIO(opened.read(info["length"])), f"{opened.name}: {name}")
+            inner = found
+            *path, last = (said.get("planner_data") or {}).get(name, (name,))
+            for step in path:
+                inner = inner.setdefault(step, {})
+            inner[last] = value
+    except StateError:
+        raise
+    except Exception as error:  # a damaged pickle raises anything
+        raise StateError(
+            f"{folder / _DISTRIBUTED}: is damaged, or not of torch.distributed.checkpoint ({type(error).__name__}: "
+            f"{error}); give another checkpoint"
+        ) from error
+    return found
 
 
 def _in_value(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -218,7 +298,7 @@ def _in_value(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping) and depth < _MOST_DEPTH:
         given = cast("Mapping[Any, Any]", value)
         flat = "energon_grain" not in given and not any(isinstance(each, Mapping) for each in given.values())
-        if {"version", "fingerprint", "history"} <= set(given) or (flat and not depth):  # damaged, perhaps
+        if {"version", "fingerprint", "history"} <= given.keys() or (flat and not depth):  # damaged, perhaps
             yield place, given
         else:
             for name, below in given.items():

@@ -10,16 +10,15 @@ import typer
 
 from energon_grain.cli.terminal import Answer, binary_bytes, counted, format_bytes, own_modules, table
 from energon_grain.errors import ConfigError
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.storage.location import located
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 
 if TYPE_CHECKING:
     from energon_grain.prepare.summary import (
         ArraySummary,
         ColumnSummary,
         DatasetSummary,
-        ParquetSummary,
         SizeBin,
+        TableSummary,
     )
 
 _BAR_WIDTH = 40
@@ -110,21 +109,20 @@ def info(
 
 def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
     from energon_grain.formats.data_folder import kind_at
-    from energon_grain.formats.nv_meta import DatasetKind
-    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl, summarize_parquet
+    from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind
+    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl, summarize_tables
 
     lines = is_file_of(path, ".jsonl")
-    found_kind = None if lines else kind_at(path)
-    if lines or found_kind in (DatasetKind.ARRAY, DatasetKind.PARQUET):
+    found_kind = DatasetKind.JSONL if lines else kind_at(path)
+    if found_kind in READ_AS_IT_IS - {DatasetKind.BARE_TARS}:
         if split_config is not None or dataset_config is not None:
-            kind = "a JSONL file" if lines else "an array" if found_kind is DatasetKind.ARRAY else "a Parquet file"
-            raise ConfigError(f"{path}: {kind} has neither --split-config nor --dataset-config")
+            raise ConfigError(f"{path}: {found_kind.described} has neither --split-config nor --dataset-config")
     else:
         summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
         return Answer(document=summary, lines=_lines(summary))
-    if found_kind is DatasetKind.PARQUET:
-        parquet = summarize_parquet(path)
-        return Answer(document=parquet, lines=_lines_of_parquet(parquet))
+    if found_kind.is_table or found_kind is DatasetKind.TOKENS:
+        tables = summarize_tables(path, found_kind)
+        return Answer(document=tables, lines=_lines_of_tables(tables))
     if not lines:
         arrays = summarize_arrays(path)
         return Answer(document=arrays, lines=_lines_of_arrays(arrays))
@@ -204,15 +202,18 @@ def sparkline(counts: Sequence[int]) -> str:
     return "".join(_BARS[-(-count * 8 // most) if most else 0] for count in counts)
 
 
-def _lines_of_parquet(summary: ParquetSummary) -> list[str]:
-    mean, largest = map(format_bytes, summary.row_group_bytes)
-    groups = f"{counted(summary.row_groups, 'row group')} of {mean} in the mean, {largest} at most"
+def _lines_of_tables(summary: TableSummary) -> list[str]:
     measured = _columns(summary.measured, summary.stale_columns)
+    groups: list[str] = []
+    if summary.row_groups is not None:
+        mean, largest = map(format_bytes, summary.row_group_bytes)
+        groups = [f"  {counted(summary.row_groups, summary.group_word)} of {mean} in the mean, {largest} at most; "]
+        groups[0] += "a shuffle is in as many at a time as it has lanes (48)" if summary.are_blocks else "any is near"
     return [
         summary.path,
         f"  {counted(summary.samples, 'sample')} in {counted(summary.files, 'file')}, "
         f"{format_bytes(summary.size_bytes)} of columns, not compressed",
-        f"  {groups}; a shuffle is in as many at a time as it has lanes (48)",
+        *groups,
         "  samples are plain dicts, to be cooked by the program (crude); their parts are columns",
         "",
         "Parts",

@@ -12,8 +12,7 @@ import typer
 
 from energon_grain.cli.terminal import Answer, counted, note, own_modules, progress_bar
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.storage.location import located
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 
 if TYPE_CHECKING:
     from energon_grain.metadataset.documents import Source
@@ -49,7 +48,6 @@ def lint(
     that it refers to, and the first sample of each shard is decoded. Exit code 1 if anything is wrong.
     """
     from energon_grain.formats.data_folder import kind_at
-    from energon_grain.formats.nv_meta import DatasetKind
     from energon_grain.prepare.lint import lint_dataset, lint_jsonl
 
     path = located(path)
@@ -84,7 +82,7 @@ def lint(
                 trusted_modules=trusted,
                 progress=lambda done, total, found: bar.advance_to(done, total, counted(found, "problem"), "Lines"),
             )
-        elif kind_at(path) is DatasetKind.PARQUET:
+        elif kind_at(path).is_table:
             report = _lint_parquet(path, trusted)
         else:
 
@@ -137,6 +135,7 @@ def _lint_metadataset(
     from energon_grain.formats.nv_meta import DatasetKind
     from energon_grain.metadataset.documents import datasets_of, read_document
     from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, opened
+    from energon_grain.sources.tables import TABLES
 
     findings: list[LintFinding] = []
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
@@ -160,7 +159,7 @@ def _lint_metadataset(
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
         if not kind_at(root).has_shards:
-            if kind_at(root) is not DatasetKind.ARRAY and root not in files:
+            if kind_at(root) in (DatasetKind.JSONL, *TABLES) and root not in files:
                 files.add(root)
                 opened(root, findings, lambda root=root: findings.extend(about_columns(root, trusted)))
             continue
@@ -186,13 +185,14 @@ def _lint_parquet(path: str, trusted: Collection[str]) -> LintReport:
     """Read the first row of each row group, and compare columns that were measured of the rows."""
     import numpy as np
 
+    from energon_grain.formats.data_folder import kind_at
     from energon_grain.prepare.lint import LintReport, about_columns, opened
-    from energon_grain.sources.parquet import ParquetSource
+    from energon_grain.sources.tables import TABLES, TableSource
 
     findings: list[LintFinding] = []
 
     def read_groups() -> int:
-        source = ParquetSource(path)
+        source = TableSource(TABLES[kind_at(path)](path))
         starts = source.block_starts()[:-1]
         for start in starts:
             opened(path, findings, lambda start=start: source.read(np.array([start])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +15,7 @@ from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
-from energon_grain.metadataset.flat import FlatLeaf, children_of, flatten
+from energon_grain.metadataset.flat import Course, FlatLeaf, changes, children_of, flatten, share_at
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import part_of
@@ -27,18 +26,11 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
 MILLION = 1_000_000
-_Course = tuple[tuple[int, Fraction], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A part of the stream, from a position on.
-
-    Attributes:
-        from_position: Where it begins.
-        share: 0 to 1.
-        exact: The same as a fraction, such as `3/10`.
-    """
+    """A part of the stream from a position on: 0 to 1, and exactly the same as a fraction such as `3/10`."""
 
     from_position: int
     share: float
@@ -149,10 +141,7 @@ def summarize_mixture(
 ) -> tuple[MixtureSummary, StreamSpec]:
     """Describe one split of a metadataset, as `get_train_dataset` reads it. The spec has its order, to count on.
 
-    Raises:
-        ConfigError: The metadataset is not valid, or cannot be trained on.
-        DatasetNotFoundError: A file or a dataset is missing.
-        SplitError: A dataset lacks the split part.
+    Raises ConfigError, DatasetNotFoundError and SplitError.
     """
     document = load_dataset(path)
     tree = load_metadataset(document, split_part=split)
@@ -174,7 +163,7 @@ def summarize_mixture(
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
     unit = tree.weight_unit if isinstance(tree, BlendDataset) else None
     courses = leaf_shares(flat, sizes)
-    costs: list[_Course] = [()] * len(flat)
+    costs: list[Course] = [()] * len(flat)
     if any(isinstance(node, BlendDataset) and node.weight_unit is not None for node in _all_nodes(tree)):
         starts = sorted({start for course in courses for start, _ in course})
         courses = _drawn(spec, sizes, starts)
@@ -196,7 +185,7 @@ def summarize_mixture(
     return summary, spec
 
 
-def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[_Course]:
+def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[Course]:
     """Give the share of the stream that each leaf gets, from each position on: exact fractions that add up to 1.
 
     Weights are shares as they stand; a concat in a blend divides its share by the lengths of its leaves. Without
@@ -205,7 +194,7 @@ def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[_Course]
     if flat[0].shares is None:
         rates = [size * (each.repetitions or Fraction(1)) for each, size in zip(flat, sizes, strict=True)]
         return [((0, Fraction(rate) / sum(rates)),) for rate in rates]
-    courses: list[_Course] = []
+    courses: list[Course] = []
     for each, size in zip(flat, sizes, strict=True):
         together = size
         if each.concat is not None:
@@ -220,7 +209,7 @@ def _all_nodes(tree: SavableDataset) -> Iterator[SavableDataset]:
         yield from _all_nodes(child)
 
 
-def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> list[_Course]:
+def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> list[Course]:
     """The share of the samples that each leaf gets where blends by cost decide, from each start on: estimates."""
     before = [leaf_draws(spec.mixture, sizes, start) for start in starts]
     behind = [leaf_draws(spec.mixture, sizes, stop) for stop in (*starts[1:], starts[-1] + MILLION)]
@@ -228,7 +217,7 @@ def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> lis
     return [_course(starts, [Fraction(row[leaf] / sum(row)) for row in drawn]) for leaf in range(len(sizes))]
 
 
-def _costs(spec: StreamSpec, unit: Expression, courses: Sequence[_Course]) -> list[_Course]:
+def _costs(spec: StreamSpec, unit: Expression, courses: Sequence[Course]) -> list[Course]:
     """The share of the cost that each leaf gets, by what its first million samples cost on average."""
     means = [
         Fraction(int(each.sum()), len(each))
@@ -247,11 +236,11 @@ def _costs(spec: StreamSpec, unit: Expression, courses: Sequence[_Course]) -> li
     ]
 
 
-def _course(starts: Sequence[int], shares: Sequence[Fraction]) -> _Course:
+def _course(starts: Sequence[int], shares: Sequence[Fraction]) -> Course:
     return tuple((start, share.limit_denominator(MILLION)) for start, share in zip(starts, shares, strict=True))
 
 
-def _leaf(flat: FlatLeaf, course: _Course, cost: _Course, source: Source, label: str, endless: bool) -> LeafSummary:
+def _leaf(flat: FlatLeaf, course: Course, cost: Course, source: Source, label: str, endless: bool) -> LeafSummary:
     leaf, samples = flat.leaf, len(source)
     where = source.where if isinstance(source, Selected) else None
     return LeafSummary(
@@ -296,10 +285,10 @@ def _written(leaf: Leaf) -> str:
 
 def _node(
     tree: SavableDataset,
-    leaves: Iterator[tuple[int, tuple[_Course, _Course, int]]],
+    leaves: Iterator[tuple[int, tuple[Course, Course, int]]],
     weights: tuple[float, ...] = (),
     repetitions: float | None = None,
-) -> tuple[NodeSummary, _Course, _Course]:
+) -> tuple[NodeSummary, Course, Course]:
     """Summarise a node; `leaves` gives the next ones in document order."""
     children = children_of(tree)
     if not children:
@@ -314,7 +303,7 @@ def _node(
             leaf=number,
         )
         return node, course, cost
-    below: list[tuple[NodeSummary, _Course, _Course]] = []
+    below: list[tuple[NodeSummary, Course, Course]] = []
     for number, child in enumerate(children):
         said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
         often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
@@ -335,24 +324,15 @@ def _node(
     return node, course, cost
 
 
-def _sum(courses: Sequence[_Course]) -> _Course:
+def _sum(courses: Sequence[Course]) -> Course:
     """Shares of several leaves together; empty where one has none."""
     if not all(courses):
         return ()
     starts = sorted({start for course in courses for start, _ in course})
-    totals: list[tuple[int, Fraction]] = []
-    for start in starts:
-        total = sum((_at(course, start) for course in courses), Fraction(0))
-        if not totals or totals[-1][1] != total:
-            totals.append((start, total))
-    return tuple(totals)
+    return changes((start, sum((share_at(course, start) for course in courses), Fraction(0))) for start in starts)
 
 
-def _at(course: _Course, position: int) -> Fraction:
-    return list(itertools.takewhile(lambda step: step[0] <= position, course))[-1][1]
-
-
-def _shares(course: _Course) -> tuple[Share, ...]:
+def _shares(course: Course) -> tuple[Share, ...]:
     return tuple(Share(from_position=start, share=float(share), exact=str(share)) for start, share in course)
 
 

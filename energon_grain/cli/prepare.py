@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,9 +22,8 @@ from energon_grain.cli.terminal import (
     with_samples,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
 from energon_grain.gallery.visible import visible
-from energon_grain.storage.location import is_url, located, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, located, no_such_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -38,45 +37,30 @@ _SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Metadata of media", "H
 _SHOWN_PARTS = 10
 _LEAVE_OUT = "-"
 _CRUDE = "CrudeWebdataset"
-_ByGlob = Annotated[
-    str | None,
-    typer.Option(
-        help="Of files whose names fit a shell pattern, such as '*.jpg'; several with commas between them.",
-        rich_help_panel=_MEDIA,
-    ),
-]
-_ByHeader = Annotated[
-    bool,
-    typer.Option(
-        "--media-metadata-by-header", help="Of files that begin as media do: all are looked at.", rich_help_panel=_MEDIA
-    ),
-]
-_ByExtension = Annotated[
-    bool,
-    typer.Option(
-        "--media-metadata-by-extension", help="Of files with the usual endings of media.", rich_help_panel=_MEDIA
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Processes at most; 0 for none. Default: one for each core. With Ray: tasks handed over at a time.",
-        rich_help_panel=_RUNNING,
-    ),
-]
-Runner = Annotated[
-    Literal["processes", "ray"],
-    typer.Option(
-        help="Work in processes of this machine, or as tasks of a Ray cluster that is running.",
-        rich_help_panel=_RUNNING,
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(help="That cluster, as HOST:PORT. Default: the one that Ray finds (auto).", rich_help_panel=_RUNNING),
-]
-Progress = Annotated[bool, typer.Option(help="Show a progress bar, on terminals.", rich_help_panel=_RUNNING)]
+
+
+def _option(text: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel=panel, **more)
+
+
+def _flag(name: str, text: str, panel: str | None = None) -> Any:
+    """A flag that has no opposite."""
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
+_GLOB = "Of files whose names fit a shell pattern, such as '*.jpg'; several with commas between them."
+_ByGlob = Annotated[str | None, _option(_GLOB, _MEDIA)]
+_HEADER = "Of files that begin as media do: all are looked at."
+_ByHeader = Annotated[bool, _flag("--media-metadata-by-header", _HEADER, _MEDIA)]
+_ENDINGS = "Of files with the usual endings of media."
+_ByExtension = Annotated[bool, _flag("--media-metadata-by-extension", _ENDINGS, _MEDIA)]
+_WORKERS = "Processes at most; 0 for none. Default: one for each core. With Ray: tasks handed over at a time."
+Workers = Annotated[int | None, _option(_WORKERS, _RUNNING, min=0)]
+_RUNNER = "Work in processes of this machine, or as tasks of a Ray cluster that is running."
+Runner = Annotated[Literal["processes", "ray"], _option(_RUNNER, _RUNNING)]
+_CLUSTER = "That cluster, as HOST:PORT. Default: the one that Ray finds (auto)."
+RayAddress = Annotated[str | None, _option(_CLUSTER, _RUNNING)]
+Progress = Annotated[bool, _option("Show a progress bar, on terminals.", _RUNNING)]
 
 
 def prepare(
@@ -85,83 +69,54 @@ def prepare(
     ],
     records: Annotated[
         Literal["msgpack", "tf_example", "raw"] | None,
-        typer.Option(help="The shards are ArrayRecord files, with records in this encoding."),
+        _option("The shards are ArrayRecord files, with records in this encoding."),
     ] = None,
     force_overwrite: Annotated[
-        bool, typer.Option("--force-overwrite", help="Prepare again without asking what is prepared already.")
+        bool, _flag("--force-overwrite", "Prepare again without asking what is prepared already.")
     ] = False,
     tar_index_only: Annotated[
-        bool, typer.Option("--tar-index-only", help="Only write the indices of a prepared dataset anew.")
+        bool, _flag("--tar-index-only", "Only write the indices of a prepared dataset anew.")
     ] = False,
     append: Annotated[
-        bool,
-        typer.Option(
-            "--append", help="Add the shards that a prepared dataset does not have yet; only they are scanned."
-        ),
+        bool, _flag("--append", "Add the shards that a prepared dataset does not have yet; only they are scanned.")
     ] = False,
     fix_duplicates: Annotated[
-        bool,
-        typer.Option(
-            "--fix-duplicates", help="Where tars have a key in common, put their paths before members' names."
-        ),
+        bool, _flag("--fix-duplicates", "Where tars have a key in common, put their paths before members' names.")
     ] = False,
-    sqlite: Annotated[
-        bool, typer.Option(help="Write index.sqlite, which Energon's joins and auxiliary data need.")
-    ] = True,
+    sqlite: Annotated[bool, _option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True,
     split_ratio: Annotated[
-        str | None,
-        typer.Option(
-            help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.",
-            rich_help_panel=_SPLIT,
-        ),
+        str | None, _option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
     ] = None,
     split_parts: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Shards of a split part, instead of a ratio: NAME:glob:PATTERN, NAME:re:REGEX (found anywhere), or "
+        _option(
+            "Shards of a split part, instead of a ratio: NAME:glob:PATTERN, NAME:re:REGEX (found anywhere), or "
             "NAME:PATTERN (braces, then a regular expression from the beginning, as in Energon). Repeatable.",
-            rich_help_panel=_SPLIT,
+            _SPLIT,
         ),
     ] = None,
     exclude: Annotated[
-        str | None,
-        typer.Option(
-            help="Leave out shards in whose relative path this regular expression is found.", rich_help_panel=_SPLIT
-        ),
+        str | None, _option("Leave out shards in whose relative path this regular expression is found.", _SPLIT)
     ] = None,
-    shuffle_tars: Annotated[
-        bool, typer.Option("--shuffle-tars", help="Shuffle the shards before splitting.", rich_help_panel=_SPLIT)
-    ] = False,
+    shuffle_tars: Annotated[bool, _flag("--shuffle-tars", "Shuffle the shards before splitting.", _SPLIT)] = False,
     sample_type: Annotated[
-        str | None,
-        typer.Option(help="Sample type, such as CaptioningSample, or package.module:Class.", rich_help_panel=_SAMPLES),
+        str | None, _option("Sample type, such as CaptioningSample, or package.module:Class.", _SAMPLES)
     ] = None,
     field_map: Annotated[
-        str | None,
-        typer.Option(
-            help='Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.', rich_help_panel=_SAMPLES
-        ),
+        str | None, _option('Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.', _SAMPLES)
     ] = None,
-    crude: Annotated[
-        bool,
-        typer.Option("--crude", help="Samples are plain dicts, cooked by the program.", rich_help_panel=_SAMPLES),
-    ] = False,
+    crude: Annotated[bool, _flag("--crude", "Samples are plain dicts, cooked by the program.", _SAMPLES)] = False,
     skip_dataset_yaml: Annotated[
-        bool,
-        typer.Option("--skip-dataset-yaml", help="Do not write (or ask about) dataset.yaml.", rich_help_panel=_SAMPLES),
+        bool, _flag("--skip-dataset-yaml", "Do not write (or ask about) dataset.yaml.", _SAMPLES)
     ] = False,
-    dataset_yaml_name: Annotated[
-        str, typer.Option(help="Name of that file in .nv-meta.", rich_help_panel=_SAMPLES)
-    ] = "dataset.yaml",
+    dataset_yaml_name: Annotated[str, _option("Name of that file in .nv-meta.", _SAMPLES)] = "dataset.yaml",
     media_metadata_by_glob: _ByGlob = None,
     media_metadata_by_header: _ByHeader = False,
     media_metadata_by_extension: _ByExtension = False,
     num_workers: Workers = None,
     runner: Runner = "processes",
     ray_address: RayAddress = None,
-    non_interactive: Annotated[
-        bool, typer.Option("--non-interactive", help="Never ask.", rich_help_panel=_RUNNING)
-    ] = False,
+    non_interactive: Annotated[bool, _flag("--non-interactive", "Never ask.", _RUNNING)] = False,
     progress: Progress = True,
 ) -> Answer:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
@@ -178,9 +133,9 @@ def prepare(
     decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
     decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
     decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
-    decides_media: dict[str, object] = {"--media-metadata-by-glob": media_metadata_by_glob}
-    decides_media |= {"--media-metadata-by-header": media_metadata_by_header}
-    decides_media |= {"--media-metadata-by-extension": media_metadata_by_extension}
+    looks = media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension
+    ways = ("glob", "header", "extension")
+    decides_media = {f"--media-metadata-by-{way}": look for way, look in zip(ways, looks, strict=True)}
     cluster = {"--runner": runner != "processes", "--ray-address": ray_address}
     is_jsonl = is_file_of(location, ".jsonl")
     if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
@@ -209,9 +164,7 @@ def prepare(
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
     ratio = parse_ratio(split_ratio) if split_ratio else None
-    media = None
-    if any(decides_media.values()):
-        media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
+    media = MediaFilterConfig.parse(*looks) if any(looks) else None
     fields = _parse_field_map(field_map) if field_map else None
     shards = None
     if not tar_index_only:
@@ -354,7 +307,7 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
-    from energon_grain.formats.nv_meta import DatasetKind, compressed_lines, dataset_kind
+    from energon_grain.formats.nv_meta import READ_AS_IT_IS, compressed_lines, dataset_kind
 
     if is_url(path):
         return
@@ -364,9 +317,8 @@ def _check_kind(path: str) -> None:
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
 
-    read_as_it_is = {DatasetKind.ARRAY: "is an array, which is", DatasetKind.PARQUET: "has Parquet files, which are"}
-    if (kind := dataset_kind(path)) in read_as_it_is:
-        raise RefusedError(f"{path}: {read_as_it_is[kind]} read as it is: there is nothing to prepare.")
+    if (kind := dataset_kind(path)) in READ_AS_IT_IS:
+        raise RefusedError(f"{path}: is {kind.described}, which is read as it is: there is nothing to prepare.")
 
 
 def running(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:

@@ -44,6 +44,13 @@ def preview(
     state: Annotated[
         Path | None, typer.Option(help="With --step: a saved state of the run, of all hosts: a place to begin at.")
     ] = None,
+    encoded: Annotated[
+        bool,
+        typer.Option(
+            "--encoded",
+            help="With --step: make the step, and show beside each sample what hooks made of it for the batch.",
+        ),
+    ] = False,
     media_bytes: Annotated[
         int, typer.Option(min=0, help="Larger files are not in the page: small pictures, outlines and frames are.")
     ] = 4_000_000,
@@ -55,6 +62,8 @@ def preview(
     """
     if step is None and (batch_size is not None or state is not None):
         raise ConfigError("--batch-size and --state say which samples make a step: add --step")
+    if encoded and step is None:
+        raise ConfigError("--encoded shows what hooks made of the samples of a step: add --step")
     if step is not None and batch_size is None:
         raise ConfigError("--step: steps are of a batch size: add --batch-size")
     if html is not None and not html.absolute().parent.is_dir():
@@ -71,6 +80,7 @@ def preview(
         state=None if state is None else read_saved(state),
         most_bytes=0 if html is None else media_bytes,
         columns=html is not None,
+        encoded=encoded,
     )
     shown = Preview(contents)
     cards = [

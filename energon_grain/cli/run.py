@@ -60,11 +60,7 @@ class Run:
     trust_module: Annotated[list[str] | None, _option("Module whose sample types may be imported. Repeatable.")] = None
 
     def dataset(self, path: str, *, batch_size: int | None) -> SavableDataset:
-        """The dataset of the run, for host 0.
-
-        Raises:
-            ConfigError: Options contradict each other, or a configuration is wrong.
-        """
+        """The dataset of the run, for host 0. Raises ConfigError."""
         from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
         from energon_grain.stream.worker_config import WorkerConfig
 

@@ -239,11 +239,7 @@ def own_sample_type(name: str | None) -> None:
 
 
 def own_task_encoder(named: str) -> TaskEncoder:
-    """The task encoder that is written as `package.module:Class`, made without arguments.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
+    """The task encoder that is written as `package.module:Class`, made without arguments. Raises ConfigError."""
     from energon_grain.datasets.task_encoder import TaskEncoder
 
     module, _, name = named.partition(":")

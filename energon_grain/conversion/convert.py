@@ -34,7 +34,6 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
-from energon_grain.formats.file_ending import is_file_of
 from energon_grain.formats.jsonl import is_object
 from energon_grain.formats.key_order import duplicate_keys
 from energon_grain.formats.nv_meta import (
@@ -52,15 +51,15 @@ from energon_grain.formats.splits import SplitConfig, excluded_sample, read_spli
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
-from energon_grain.prepare.writer import ShardJob, parts_of, write_shards
+from energon_grain.prepare.write_shards import ShardJob, check_container, parts_of, records_of, write_shards
 from energon_grain.prepare.writing import begin_writing, end_writing
-from energon_grain.sources.parquet import ParquetSource
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
+from energon_grain.sources.tables import TableSource
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import is_file_of, is_url, located
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 
@@ -186,13 +185,10 @@ def convert_dataset(
     location, root = located(source), Path(located(target))
     origin = _origin(location, to, shard_samples)
     container = origin.container
-    if container == "tar" and compression != "none":
-        raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
+    check_container(container, compression)
     begin_writing(root, {**origin.plan, "container": container, "compression": compression, "verify": verify})
-    written: dict[str, ScannedShard] = {}
-    reused = 0
 
-    def tell() -> None:
+    def tell(written: Mapping[str, ScannedShard]) -> None:
         if progress is None:
             return
         now = ConversionProgress(
@@ -211,8 +207,8 @@ def convert_dataset(
             progress(ConversionProgress(stage="index", **numbers))
 
     remove_temporaries(root / META_FOLDER, ".*.tmp")
-    tell()
-    for shard, is_new in write_shards(
+    tell({})
+    written, reused = write_shards(
         root,
         origin.jobs(),
         container=container,
@@ -221,10 +217,8 @@ def convert_dataset(
         count=origin.shards,
         size_bytes=None if is_url(location) else origin.size_bytes,
         num_workers=num_workers,
-    ):
-        written[shard.name] = shard
-        reused += not is_new
-        tell()
+        progress=tell,
+    )
     counts = {name: written[name].samples for name in origin.order(written)}
     notes = origin.prepare(root, counts, sqlite, tell_index)
     return ConversionReport(
@@ -305,7 +299,7 @@ class _Shards:
 
     def jobs(self) -> Iterator[ShardJob]:
         """The new shards."""
-        records = None if self.container == "tar" else "msgpack"
+        records = records_of(self.container)
         for new, shard in self._new.items():
             where = f"{self._folder.location}/{shard}"
             yield ShardTask(name=new, records=records), partial(shard_samples_of, self._folder, shard), where
@@ -428,7 +422,7 @@ class _Samples:
             _check_keys(location, open_columnar(open_data(location)))
 
         def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
-            endings = source.endings if isinstance(source, ParquetSource) else {}
+            endings = source.endings if isinstance(source, TableSource) else {}
             for start in range(0, len(source), count):
                 stop = min(start + count, len(source))
                 size_bytes = sum(int(source.sizes(block).sum()) for block in _blocks(source, start, stop))
@@ -471,7 +465,7 @@ class _Samples:
 
     def jobs(self) -> Iterator[ShardJob]:
         """The new shards."""
-        records = None if self.container == "tar" else "msgpack"
+        records = records_of(self.container)
         for number, (size_bytes, samples) in enumerate(self._runs()):
             task = ShardTask(name=f"shard-{number:06d}{SUFFIXES[self.container]}", records=records)
             self.read_bytes[task.name] = size_bytes
@@ -479,20 +473,19 @@ class _Samples:
 
     def order(self, written: Mapping[str, ScannedShard]) -> list[str]:
         """New shards in the order of the data."""
-        return sorted(written)
+        return list(written)
 
     def prepare(
         self, root: Path, counts: dict[str, int], sqlite: bool, tell: Callable[[PrepareProgress], None]
     ) -> tuple[str, ...]:
         """Make the index of the new shards."""
-        records = None if self.container == "tar" else "msgpack"
         if not counts:
             end_writing(root)
             raise EmptyDatasetError("there is no sample to convert")
         prepare_dataset(
             root,
             shards=list(counts),
-            records=records,
+            records=records_of(self.container),
             crude=True,
             split_ratio={"train": 1},
             sqlite=sqlite,
@@ -522,7 +515,7 @@ def source_samples(source: Source, start: int, stop: int, endings: Mapping[str, 
         source: What is read.
         start: The first one.
         stop: The first one behind.
-        endings: Of columns that are not decoded by their names, see `ParquetSource.endings`.
+        endings: Of columns that are not decoded by their names, see `TableSource.endings`.
     """
     for block in _blocks(source, start, stop):
         for raw in source.read(block):

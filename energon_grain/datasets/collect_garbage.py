@@ -42,7 +42,9 @@ class GcDataset(MapDataset):
     ) -> None:
         del freeze
         check_size(self, "every_n_iter", every_n_iter, "items")
-        MapDataset.__init__(self, dataset, _Collect(every_n_iter), hook="gc", worker_config=worker_config)
+        MapDataset.__init__(
+            self, dataset, _Collect(every_n_iter), hook="gc", worker_config=worker_config or dataset.worker_config
+        )
 
 
 @dataclass(slots=True)

@@ -5,9 +5,10 @@ A node describes; it holds no file, thread or position. Iterating over one runs 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import StreamSpec, names_of_leaves, no_dataset
 from energon_grain.stream.worker_config import WorkerConfig
 
+Kind = TypeVar("Kind")
 _OF_LOADERS = frozenset(
     (
         *("get_state", "set_state", "state_dict", "load_state_dict", "save_state_rank", "restore_state_rank"),
@@ -120,18 +122,42 @@ BaseCoreDatasetFactory = SavableDataset
 """What a part of `build_train_datasets(datasets=…)` is called there. Leaves hold no files and need no factory."""
 
 
-def describe(node: SavableDataset, below: SavableDataset, worker_config: WorkerConfig | None, **fields: Any) -> None:
-    """Set the fields of a new node over another: its `worker_config` is the other's unless one is given.
+@dataclass_transform(frozen_default=True)
+def node(kind: type[Kind]) -> type[Kind]:
+    """A kind of dataset over others. `worker_config` is told last, and what is only accepted is no attribute of it."""
+    made: Any = dataclass(frozen=True, slots=True)(kind)
+    for name in [name for name, annotation in kind.__annotations__.items() if annotation.startswith("InitVar")]:
+        delattr(made, name)
+    parameters = [*inspect.signature(made.__init__).parameters.values()]
+    parameters.sort(key=lambda each: each.name == "worker_config")
+    made.__init__.__signature__ = inspect.Signature(parameters)
+    return made
+
+
+OF_DATASET: Any = None
+"""A `worker_config` that is not given: that of the dataset below."""
+
+
+def describe(node: SavableDataset, below: SavableDataset, worker_config: WorkerConfig | None, **given: Any) -> None:
+    """Set the fields of a new node over another, and `settle` it."""
+    for name, value in {"worker_config": worker_config, **given}.items():
+        object.__setattr__(node, name, value)
+    settle(node, below)
+
+
+def settle(node: SavableDataset, below: SavableDataset) -> None:
+    """Check the fields of a new node over another: its `worker_config` is the other's unless one is given.
 
     Raises:
         ConfigError: What lies below is not a dataset.
     """
     check_dataset(node, below)
-    object.__setattr__(node, "worker_config", worker_config or below.worker_config)
-    for name, value in fields.items():
+    for each in fields(node):
+        value = getattr(node, each.name, None)
         if isinstance(value, np.integer):
-            value = int(value)  # those of numpy are not JSON-native
-        object.__setattr__(node, name, value)
+            object.__setattr__(node, each.name, int(value))  # those of numpy are not JSON-native
+    if node.worker_config is None:  # pyright: ignore[reportUnnecessaryComparison]
+        object.__setattr__(node, "worker_config", below.worker_config)
 
 
 def check_dataset(node: SavableDataset, below: Any) -> None:

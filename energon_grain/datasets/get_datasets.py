@@ -24,7 +24,6 @@ from energon_grain.datasets.planned_packing import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
-from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.formats.tar_list import one_text
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
@@ -40,7 +39,7 @@ from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch
-from energon_grain.storage.location import check_url
+from energon_grain.storage.location import METADATASET_ENDINGS, check_url
 from energon_grain.stream.spec import LastBatch, check_passes
 from energon_grain.stream.worker_config import WorkerConfig
 

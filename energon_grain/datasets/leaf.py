@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -21,11 +21,20 @@ from energon_grain.errors import ConfigError, SplitError, UntrustedCodeError
 from energon_grain.formats.class_ref import function_beside, resolve_class
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, DatasetKind, read_info
+from energon_grain.formats.nv_meta import (
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    READ_AS_IT_IS,
+    DatasetInfo,
+    DatasetKind,
+    read_info,
+)
 from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
+from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
-from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
+from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
@@ -33,15 +42,16 @@ from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.parquet import ColumnDecoder, ParquetSource
 from energon_grain.sources.source import PartFilter, Source
+from energon_grain.sources.tables import TABLES, TableSource
+from energon_grain.sources.token_files import TokenSource
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.location import is_url, join, located, without_revision
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
-from energon_grain.transforms.decode import SampleDecoder
+from energon_grain.transforms.decode import ColumnDecoder, SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
 _logger = logging.getLogger("energon_grain")
@@ -140,12 +150,12 @@ class LeafDataset(SavableDataset):
     """One split part of a dataset, with how it is ordered.
 
     Attributes:
-        path: The dataset's folder, a JSONL file, or what names bare tars (see `TarList`).
+        path: The dataset's folder, a file, or what names bare tars (see `TarList`).
         kind: What lies there; None: that is looked at when it is opened.
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
         subset: Its samples to take; excluded ones count.
         where: Which of these to take, by their columns.
-        split_ratio: How bare tars, which have no split file, are split.
+        split_ratio: How what has no split file is split.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
             every sample is placed by itself (full shuffle), but for object stores, where about 4 MiB are read together.
@@ -208,19 +218,25 @@ class LeafDataset(SavableDataset):
         return "/".join(map(without_revision, (*self.through, written)))
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.leaf(self)
 
     def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
         """What turns its crude samples into samples. See `cooking`."""
         return cooking(self.task_encoder, leaf, self.aux, self.path, cache_pool)
 
-    def joined(self, nonmatch: Nonmatch) -> JoinedDataset:
-        """What a join is made of it. Raises as `JoinedDataset`."""
+    def joined(self, nonmatch: Nonmatch, keys: Keys) -> JoinMember:
+        """What a join is made of it. Raises as `JoinedDataset`, or `JoinedFiles`."""
         if self.split_ratio is not None:
             raise ConfigError(
-                f"{self.path}: a dataset that is joined takes no split_ratio: prepare it, or join all of it"
+                f"{self.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
+                "take a `subset` of the join, or `where` with a column that says which part a sample is in"
             )
+        kind = self.kind or kind_at(located(self.path))
+        if kind in READ_AS_IT_IS and not kind.has_shards:
+            source = self._container().open(self, True).source
+            return JoinedFiles(source, keys, nonmatch=nonmatch, written=self.written)
+        if keys != Keys():
+            raise ConfigError(f"{self.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
         return JoinedDataset(
             self.path,
             self.split_part,
@@ -353,7 +369,7 @@ def _check_tars(leaf: LeafDataset, _: bool) -> None:
 
 def _runs_of(leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, int]] | None:
     """Runs of bare tars that are in the split part; None: all of each."""
-    _refuse_configuration(leaf, "a folder or list of tars that were not prepared")
+    _refuse_configuration(leaf, DatasetKind.BARE_TARS.described)
     if leaf.split_ratio is not None:
         return leaf.split_ratio.runs(leaf.split_part, counts)
     if leaf.split_part == ALL_OF_THEM:
@@ -407,7 +423,10 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
         selected = SelectedShards(shards=tuple(info.shard_counts))
         total = sum(info.shard_counts.values()) if runs is None else sum(end - begin for begin, end in runs)
     else:
-        _refuse_ratio(leaf, "a prepared dataset has a split file")
+        if leaf.split_ratio is not None:
+            raise ConfigError(
+                f"{leaf.path}: is prepared, so that its split file says what its parts are; give no split_ratio"
+            )
         name = leaf.split_config or config.split_config or "split.yaml"
         selected = select_shards(read_split_config(folder.local, name, shards=info.shard_counts), part, info)
         runs, total = None, sum(info.shard_counts[shard] for shard in selected.shards)
@@ -429,71 +448,65 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
     )
 
 
-def _open_lines(leaf: LeafDataset, whole: bool) -> Content:
-    """A JSONL file: one split part, whatever it is called, of crude samples whose one part is always decoded."""
-    _check_lines(leaf, whole)
-    definition = leaf.definition
-    if definition is None:
-        decoder = leaf.task_encoder.decoder or leaf.task_encoder.decoder_type()
-        definition = SampleDefinition(decoder=decoder, part_filter=leaf.part_filter)
-    source = _cut(JsonlSource(leaf.path, parts=definition.part_filter), leaf, whole)
-    return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
-
-
-def _open_arrays(leaf: LeafDataset, whole: bool) -> Content:
-    """An array or a group of them: one split part, whatever it is called, of crude samples whose parts are rows."""
-    _check_arrays(leaf, whole)
-    definition = leaf.definition or SampleDefinition(part_filter=leaf.part_filter)
-    field_map, parts = definition.field_map, definition.part_filter
-    if field_map is not None:
-        parts = frozenset(field_map.parts)
-    source = ArrayGroupSource(leaf.path, parts=parts)
-    if field_map is not None:
-        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
-    source = _cut(source, leaf, whole)
-    # Rows are values as they are, whatever their arrays are called.
-    return Content(source=source, config=DatasetConfig(kind="crude"), definition=replace(definition, decoder=None))
-
-
-def _open_rows(leaf: LeafDataset, whole: bool) -> Content:
-    """Parquet files: one split part, whatever it is called, of crude samples whose parts are columns."""
-    _check_rows(leaf, whole)
+def _open_files(
+    leaf: LeafDataset, whole: bool, *, opened: Callable[[LeafDataset, SampleDefinition], Opened]
+) -> Content:
+    """Files that are read as they are, of crude samples: one split part, whatever it is called, unless by a ratio."""
+    _check_files(leaf, whole)
     definition = leaf.definition
     if definition is None:
         definition = SampleDefinition(decoder=leaf.task_encoder.decoder, part_filter=leaf.part_filter)
-    field_map = definition.field_map
-    source = ParquetSource(leaf.path, parts=definition.part_filter if field_map is None else set(field_map.parts))
-    if field_map is not None and not source.lists:
-        field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
-    source = _cut(source, leaf, whole)
-    if definition.decoder is not None:
-        definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
+    if definition.field_map is not None:
+        definition = replace(definition, part_filter=frozenset(definition.field_map.parts))
+    source, definition = opened(leaf, definition)
+    if not whole:
+        ratio, subset = leaf.split_ratio, leaf.subset
+        runs = None if ratio is None else ratio.runs(leaf.split_part, source.shard_counts)
+        total = len(source) if runs is None else sum(end - begin for begin, end in runs)
+        start, stop = (0, total) if subset is None else subset.resolve(total, of=leaf.path)
+        if runs is not None or subset is not None or leaf.where is not None:
+            source = source.cut(start, stop, leaf.where, runs)
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
 
-Cut = TypeVar("Cut", JsonlSource, ArrayGroupSource, ParquetSource)
+Opened: TypeAlias = tuple[JsonlSource | ArrayGroupSource | TableSource | TokenSource, SampleDefinition]
 
 
-def _cut(source: Cut, leaf: LeafDataset, whole: bool) -> Cut:
-    if whole or (leaf.subset is None and leaf.where is None):
-        return source
-    start, stop = (0, None) if leaf.subset is None else leaf.subset.resolve(len(source), of=leaf.path)
-    return source.cut(start, stop, leaf.where)
+def _open_lines(leaf: LeafDataset, definition: SampleDefinition) -> Opened:
+    """A JSONL file, whose one part is always decoded."""
+    if leaf.definition is None and definition.decoder is None:
+        definition = replace(definition, decoder=leaf.task_encoder.decoder_type())
+    return JsonlSource(leaf.path, parts=definition.part_filter), definition
 
 
-def _check_lines(leaf: LeafDataset, _: bool) -> None:
-    _refuse_configuration(leaf, "a JSONL file")
-    _refuse_ratio(leaf, "a JSONL file is one split part; take a `subset` of it")
+def _open_arrays(leaf: LeafDataset, definition: SampleDefinition) -> Opened:
+    """An array or a group of them, whose rows are values as they are, whatever they are called."""
+    source = ArrayGroupSource(leaf.path, parts=definition.part_filter)
+    if definition.field_map is not None:
+        definition.field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    return source, replace(definition, decoder=None)
 
 
-def _check_arrays(leaf: LeafDataset, _: bool) -> None:
-    _refuse_configuration(leaf, "an array")
-    _refuse_ratio(leaf, "an array is one split part; take a `subset` of it")
+def _open_tokens(leaf: LeafDataset, definition: SampleDefinition) -> Opened:
+    """Documents of tokens, likewise."""
+    return TokenSource(leaf.path, parts=definition.part_filter), replace(definition, decoder=None)
 
 
-def _check_rows(leaf: LeafDataset, _: bool) -> None:
-    _refuse_configuration(leaf, "a Parquet file")
-    _refuse_ratio(leaf, "a Parquet file is one split part; take a `subset` of it")
+def _open_rows(leaf: LeafDataset, definition: SampleDefinition, *, files: type[TableFiles]) -> Opened:
+    """Files of tables, whose columns are parts."""
+    source = TableSource(files(leaf.path), parts=definition.part_filter)
+    if definition.field_map is not None and not source.lists:
+        definition.field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+    if definition.decoder is not None:
+        definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
+    return source, definition
+
+
+def _check_files(leaf: LeafDataset, _: bool) -> None:
+    kind = leaf.kind or kind_at(located(leaf.path))
+    _refuse_configuration(leaf, kind.described)
+    if leaf.split_ratio is not None:
+        leaf.split_ratio.runs(leaf.split_part, {})
 
 
 def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
@@ -502,18 +515,19 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
             raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
 
 
-def _refuse_ratio(leaf: LeafDataset, why: str) -> None:
-    if leaf.split_ratio is not None:
-        raise ConfigError(f"{leaf.path}: split_ratio is for tars that were not prepared, and {why}")
-
-
 _KINDS = {
     DatasetKind.WEBDATASET: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_shards),
     DatasetKind.ARRAY_RECORD: Container(open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards),
     DatasetKind.BARE_TARS: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_tars),
-    DatasetKind.JSONL: Container(open=_open_lines, check=_check_lines),
-    DatasetKind.ARRAY: Container(open=_open_arrays, check=_check_arrays),
-    DatasetKind.PARQUET: Container(open=_open_rows, check=_check_rows),
+    **{
+        kind: Container(open=partial(_open_files, opened=opened), check=_check_files)
+        for kind, opened in {
+            DatasetKind.JSONL: _open_lines,
+            DatasetKind.ARRAY: _open_arrays,
+            DatasetKind.TOKENS: _open_tokens,
+            **{kind: partial(_open_rows, files=files) for kind, files in TABLES.items()},
+        }.items()
+    },
 }
 
 

@@ -70,7 +70,7 @@ class LogSampleDataset(MapDataset):
         config = worker_config or dataset.worker_config
         log = config.log if config.should_log(1) else None
         MapDataset.__init__(
-            self, dataset, _Note(mode=mode, log=log, keys=get_keys_fn), hook="log", worker_config=worker_config
+            self, dataset, _Note(mode=mode, log=log, keys=get_keys_fn), hook="log", worker_config=config
         )
 
 

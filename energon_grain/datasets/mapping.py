@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, ClassVar
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value, restores_seeds
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.stream_map import GenerateLanes
 from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
 from energon_grain.stream.worker_config import WorkerConfig
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class MapDataset(SavableDataset):
     """A function of each sample (below a `BatchDataset`) or of each batch (above one).
 
@@ -43,45 +43,25 @@ class MapDataset(SavableDataset):
     """Whether items are handed on as they are, so that it may stand below what cuts the stream in place of above."""
     dataset: SavableDataset
     map_fn: Callable[[Any], Any]
-    hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
-    lists: bool
+    _: KW_ONLY
+    hook: str = "map"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    lists: bool = False
+    stateless_map_fn: InitVar[bool] = False
+    map_fn_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        map_fn: Callable[[Any], Any],
-        *,
-        hook: str = "map",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        lists: bool = False,
-        stateless_map_fn: bool = False,
-        map_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del stateless_map_fn, map_fn_config
-        check_function(self, "map_fn", map_fn, generator=not lists)
-        if lists and restores_seeds(map_fn):
+    def __post_init__(self, stateless_map_fn: bool, map_fn_config: Any) -> None:
+        check_function(self, "map_fn", self.map_fn, generator=not self.lists)
+        if self.lists and restores_seeds(self.map_fn):
             raise ConfigError(
-                f"{hook}: restore_seeds=True seeds the generators of the process from one sample, and this hook is "
-                f"given many at once; take each sample's random numbers from `self.rngs` (or `current_draws()`)"
+                f"{self.hook}: restore_seeds=True seeds the generators of the process from one sample, and this hook "
+                f"is given many at once; take each sample's random numbers from `self.rngs` (or `current_draws()`)"
             )
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            map_fn=map_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-            lists=lists,
-        )
+        settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         if is_generator(self.map_fn) or not (steps.of_batches or self._watches):
             return None
         if steps.of_batches:
@@ -91,7 +71,6 @@ class MapDataset(SavableDataset):
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         hook = self._hook()
         if not is_generator(self.map_fn):
             return add_hook(to.lower(self.dataset), hook, to)
@@ -105,7 +84,7 @@ class MapDataset(SavableDataset):
         return replace(hook, lists=self.lists)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class FilterDataset(SavableDataset):
     """The samples that a function accepts.
 
@@ -125,43 +104,24 @@ class FilterDataset(SavableDataset):
 
     dataset: SavableDataset
     filter_fn: Callable[[Any], bool]
-    hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
+    _: KW_ONLY
+    hook: str = "filter"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    filter_fn_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        filter_fn: Callable[[Any], bool],
-        *,
-        hook: str = "filter",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        filter_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del filter_fn_config
-        check_function(self, "filter_fn", filter_fn, generator=False)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            filter_fn=filter_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-        )
+    def __post_init__(self, filter_fn_config: Any) -> None:
+        check_function(self, "filter_fn", self.filter_fn, generator=False)
+        settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         if not steps.of_batches:
             return None
         steps.hooks.insert(0, self._hook())
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         require_one_value(self.hook, self.filter_fn)
         hook = self._hook()
         part = to.lower(self.dataset)
@@ -189,16 +149,11 @@ def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A filter as a hook: it returns what it is given, or drops it.
-
-    Attributes:
-        accepts: The user's function.
-    """
+    """A filter as a hook: it returns what it is given, or drops it."""
 
     accepts: Any
 
     def __call__(self, value: Any) -> Any:
-        """The value, or SkipSample."""
         if not self.accepts(value):
             raise SkipSample("the filter did not accept it")
         return value
@@ -209,9 +164,6 @@ class MapLanes(LaneOperator):
     """A hook on each item. Items keep their references.
 
     Attributes:
-        child: What it is applied to.
-        hook: Takes and returns a value; may raise to drop it.
-        key: 64-bit key of the node.
         outermost: Whether what it returns is an item of the lane, so that the batch is known.
     """
 
@@ -226,24 +178,20 @@ class MapLanes(LaneOperator):
         return self.hook.filters
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The map of a lane."""
         return _Map(self, lane, self.child.open(lane, state))
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The hook applied to what is below."""
         value = self.child.rebuild(reference, lane)
         key = fold(self.key, lane.number, lane.pass_number)
         batch = lane.around.batch if self.outermost else None
         return lane.call(self.hook, key, NumberOf(self.child, reference), value, batch=batch)
 
 
-class _Map:
-    __slots__ = ("_child", "_key", "_lane", "_node")
+class _Map(ItemsOver[MapLanes]):
+    __slots__ = ("_key",)
 
     def __init__(self, node: MapLanes, lane: Lane, child: Items) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._key = fold(node.key, lane.number, lane.pass_number)
 
     def next(self) -> Item | None:
@@ -258,12 +206,3 @@ class _Map:
                 return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value, batch=batch)
             except Exception as error:
                 lane.drop(node.child, reference, node.hook, error, value)
-
-    def begin(self, pass_number: int) -> None:
-        self._child.begin(pass_number)
-
-    def state(self) -> State:
-        return self._child.state()
-
-    def expect(self, items: float) -> None:
-        self._child.expect(items)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import ConfigError, SkipSample
@@ -20,8 +20,8 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
     Item,
     Items,
+    ItemsOver,
     Lane,
-    LaneOperator,
     MadeOfSeveral,
     Making,
     Members,
@@ -35,7 +35,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 _TYPICAL_GROUP = 8
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class PackingDataset(SavableDataset):
     """Each lane fills a buffer with samples, chooses which of them belong together, and makes one item of each group.
 
@@ -70,52 +70,26 @@ class PackingDataset(SavableDataset):
     buffer_size: int
     pre_packer: Callable[[list[Any]], Sequence[Sequence[Any]]]
     final_packer: Callable[[list[Any]], Any]
-    sample_encoder: Callable[[Any], Any] | None
-    task_encoder: HookOwner | None
-    pre_packer_failure_tolerance: int | None
-    final_packer_failure_tolerance: int | None
-    sample_encoder_failure_tolerance: int | None
+    _: KW_ONLY
+    sample_encoder: Callable[[Any], Any] | None = None
+    task_encoder: HookOwner | None = None
+    pre_packer_failure_tolerance: int | None = None
+    final_packer_failure_tolerance: int | None = None
+    sample_encoder_failure_tolerance: int | None = None
+    final_packer_stateless: InitVar[bool] = False
+    sample_encoder_stateless: InitVar[bool] = False
+    packer_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        buffer_size: int,
-        pre_packer: Callable[[list[Any]], Sequence[Sequence[Any]]],
-        final_packer: Callable[[list[Any]], Any],
-        *,
-        sample_encoder: Callable[[Any], Any] | None = None,
-        task_encoder: HookOwner | None = None,
-        pre_packer_failure_tolerance: int | None = None,
-        final_packer_failure_tolerance: int | None = None,
-        sample_encoder_failure_tolerance: int | None = None,
-        final_packer_stateless: bool = False,
-        sample_encoder_stateless: bool = False,
-        packer_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del final_packer_stateless, sample_encoder_stateless, packer_config
-        check_size(self, "buffer_size", buffer_size, "samples")
-        check_function(self, "pre_packer", pre_packer, generator=False)
-        check_function(self, "final_packer", final_packer)
-        if sample_encoder is not None:
-            check_function(self, "sample_encoder", sample_encoder, generator=False)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            buffer_size=buffer_size,
-            pre_packer=pre_packer,
-            final_packer=final_packer,
-            sample_encoder=sample_encoder,
-            task_encoder=task_encoder,
-            pre_packer_failure_tolerance=pre_packer_failure_tolerance,
-            final_packer_failure_tolerance=final_packer_failure_tolerance,
-            sample_encoder_failure_tolerance=sample_encoder_failure_tolerance,
-        )
+    def __post_init__(self, final_packer_stateless: bool, sample_encoder_stateless: bool, packer_config: Any) -> None:
+        check_size(self, "buffer_size", self.buffer_size, "samples")
+        check_function(self, "pre_packer", self.pre_packer, generator=False)
+        check_function(self, "final_packer", self.final_packer)
+        if self.sample_encoder is not None:
+            check_function(self, "sample_encoder", self.sample_encoder, generator=False)
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         require_one_value("select_samples_to_pack", self.pre_packer)
         if self.sample_encoder is not None:
             require_one_value("postencode_sample", self.sample_encoder)
@@ -150,44 +124,32 @@ class PackLanes(MadeOfSeveral):
     of each buffer, and takes those before it last.
 
     Attributes:
-        child: Of whose items packs are made.
-        hook: Packs a list of values into one; may be a generator function.
-        generates: Whether it is one.
-        key: 64-bit key of the node.
         size: Items that are candidates at once.
         selector: Takes all candidates and returns lists of them; those in none are dropped.
         encoder: Hook on each selected item; None: there is none.
         phases: (L,) a permutation of [0, L).
     """
 
-    child: LaneOperator
-    hook: HookSpec
-    generates: bool
-    key: int
     size: int
     selector: HookSpec
     encoder: HookSpec | None
     phases: tuple[int, ...]
 
     def buffers(self) -> Iterator[int]:
-        """How often a pass fills the buffer, and what is below."""
         if self.finite:
             yield self.child.items() // self.size
         yield from self.child.buffers()
 
     def encoder_key(self, lane: Lane) -> int:
-        """Key of the encoder's random numbers."""
         return fold(self.key, "encoder", lane.number, lane.pass_number)
 
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
-        """An item, encoded."""
         value = self.child.rebuild(reference, lane)
         if self.encoder is None:
             return value
         return lane.call(self.encoder, self.encoder_key(lane), NumberOf(self.child, reference), value)
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The packer of a lane."""
         if state is None:
             return _Pack(self, lane, self.child.open(lane, None), Making(self, lane, None))
         below, making, rounds, buffer, groups = state
@@ -202,24 +164,11 @@ class PackLanes(MadeOfSeveral):
         return self.child.state_form, self.making_form, Number(), *held
 
 
-class _Pack:
-    __slots__ = (
-        "_buffer",
-        "_child",
-        "_encoder_key",
-        "_groups",
-        "_held",
-        "_lane",
-        "_making",
-        "_node",
-        "_rounds",
-        "_waiting",
-    )
+class _Pack(ItemsOver[PackLanes]):
+    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_making", "_rounds", "_waiting")
 
     def __init__(self, node: PackLanes, lane: Lane, child: Items, making: Making) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._making = making
         self._encoder_key = node.encoder_key(lane)
         self._rounds = 0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
 from energon_grain.stream.state import Form, Many, Marked, Number, Same
 from energon_grain.stream.worker_config import WorkerConfig
 
@@ -23,7 +23,7 @@ def same_length(length: int) -> int:
     return length
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class IterMapDataset(SavableDataset):
     """A function from a stream of samples to another one, applied to each lane in runs of `inputs_per_call` inputs.
 
@@ -46,42 +46,22 @@ class IterMapDataset(SavableDataset):
 
     dataset: SavableDataset
     iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]]
-    inputs_per_call: int
-    len_map_fn: Callable[[int], int]
-    hook: str
-    task_encoder: HookOwner | None
+    _: KW_ONLY
+    inputs_per_call: int = 1000
+    len_map_fn: Callable[[int], int] = same_length
+    hook: str = "iter_map"
+    task_encoder: HookOwner | None = None
+    stateless_iter_fn: InitVar[bool] = False
+    iter_map_fn_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        iter_map_fn: Callable[[Iterator[Any]], Iterable[Any]],
-        *,
-        inputs_per_call: int = 1000,
-        len_map_fn: Callable[[int], int] = same_length,
-        hook: str = "iter_map",
-        task_encoder: HookOwner | None = None,
-        stateless_iter_fn: bool = False,
-        iter_map_fn_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del stateless_iter_fn, iter_map_fn_config
-        check_function(self, "iter_map_fn", iter_map_fn)
-        check_function(self, "len_map_fn", len_map_fn)
-        check_size(self, "inputs_per_call", inputs_per_call, "samples")
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            iter_map_fn=iter_map_fn,
-            inputs_per_call=inputs_per_call,
-            len_map_fn=len_map_fn,
-            hook=hook,
-            task_encoder=task_encoder,
-        )
+    def __post_init__(self, stateless_iter_fn: bool, iter_map_fn_config: Any) -> None:
+        check_function(self, "iter_map_fn", self.iter_map_fn)
+        check_function(self, "len_map_fn", self.len_map_fn)
+        check_size(self, "inputs_per_call", self.inputs_per_call, "samples")
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         below = to.below(self.dataset, iterated=True)
         iterate = IterateLanes(
             child=to.operator(below),
@@ -103,9 +83,6 @@ class IterateLanes(LaneOperator):
     A reference is (items of the call before this one, number of the call, state below where it began).
 
     Attributes:
-        child: Gives the inputs.
-        hook: Takes an iterator and returns one.
-        key: 64-bit key of the node.
         inputs: Items that a call sees at most.
         length: From a number of inputs to the number of outputs, as an estimate.
     """
@@ -117,11 +94,9 @@ class IterateLanes(LaneOperator):
     length: Callable[[int], int]
 
     def items(self) -> int:
-        """As the user says."""
         return self.length(self.child.items())
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The function at work in a lane."""
         began, call, made = (None, 0, 0) if state is None else state
         return _Iterate(self, lane, self.child.open(lane, began), call, made)
 
@@ -136,11 +111,9 @@ class IterateLanes(LaneOperator):
         return Number(), Number(), Same(self.key, self.child.state_form)
 
     def number(self, reference: Reference) -> int:
-        """A hash of both numbers."""
         return fold(reference[1], reference[0])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The call run again, up to the item."""
         made, call, began = reference
         running = lane.replays.get((self.key, call))
         if running is None or running[0] > made:
@@ -196,13 +169,11 @@ class _Inputs:
         return item[1]
 
 
-class _Iterate:
-    __slots__ = ("_began", "_call", "_child", "_inputs", "_key", "_lane", "_made", "_node", "_outputs")
+class _Iterate(ItemsOver[IterateLanes]):
+    __slots__ = ("_began", "_call", "_inputs", "_key", "_made", "_outputs")
 
     def __init__(self, node: IterateLanes, lane: Lane, child: Items, call: int, made: int) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._call = call
         self._key = fold(node.key, lane.number, lane.pass_number)
         self._began = child.state()
@@ -282,9 +253,6 @@ class _Iterate:
     def state(self) -> State:
         return self._began, self._call, self._made
 
-    def expect(self, items: float) -> None:
-        self._child.expect(items)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateLanes(LaneOperator):
@@ -295,9 +263,6 @@ class GenerateLanes(LaneOperator):
     (number among them, reference of the item below, batches up to it).
 
     Attributes:
-        child: What it is applied to.
-        hook: A generator function.
-        key: 64-bit key of the node.
         knows_batches: Whether the hook is told which batch it makes an item for: not where a function from stream to
             stream asks for its items, which is run again without this being known.
     """
@@ -308,7 +273,6 @@ class GenerateLanes(LaneOperator):
     knows_batches: bool
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The generator of a lane."""
         if state is None:
             return _Generate(self, lane, self.child.open(lane, None))
         below, running = state
@@ -328,11 +292,9 @@ class GenerateLanes(LaneOperator):
         return Marked(self.child.reference_form, Many((Number(), Number())))
 
     def number(self, reference: Reference) -> int:
-        """A hash of both."""
         return fold(self.child.number(reference[1]), reference[0])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The hook run again, up to the item."""
         made, source, batches = reference
         generator = self.run(lane, self.lane_key(lane), source, self.child.rebuild(source, lane), batches)
         generator.skip(made)
@@ -348,13 +310,11 @@ class GenerateLanes(LaneOperator):
         return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
 
 
-class _Generate:
-    __slots__ = ("_child", "_generator", "_key", "_lane", "_made", "_node", "_source", "_value")
+class _Generate(ItemsOver[GenerateLanes]):
+    __slots__ = ("_generator", "_key", "_made", "_source", "_value")
 
     def __init__(self, node: GenerateLanes, lane: Lane, child: Items) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._key = node.lane_key(lane)
         self._generator: HookGenerator | None = None
         self._source: Reference = None
@@ -409,6 +369,3 @@ class _Generate:
         if self._generator is None:
             return self._child.state(), ()
         return self._child.state(), ((self._made, self._source, self._generator.draw.batches),)
-
-    def expect(self, items: float) -> None:
-        self._child.expect(items)

@@ -25,14 +25,7 @@ _JSON = Form(dict[str, Any])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayFolder:
-    """A folder with an array.
-
-    Attributes:
-        name: Of the folder in its group; of an array by itself, its folder's name without the ending.
-        location: The folder.
-        driver: What TensorStore calls the format: `zarr`, `zarr3` or `n5`.
-        metadata: The content of its metadata file.
-    """
+    """A folder with an array: `name` is that in its group, `driver` what TensorStore calls its format."""
 
     name: str
     location: str
@@ -43,9 +36,7 @@ class ArrayFolder:
 def look_at(location: str, name: str = "") -> ArrayFolder | bool:
     """The array that lies in a folder; True where it is a group of arrays, False where there is neither.
 
-    Raises:
-        FormatError: Its metadata file is damaged.
-        ReadError: A metadata file is there, but cannot be read.
+    Raises FormatError and ReadError.
     """
 
     def array(driver: str, metadata: bytes) -> ArrayFolder:
@@ -65,11 +56,7 @@ def look_at(location: str, name: str = "") -> ArrayFolder | bool:
 
 
 def is_array_folder(location: str) -> bool:
-    """Whether a folder holds an array or a group, by its metadata file. A damaged file says yes.
-
-    Raises:
-        ReadError: An object store cannot be reached.
-    """
+    """Whether a folder holds an array or a group, by its metadata file. A damaged file says yes. Raises ReadError."""
     try:
         return bool(look_at(location))
     except FormatError:
@@ -81,12 +68,7 @@ def is_array_folder(location: str) -> bool:
 
 
 def the_array(location: str) -> ArrayFolder:
-    """The array that lies in a folder.
-
-    Raises:
-        DatasetNotFoundError: There is no array.
-        FormatError, ReadError: As `look_at`.
-    """
+    """The array that lies in a folder. Raises DatasetNotFoundError, FormatError and ReadError."""
     found = look_at(location, name=Path(name_of(location)).stem)
     if isinstance(found, ArrayFolder):
         return found
@@ -98,10 +80,7 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
     """The arrays that lie directly in a group, by ascending names; an array is a group of one.
 
     Groups in the group are passed over, and so are folders whose names begin with `.` or `__`, which zarr reserves.
-
-    Raises:
-        DatasetNotFoundError: There is neither an array nor a group, or no array is in it.
-        FormatError, ReadError: As `look_at`.
+    Raises DatasetNotFoundError, FormatError and ReadError.
     """
     alone = look_at(location, name=Path(name_of(location)).stem)
     if isinstance(alone, ArrayFolder):

@@ -67,10 +67,7 @@ def read_example(data: bytes) -> dict[str, Value]:
     """Return the features by name, in the order of the record.
 
     Floats are a float32 array and integers an int64 array, of one axis. A single bytes value comes as it is, and
-    several, or none, as an array of objects. A feature of no kind is left out.
-
-    Raises:
-        FormatError: This is no Example.
+    several, or none, as an array of objects. A feature of no kind is left out. Raises FormatError.
     """
     from google.protobuf.message import DecodeError
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -121,8 +118,7 @@ def encode_records_file(encoding: RecordEncoding) -> bytes:
 def read_records_file(root: str | os.PathLike[str]) -> RecordEncoding | None:
     """Read how the records of the dataset at `root` are encoded; None where its shards are no ArrayRecord files.
 
-    Raises:
-        IndexFileError: The file is damaged, or newer than this release.
+    Raises IndexFileError.
     """
     path = Path(root) / META_FOLDER / RECORDS_JSON
     try:
@@ -193,19 +189,7 @@ _BUFFER_BYTES = 2048  # at the default of 1 MiB, a record of 1 KB takes 70 µs
 
 
 class ArrayRecordFile:
-    """One open file. Thread-safe; closed with the last reference to it.
-
-    Args:
-        path: A file of this machine.
-
-    Attributes:
-        records: How many it has.
-        size_bytes: Of the file.
-        generation: Empty: only objects have versions.
-
-    Raises:
-        ReadError: It is not there, or is no ArrayRecord file.
-    """
+    """One open file of this machine. Thread-safe; closed with the last reference to it. Raises ReadError."""
 
     __slots__ = ("_alone", "_path", "_reader", "records", "size_bytes")
     generation = b""
@@ -226,11 +210,7 @@ class ArrayRecordFile:
         self._alone = group is not None and group[1] == "1"
 
     def read(self, records: list[int]) -> list[bytes]:
-        """Read records, in the order asked for.
-
-        Raises:
-            ReadError: One of them cannot be read; names it.
-        """
+        """Read records, in the order asked for. Raises ReadError."""
         read = self._reader.read
         try:
             return [read(record, record + 1)[0] for record in records] if self._alone else read(records)
@@ -271,19 +251,11 @@ def count_records(path: str | os.PathLike[str]) -> int:
 
 
 def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, first: int) -> ShardScan:
-    """Read a file from end to end, about 32 MiB at a time.
+    """Read a file or object from end to end, about 32 MiB at a time.
 
     In the scan a sample starts where the one before it ends, as if records lay one behind the other from 0; all parts
-    have offset 0, since a record is read whole.
-
-    Args:
-        path: The file, or its URL.
-        encoding: How its records are encoded.
-        first: Number in the dataset of its first record: the key of records that have none.
-
-    Raises:
-        ReadError: The file, or a record of it, cannot be read.
-        FormatError: A record is not encoded like that; names it.
+    have offset 0, since a record is read whole. Records without a key have their number in the dataset, counted from
+    `first`. Raises ReadError, and FormatError, which names the record.
     """
     path = os.fspath(path)
     file, decode = open_records(path), record_decoder(encoding)

@@ -32,15 +32,7 @@ _MOST_BYTES = 1 << 31
 
 
 def chunk_records(data: bytes, start: int) -> list[bytes]:
-    """The records of a chunk.
-
-    Args:
-        data: The bytes of the file from the chunk's beginning to its end, or further.
-        start: Where in the file they begin.
-
-    Raises:
-        FormatError: This is no chunk of records, or a damaged one, or a transposed one.
-    """
+    """The records of a chunk, of bytes that begin at `start` of the file, where it does. Raises FormatError."""
     count, decoded_bytes, sizes, values = _opened(data, start)
     if count == 1 and len(values) == decoded_bytes and _is_number(sizes, decoded_bytes):
         return [values]  # without arrays, which take longer than the rest
@@ -162,8 +154,7 @@ def varint(data: bytes, place: int) -> tuple[int, int]:
 def packed_numbers(data: bytes | memoryview) -> npt.NDArray[np.uint64]:
     """Numbers that follow one another, seven bits a byte, the lowest first; the last byte of each is below 128.
 
-    Raises:
-        FormatError: They end in the middle of one, or one has more than 64 bits.
+    Raises FormatError.
     """
     octets = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(octets < 0x80)
@@ -245,15 +236,7 @@ def postscript_start(size_bytes: int) -> int:
 
 
 def footer_start(postscript: bytes, start: int) -> int:
-    """Where the footer begins.
-
-    Args:
-        postscript: Bytes of the file from `start` on, `POSTSCRIPT_BYTES` of them.
-        start: What `postscript_start` gave.
-
-    Raises:
-        FormatError: The file is no ArrayRecord file, or a damaged one.
-    """
+    """Where the footer begins, by the last `POSTSCRIPT_BYTES` of the file, from `start` on. Raises FormatError."""
     try:
         found = _parsed("Postscript", chunk_records(postscript, start)[0])
     except FormatError as error:
@@ -264,15 +247,7 @@ def footer_start(postscript: bytes, start: int) -> int:
 
 
 def read_places(footer: bytes, start: int) -> RecordPlaces:
-    """Take a footer apart.
-
-    Args:
-        footer: Bytes of the file from `start` to the postscript.
-        start: What `footer_start` gave.
-
-    Raises:
-        FormatError: It is damaged, or of a version that this release does not know.
-    """
+    """Take a footer apart: bytes of the file from `start` to the postscript. Raises FormatError."""
     try:
         sizes, values = chunk_values(footer, start)
         metadata = _parsed("Metadata", values[: sizes[0]])
@@ -298,11 +273,7 @@ def read_places(footer: bytes, start: int) -> RecordPlaces:
 
 
 def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[int]) -> list[RecordPlaces]:
-    """Read where the records of some files lie; two rounds of requests, each side by side.
-
-    Raises:
-        ReadError: One is no ArrayRecord file, or a damaged one, or cannot be had.
-    """
+    """Read where the records of some files lie; two rounds of requests, each side by side. Raises ReadError."""
     every = np.arange(len(paths))
     ends, begins, places = list[int](), list[int](), list[RecordPlaces]()
     for path, size in zip(paths, sizes_bytes, strict=True):
@@ -323,13 +294,7 @@ def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[in
 def record_extents(
     places: Sequence[RecordPlaces], file: Int64Array, record: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """(n,) first byte of the chunk that holds each record, (n,) size of it, and (n,) which of its records that is.
-
-    Args:
-        places: Of the files.
-        file: (n,) which of them.
-        record: (n,) number in the file.
-    """
+    """(n,) first byte of the chunk that holds each record, (n,) size of it, and (n,) which of its records that is."""
     start, size, within = np.empty((3, len(record)), np.int64)
     for number in np.unique(file).tolist():
         here = np.flatnonzero(file == number)
@@ -345,15 +310,7 @@ def read_records(
 ) -> list[bytes]:
     """Read records of some files in the order asked for; a chunk of several is read and decompressed once.
 
-    Args:
-        store: Where they lie.
-        paths: URLs of the files.
-        places: Of each of them.
-        file: (n,) which of them, ascending.
-        record: (n,) number in the file, ascending within each.
-
-    Raises:
-        ReadError: A record cannot be had, or is damaged; names it.
+    Files ascend, and records within each. Raises ReadError, which names the record.
     """
     start, size, within = record_extents(places, file, record)
     new = np.ones(len(record), np.bool_)
@@ -385,19 +342,7 @@ def read_records(
 
 
 class ArrayRecordObject:
-    """One file in an object store, as `ArrayRecordFile` is one on this machine.
-
-    Args:
-        url: Of the file.
-
-    Attributes:
-        records: How many it has.
-        size_bytes: Of the file.
-        generation: Version of the object.
-
-    Raises:
-        ReadError: It is not there, or is no ArrayRecord file.
-    """
+    """One file in an object store, as `ArrayRecordFile` is one on this machine. Raises ReadError."""
 
     def __init__(self, url: str) -> None:
         self._store = RemoteFiles(storage_settings())

@@ -48,11 +48,8 @@ def resolve_class(
 
     Names anywhere below `megatron.energon` are looked up among the public names of energon_grain, by class name alone.
     Modules in `trusted_modules`, and those inside them, are imported. A sample type that the program has defined or
-    imported is known without that. `where` names the place of the reference in messages.
-
-    Raises:
-        ConfigError: There is no such class.
-        UntrustedCodeError: The module is neither Energon's nor trusted.
+    imported is known without that. `where` names the place of the reference in messages. Raises ConfigError and
+    UntrustedCodeError.
     """
     return _resolve(ref, "class", trusted_modules, where)
 
@@ -62,9 +59,7 @@ def resolve_function(
 ) -> Callable[..., Any]:
     """Return the function that `ref` names: one of ours, or of a module in `trusted_modules` (or inside one).
 
-    Raises:
-        ConfigError: There is no such function.
-        UntrustedCodeError: The module is neither Energon's nor trusted.
+    Raises ConfigError and UntrustedCodeError.
     """
     return _resolve(ref, "function", trusted_modules, where)
 

@@ -62,27 +62,16 @@ _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 class ColumnarIndex:
     """Where every part of every sample of a dataset lies. Samples are numbered from 0 through all shards.
 
-    Attributes:
-        root: The dataset.
-        shards: Names of the shards, relative to `root`, in the order of `.info.json`.
-        shard_bytes: (S,) size of each tar file when the index was written.
-        shard_first: (S + 1,) number of the first sample of each shard; the last entry is the number of samples.
-        part_names: Distinct part names.
-        content_id: 32 hex digits; see `ColumnarHeader.content_id`.
-        has_records: Whether the shards are ArrayRecord files.
-        earlier: See `ColumnarHeader`; empty: no shards were appended.
-        sums: What compares each column with its checksums.
-
     Rows of columns may be used once `check` has seen the samples that they are of; what gives keys does that itself.
     """
 
     root: Path
-    shards: tuple[str, ...]
-    shard_bytes: npt.NDArray[np.int64]
-    shard_first: npt.NDArray[np.int64]
+    shards: tuple[str, ...]  # relative to `root`, in the order of `.info.json`
+    shard_bytes: npt.NDArray[np.int64]  # (S,) when the index was written
+    shard_first: npt.NDArray[np.int64]  # (S + 1,) number of the first sample of each, and of all samples
     part_names: tuple[str, ...]
-    content_id: str
-    has_records: bool
+    content_id: str  # see `ColumnarHeader`, as `earlier`
+    has_records: bool  # whether the shards are ArrayRecord files
     earlier: tuple[tuple[int, str], ...]
     sample_start: npt.NDArray[np.int64]  # (N + S,)
     part_start: npt.NDArray[np.int64]  # (N + 1,)
@@ -128,11 +117,7 @@ class ColumnarIndex:
         return next(later, (len(self.shards), self.content_id))
 
     def scan(self, shard: int) -> ShardScan:
-        """Return what a scan of a shard found, without the metadata of media.
-
-        Raises:
-            IndexFileError: The index is damaged there.
-        """
+        """Return what a scan of a shard found, without the metadata of media. Raises IndexFileError."""
         first, last = int(self.shard_first[shard]), int(self.shard_first[shard + 1])
         self.check(np.arange(first, last))
         rows, keys = (slice(int(each[first]), int(each[last])) for each in (self.part_start, self.key_start))
@@ -159,8 +144,7 @@ class ColumnarIndex:
     def check(self, samples: npt.NDArray[np.int64] | None = None) -> None:
         """See to it that what the columns say of samples (None: of all, and their order) is what was written.
 
-        Raises:
-            IndexFileError: It is not, or points out of the shards.
+        Raises IndexFileError.
         """
         if samples is None:
             windows = np.flatnonzero(~self._seen)
@@ -318,18 +302,7 @@ def open_columnar(
     An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
     again, say) counts as missing. The index is built from the tars and checked against their `.tar.idx`, and kept in
     the dataset if that is writable, else in `cache_dir`; of a dataset in an object store in its mirror. No tar file is
-    looked at where it exists.
-
-    Args:
-        path: A dataset that `energon-grain prepare` or `energon prepare` prepared.
-        info: What its `.info.json` says, where that was read already.
-        cache_dir: Where to keep the index of a read-only dataset: `$XDG_CACHE_HOME/energon-grain` if None.
-
-    Raises:
-        DatasetNotFoundError: There is no prepared dataset at `path`.
-        IndexFileError: The index is damaged.
-        StaleIndexError: The tars do not fit `.info.json` or their `.tar.idx`.
-        ReadError: An object store cannot be reached.
+    looked at where it exists. Raises DatasetNotFoundError, IndexFileError, StaleIndexError and ReadError.
     """
     folder = open_folder(path)
     with naming(folder):
@@ -377,11 +350,7 @@ def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
 def _load(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
     """Map the columns that `header` names, inside the index folder `folder` of a dataset, unless they are in use.
 
-    Columns of a mirror that are damaged are fetched once more.
-
-    Raises:
-        FileNotFoundError: A column is missing.
-        IndexFileError: A column is damaged, or the columns do not fit each other; `advice` says how to mend that.
+    Columns of a mirror that are damaged are fetched once more. Raises FileNotFoundError and IndexFileError.
     """
     paths = {name: folder / header.generation / f"{name}.npy" for name in COLUMN_TYPES}
     stats = [os.stat(path) for path in paths.values()]

@@ -54,23 +54,14 @@ class DuplicateKeys:
         self._listed: list[str] = []
 
     def add(self, count: int, examples: Iterable[tuple[bytes, str, str]]) -> None:
-        """Note some of them.
-
-        Args:
-            count: How many.
-            examples: Key and the names of both shards, of each; only as many are taken as are still to be listed.
-        """
+        """Note some of them, with key and the names of both shards of as many as are still to be listed."""
         self._count += count
         for key, one, other in itertools.islice(examples, _LISTED - len(self._listed)):
             places = f"{one} twice" if one == other else f"{one} and in {other}"
             self._listed.append(f"{key.decode('utf-8', 'backslashreplace')!r} in {places}")
 
     def refuse(self) -> None:
-        """Do nothing if there are none.
-
-        Raises:
-            DuplicateKeyError: There are; lists a few of them with their shards.
-        """
+        """Raise DuplicateKeyError if there are any; it lists a few of them with their shards."""
         if not self._count:
             return
         more = f" and {self._count - len(self._listed)} more" if self._count > len(self._listed) else ""
@@ -169,11 +160,7 @@ def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | 
     """Build the columnar index of a prepared dataset from its tars, checked against `info` and the `.tar.idx` files.
 
     Written into the dataset, or below `cache_dir` where the dataset is read-only. Of two processes that build at once
-    the second waits and then finds the index there.
-
-    Raises:
-        StaleIndexError: A tar does not have the samples that `.info.json` and its `.tar.idx` say.
-        TarError: A tar is damaged.
+    the second waits and then finds the index there. Raises StaleIndexError and TarError.
     """
     root = dataset.local
     target, stamp = columnar_folder(root), None
@@ -283,18 +270,8 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
 def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
     """Scan a shard of a prepared dataset, and check it against what is known of it.
 
-    Hidden files in folders make samples only where the index of the shard says that they do.
-
-    Args:
-        dataset: Where it lies.
-        shard: The shard, relative to it.
-        count: Samples that it has by `.info.json`.
-        records: How its records are encoded; None: it is a tar.
-        first: Number in the dataset of its first sample.
-
-    Raises:
-        StaleIndexError: It is gone, or its samples are not those that `.info.json` and its `.tar.idx` say.
-        TarError: It is damaged.
+    Hidden files in folders make samples only where the index of the shard says that they do. `first` is the number in
+    the dataset of its first sample. Raises StaleIndexError and TarError.
     """
     location, advice, expected = dataset.shard(shard), mending(dataset.location), None
     if records is not None:

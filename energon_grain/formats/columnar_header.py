@@ -36,14 +36,13 @@ _HEADER_BYTES = 128
 _BUFFER_BYTES = 1 << 20
 _BLOCK_SHIFT = 10
 _BLOCK_BYTES = 1 << _BLOCK_SHIFT
-_OLD_BLOCK_BYTES = 8 << 10
 _SUM_BYTES = 8
 _WITHOUT_SUMS_BYTES = 8 << 10
 _SUMMED_AT_ONCE = 128  # blocks, so that what it takes stays in the cache of the core and is not asked of the system
 _WEIGHTS = splitmix64(np.arange(_BLOCK_BYTES // _SUM_BYTES, dtype=np.uint64)) | np.uint64(1)
 _FOLD = np.uint64(29)
 _BY_BLOCKS = "1024:"
-"""How `block_sums` begins. Without it, they are of version 2, BLAKE2b of blocks of 8 KiB: those are not compared."""
+"""How `block_sums` begins, by the length of a block."""
 READ_INSTEAD_OF_MAP_BYTES = 64 << 10
 """Files up to this size are read: a memory map costs a file descriptor (before Python 3.13) and whole pages."""
 
@@ -61,25 +60,15 @@ def _behind_rows(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
     """Bytes of the rows of a column with what fills their last block, and of the sums behind."""
     if block_sums is None:
         return data_bytes, 0
-    if not block_sums.startswith(_BY_BLOCKS):
-        return data_bytes, -(-data_bytes // _OLD_BLOCK_BYTES) * _SUM_BYTES
     blocks = -(-data_bytes // _BLOCK_BYTES)
     return blocks * _BLOCK_BYTES, blocks * _SUM_BYTES
 
 
 class ColumnWriter:
-    """Writes a `.npy` file of which the length is known only at the end.
+    """Writes a `.npy` file, which is not there yet, of which the length is known only at the end.
 
-    `append` adds rows, `close` adds the sums, fills in the header and flushes to disk. Memory grows by 1/128 of the
-    file.
-
-    Args:
-        path: A file that does not exist.
-        dtype: Type of the numbers.
-        width: Numbers in a row, for an array of two dimensions; default: an array of one.
-
-    Attributes:
-        rows: How many were added.
+    `append` adds `rows`, `close` adds the sums, fills in the header and flushes to disk. Memory grows by 1/128 of the
+    file. With a `width` the array has two dimensions.
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, *, width: int | None = None) -> None:
@@ -148,18 +137,8 @@ def read_column(
 ) -> npt.NDArray[Any]:
     """Map the `.npy` file at `path`, read-only, after checking type and length against what is expected.
 
-    Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead.
-
-    Args:
-        path: A file that `ColumnWriter` wrote.
-        dtype: The type that it must have.
-        rows: The number of rows that it must have.
-        width: Numbers in a row, for an array of two dimensions.
-        block_sums: What `ColumnWriter.block_sums` was.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        IndexFileError: The file is damaged or not of this type and length.
+    Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead. Raises
+    FileNotFoundError, and IndexFileError where the file is damaged or not of this type and length.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
     size_bytes = column_file_bytes(dtype, rows, width=width, block_sums=block_sums)
@@ -177,25 +156,13 @@ def read_column(
 
 
 class BlockSums:
-    """Compares a column with its checksums, each block when it is first used.
+    """Compares a column with its checksums, those of its `ColumnWriter`, each block when it is first used.
 
-    A column without sums of blocks is one block; so is one of version 2. Columns of at most 8 KiB are compared at once.
+    A column without sums of blocks is one block. Columns of at most 8 KiB are compared at once, and refused.
     Thread-safe: at worst two threads compare the same block.
 
-    Args:
-        path: The file.
-        column: What `read_column` gave.
-        checksum: `ColumnWriter.checksum`.
-        block_sums: `ColumnWriter.block_sums`.
-        where: The file, as errors name it.
-        mending: What to do about a damaged file, at the end of its error.
-        fetch_again: Writes the file anew, in place, where it is a copy of one elsewhere. Done once.
-
-    Attributes:
-        is_damaged: Whether that was found.
-
-    Raises:
-        IndexFileError: The column is that small, and damaged.
+    Errors name the file `where`, and end with `mending`, what to do about it. `fetch_again` writes the file anew, in
+    place, where it is a copy of one elsewhere; that is done once.
     """
 
     def __init__(
@@ -216,15 +183,12 @@ class BlockSums:
         self._base: bytearray | mmap.mmap | Any = column.base
         self._row_bytes = column.strides[0]
         self._words: npt.NDArray[np.uint64] | None = None
-        if block_sums is None or not block_sums.startswith(_BY_BLOCKS):
+        if block_sums is None:
             self._digest, self._shift, blocks = checksum, 63, min(1, column.nbytes)
         else:
             padded, _ = _behind_rows(column.nbytes, block_sums)
-            self._digest, self._shift, blocks = (
-                block_sums.removeprefix(_BY_BLOCKS),
-                _BLOCK_SHIFT,
-                padded // _BLOCK_BYTES,
-            )
+            self._digest, self._shift = block_sums.removeprefix(_BY_BLOCKS), _BLOCK_SHIFT
+            blocks = padded // _BLOCK_BYTES
             self._words = np.ndarray((blocks, len(_WEIGHTS)), "<u8", self._base, _HEADER_BYTES)
             self._sums = np.ndarray((blocks,), "<u8", self._base, _HEADER_BYTES + padded)
             self._sums_are_right = False
@@ -350,13 +314,7 @@ CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_si
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Length and checksums of one column.
-
-    Attributes:
-        rows: Length.
-        checksum: BLAKE2b-128, in hex, of the rows without the `.npy` header.
-        block_sums: What is known of the sums behind the rows, see `ColumnWriter.block_sums`; None: there are none.
-    """
+    """Length and checksums of one column: BLAKE2b-128, in hex, of the rows, and `ColumnWriter.block_sums`."""
 
     rows: Count
     checksum: str
@@ -367,8 +325,8 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What `header.json` holds.
 
     Attributes:
-        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own; the second one
-            had sums of another kind.
+        version: Version of this layout. Indices with sums of blocks of another kind, or without a checksum of their
+            own, are made anew.
         generation: The folder beside the header that holds the columns.
         shards: Name, bytes of the tar file, and samples of each shard, in the order of `.info.json`.
         part_names: Distinct part names; `part_name.npy` holds places in this list.
@@ -415,11 +373,9 @@ def columnar_folder(root: Path) -> Path:
 
 
 def index_cache_folder(path: Path, cache_dir: Path | None = None) -> Path:
-    """Return the folder for the index of the dataset at `path` if that is read-only; another one for each real path.
+    """The folder for the index of a dataset that is read-only, another one for each real path.
 
-    Args:
-        path: The dataset.
-        cache_dir: The folder of all of them; default: `$XDG_CACHE_HOME/energon-grain`.
+    It lies in `cache_dir`, by default `$XDG_CACHE_HOME/energon-grain`.
     """
     if cache_dir is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -445,10 +401,9 @@ def header_digest(header: Any, **instead: Any) -> str:
 
 
 def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
-    """Read the header of the columnar index in `folder`, for the dataset at `root`; None where there is none.
+    """Read the header of the columnar index in `folder`, for the dataset at `root`; None: there is none, or an old one.
 
-    Raises:
-        IndexFileError: The header is damaged, or newer than this release can read.
+    Raises IndexFileError.
     """
     path = folder / HEADER_NAME
     try:
@@ -465,12 +420,15 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         header = _HEADER.from_json(data)
     except msgspec.MsgspecError as error:
         raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
-    if (header.version > 1 or header.header_checksum) and header.header_checksum != _digest(header):
+    if header.version == 1:
+        return None
+    if header.header_checksum != _digest(header):
         raise IndexFileError(f"{path}: is not what was written (its checksum differs); {mending(root)}")
     missing = COLUMN_TYPES.keys() - header.columns.keys()
     if missing:
         raise IndexFileError(f"{path}: names no columns {sorted(missing)}; {mending(root)}")
-    return header
+    sums = [each.block_sums for each in header.columns.values() if each.block_sums is not None]
+    return header if all(each.startswith(_BY_BLOCKS) for each in sums) else None
 
 
 def mending(root: str | os.PathLike[str]) -> str:

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
+from energon_grain.errors import ConfigError, IndexFileError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
@@ -46,8 +46,8 @@ from energon_grain.formats.columnar_header import (
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetKind
-from energon_grain.formats.parquet import ParquetFiles
+from energon_grain.formats.nv_meta import META_FOLDER
+from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.storage.atomic import is_writable, sync_folder
@@ -70,16 +70,10 @@ _logger = logging.getLogger("energon_grain")
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A column that has a file.
+    """A column that has a file in the folder `columns`, of the samples of `content_id`.
 
-    Attributes:
-        file: Its name in the folder `columns`.
-        dtype: Type of its numbers.
-        column: Length and checksums.
-        content_id: Of the samples that they are of.
-        function: What made them, as `module:name`; or `attached ` and the file that they were taken from.
-        version: Of that function.
-        parts: The parts that it got; none: all.
+    What made its numbers is a `function` of a `version`, as `module:name`, which got `parts` of samples (none: all); or
+    `attached ` and the file that they are from.
     """
 
     file: Annotated[str, msgspec.Meta(pattern=r"^[\w.~%-]+\.npy$")]
@@ -157,7 +151,7 @@ class ColumnFolder:
         return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location)
 
     @classmethod
-    def of_parquet(cls, files: ParquetFiles) -> ColumnFolder:
+    def of_tables(cls, files: TableFiles) -> ColumnFolder:
         """That of Parquet files: beside them, else in the cache folder, where those of files in a store are, too."""
         path, own = Path(files.location), files.kept_ever.with_suffix(".columns")
         beside = (
@@ -191,11 +185,7 @@ class ColumnFolder:
         )
 
     def read(self) -> dict[str, StoredColumn]:
-        """The columns that have files, those of other samples too.
-
-        Raises:
-            IndexFileError: The file that names them is damaged, or newer than this release can read.
-        """
+        """The columns that have files, those of other samples too. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
         mending = f"remove it, and make the columns again; {_made_by(self.dataset)}"
         try:
@@ -216,9 +206,7 @@ class ColumnFolder:
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
         """Map a column, (samples,), and what compares it; of one in an object store the file is copied first.
 
-        Raises:
-            IndexFileError: It is missing, of another length, or damaged.
-            ReadError: An object store cannot be reached.
+        Raises IndexFileError and ReadError.
         """
         path = self.local / COLUMNS_FOLDER / stored.file
         where = join(self.location, f"{COLUMNS_FOLDER}/{stored.file}")
@@ -251,8 +239,7 @@ class ColumnFolder:
     def put_in_place(self, staging: Path, *, put: Sequence[str], remove: Sequence[str]) -> None:
         """Move what `ColumnStage.finish` named into the folder: `columns.json`, the last of it, makes it count.
 
-        Raises:
-            ReadError: A store cannot be written, or not for us.
+        Raises ReadError.
         """
         if self.mirrored is not None:
             client = shared_client(storage_settings())
@@ -504,17 +491,17 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
 
 
-def columns_of_parquet(files: ParquetFiles) -> Columns:
+def columns_of_tables(files: TableFiles) -> Columns:
     """Those that were measured of Parquet files; those in the files are theirs."""
-    return Columns(ColumnFolder.of_parquet(files), Measured(content_id=files.content_id, samples=len(files), parts=()))
+    return Columns(ColumnFolder.of_tables(files), Measured(content_id=files.content_id, samples=len(files), parts=()))
 
 
 def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Columns:
     """Open the columns of the dataset at `path`: what is known of its samples before they are read.
 
     Args:
-        path: The folder of a prepared dataset, a JSONL file or Parquet files; or their URL: of a dataset in an object
-            store, a column is copied when it is first asked for. Of Parquet files only what was measured is given.
+        path: The folder of a prepared dataset, or a JSONL file; or its URL: of one in an object store, a column is
+            copied when it is first asked for.
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
@@ -524,8 +511,11 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
     if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
         file = open_jsonl(path)
         return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
-    if not isinstance(path, DataFolder) and kind_at(located(path)) is DatasetKind.PARQUET:
-        return columns_of_parquet(ParquetFiles(path))
+    kind = None if isinstance(path, DataFolder) else kind_at(located(path))
+    if kind is not None and kind.has_own_columns:
+        raise ConfigError(
+            f"{path}: is {kind.described}, whose columns lie in the data; `where` and the like find them by name"
+        )
     folder = open_folder(path)
     with naming(folder):
         return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))
@@ -542,12 +532,7 @@ class _New:
 
 
 class ColumnStage:
-    """New columns of a dataset, on their way: written into a staging folder, from which a commit puts them in place.
-
-    Args:
-        folder: Where they are to be.
-        staging: What mirrors it: an empty folder.
-    """
+    """New columns of a dataset, on their way: written into an empty folder, from which a commit puts them in place."""
 
     def __init__(self, folder: ColumnFolder, staging: Path) -> None:
         self._folder, self._staging = folder, staging
@@ -586,13 +571,9 @@ class ColumnStage:
     def finish(self, content_id: str, *, fill: bool = False) -> tuple[list[str], list[str]]:
         """End all columns, and write the file that names them beside those that the dataset has already.
 
-        Args:
-            content_id: Of the samples that the numbers are of.
-            fill: Where a number is missing, take that of the column of this name that the dataset has, if it is of
-                these samples and of this version of the function, and not damaged.
-
-        Returns:
-            What is to be put, in this order, and to be removed: names in the folder.
+        With `fill`, a number that is missing is taken from the column of this name that the dataset has, if that is of
+        these samples and of this version of the function, and not damaged. Gives what is to be put, in this order, and
+        to be removed: names in the folder.
         """
         old = self._folder.read()
         stored: dict[str, StoredColumn] = {}

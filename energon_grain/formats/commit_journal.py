@@ -69,11 +69,8 @@ def commit_staged(root: Path, staging: Path, *, put: Sequence[str], remove: Sequ
 def finish_interrupted_prepare(root: Path) -> bool:
     """Complete a commit that was cut short, so that the dataset is in its new state; say whether there was one.
 
-    Costs one `stat` where nothing was interrupted. Several processes may do this at once.
-
-    Raises:
-        StaleIndexError: There is a commit to complete, and this process may not write to the dataset.
-        IndexFileError: The journal is damaged, or lists files that are nowhere.
+    Costs one `stat` where nothing was interrupted. Several processes may do this at once. Raises StaleIndexError and
+    IndexFileError.
     """
     if not os.path.exists(os.path.join(root, JOURNAL)):
         return False

@@ -28,6 +28,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, finish_interrupted_prepare
 from energon_grain.formats.nv_meta import (
+    INDEX_JSON,
     INDEX_SQLITE,
     INDEX_UUID,
     INFO_JSON,
@@ -35,10 +36,10 @@ from energon_grain.formats.nv_meta import (
     META_FOLDER,
     DatasetKind,
     dataset_kind,
+    kinds_of_files,
     names_below,
     not_prepared,
 )
-from energon_grain.formats.parquet import PARQUET_SUFFIX, is_parquet
 from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
@@ -55,6 +56,18 @@ _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Asked for by name where a store has no lists (`https://`)."""
+_FILES = {
+    DatasetKind.BARE_TARS: "tars",
+    DatasetKind.PARQUET: "Parquet files",
+    DatasetKind.ARROW: "Arrow files",
+    DatasetKind.MDS: "MDS shards",
+}
+_PATTERNS = {
+    DatasetKind.BARE_TARS: "**/*.tar",
+    DatasetKind.PARQUET: "**/*.parquet",
+    DatasetKind.ARROW: "**/*.arrow",
+    DatasetKind.MDS: INDEX_JSON,
+}
 _FRESH_SECONDS = 5.0
 _ATTEMPTS = 3
 _OLD_COLUMNS_SECONDS = 24 * 3600.0
@@ -145,31 +158,30 @@ def kind_at(location: str) -> DatasetKind:
     if not is_url(location):
         finish_interrupted_prepare(Path(location))
         kind = dataset_kind(location)
-        if kind is DatasetKind.INVALID or (kind is DatasetKind.PARQUET and os.path.isdir(location)):
-            return _kind_of_files(location, kind, _has_bare_tars(location))
+        if kind is DatasetKind.INVALID or (kind.is_table and os.path.isdir(location)):
+            return _kind_of_files(location, _has_bare_tars(location))
         return kind
-    if location.endswith((".jsonl", ".yaml")):
-        return DatasetKind.JSONL if location.endswith(".jsonl") else DatasetKind.METADATASET
-    if location.endswith(PARQUET_SUFFIX):
-        return DatasetKind.PARQUET
+    if location.endswith(".yaml"):
+        return DatasetKind.METADATASET
+    if os.path.splitext(location)[1] and (kinds := kinds_of_files(location)):
+        return kinds[0]
     kind = dataset_kind(mirror_dataset(location).folder)
     if kind is not DatasetKind.INVALID:
         return kind
     if is_array_folder(location):
         return DatasetKind.ARRAY
-    kind = DatasetKind.PARQUET if is_parquet(location) else kind
     names = names_below(location) or ()
     has_meta = any(META_FOLDER in name.split("/") for name in names)
-    return _kind_of_files(location, kind, not has_meta and any(map(ends_like_a_tar, names)))
+    return _kind_of_files(location, not has_meta and any(map(ends_like_a_tar, names)))
 
 
-def _kind_of_files(folder: str, kind: DatasetKind, has_tars: bool) -> DatasetKind:
-    if has_tars and kind is DatasetKind.PARQUET:
-        raise ConfigError(
-            f"{folder}: holds tars and Parquet files; write which are meant, as {join(folder, '**/*.tar')} or "
-            f"{join(folder, '**/*.parquet')}"
-        )
-    return DatasetKind.BARE_TARS if has_tars else kind
+def _kind_of_files(folder: str, has_tars: bool) -> DatasetKind:
+    kinds = [*([DatasetKind.BARE_TARS] if has_tars else []), *kinds_of_files(folder)]
+    if len(kinds) > 1:
+        patterns = [join(folder, _PATTERNS[kind]) for kind in kinds]
+        what = " and ".join(_FILES[kind] for kind in kinds)
+        raise ConfigError(f"{folder}: holds {what}; write which are meant, as {' or '.join(patterns)}")
+    return kinds[0] if kinds else DatasetKind.INVALID
 
 
 def _has_bare_tars(folder: str) -> bool:

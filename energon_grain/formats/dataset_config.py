@@ -98,11 +98,7 @@ _OVERRIDES = frozenset(
 def read_dataset_config(root: str | os.PathLike[str], name: str = DEFAULT_DATASET_CONFIG) -> DatasetConfig:
     """Read the file `name` in `.nv-meta` of the dataset at `root`.
 
-    Nothing that the file names is imported.
-
-    Raises:
-        ConfigError: The file is missing or not valid; names the key and, for an unknown one, the nearest known.
-        DatasetNotFoundError: `root` has no `.nv-meta` folder.
+    Nothing that the file names is imported. Raises ConfigError and DatasetNotFoundError.
     """
     path = Path(root) / META_FOLDER / name
     try:

@@ -106,7 +106,7 @@ class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What `header.json` holds.
 
     Attributes:
-        version: Version of this layout. The first one had no sums of blocks, and no checksum of its own.
+        version: Version of this layout.
         members: The joined datasets, the primary first.
         rows: Number of rows.
         skipped: Samples of the primary without a row, because a dataset with `nonmatch: skip` lacks their key.
@@ -162,11 +162,7 @@ class JoinIndex:
         return self.header.content_id
 
     def check(self, rows: Int64Array | None = None) -> None:
-        """See to it that rows (None: all) are what was written.
-
-        Raises:
-            IndexFileError: They are not, or name samples that there are not.
-        """
+        """See to it that rows (None: all) are what was written. Raises IndexFileError."""
         if self.sums is None:
             return
         windows = np.arange(len(self._seen)) if rows is None else rows >> _WINDOW_SHIFT
@@ -220,27 +216,18 @@ def joins_in(cache: Path) -> dict[str, JoinHeader]:
 
 
 def read_join_header(folder: Path) -> JoinHeader:
-    """Read the header of a join.
-
-    Raises:
-        FileNotFoundError: There is no such join.
-        IndexFileError: The header is damaged, or newer than this release.
-    """
+    """Read the header of a join. Raises FileNotFoundError and IndexFileError."""
     path = folder / HEADER_NAME
     return decode_join_header(path.read_bytes(), path)
 
 
 def decode_join_header(data: bytes, where: object) -> JoinHeader:
-    """Take the content of `header.json` apart; messages begin with `where` it lies.
-
-    Raises:
-        IndexFileError: It is damaged, or newer than this release.
-    """
+    """Take the content of `header.json` apart; messages begin with `where` it lies. Raises IndexFileError."""
     try:
         version = _VERSION_FORM.from_json(data).version
         if version <= VERSION:
             header = _HEADER.from_json(data)
-            if (version > 1 or header.header_checksum) and header.header_checksum != header_digest(header):
+            if header.header_checksum != header_digest(header):
                 raise IndexFileError(f"{where}: is not what was written (its checksum differs); {_MENDING}")
             return header
     except msgspec.MsgspecError as error:
@@ -251,13 +238,8 @@ def decode_join_header(data: bytes, where: object) -> JoinHeader:
 def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
     """Open the columnar form of a join: one small file and one memory map.
 
-    Args:
-        folder: Where it lies.
-        url: What it is a copy of: then rows that are damaged are fetched once more.
-
-    Raises:
-        FileNotFoundError: There is no such join.
-        IndexFileError: It is damaged.
+    Rows that are damaged are fetched once more from `url`, if the folder is a copy of it. Raises FileNotFoundError and
+    IndexFileError.
     """
     header = read_join_header(folder)
     path = folder / ROWS_NAME
@@ -402,13 +384,7 @@ def energon_join_names(members: Sequence[tuple[str, Sequence[str], str]]) -> Ite
 
 
 def write_join_index(path: str | os.PathLike[str], columns: int, blocks: Iterable[Int64Array]) -> int:
-    """Write a join index atomically and return its number of rows.
-
-    Args:
-        path: The file.
-        columns: Number of joined datasets.
-        blocks: (n, columns, 3) rows, in order, written as they come.
-    """
+    """Write a join index atomically, from blocks of (n, columns, 3) rows as they come; give its number of rows."""
     rows = 0
     with atomic_write(path) as file:
         file.write(MAGIC + columns.to_bytes(8, sys.byteorder))
@@ -421,9 +397,7 @@ def write_join_index(path: str | os.PathLike[str], columns: int, blocks: Iterabl
 def read_join_index(path: str | os.PathLike[str]) -> Int64Array:
     """Map a join index, read-only: (rows, datasets, 3); (0, 0, 3) for an empty file.
 
-    Raises:
-        FileNotFoundError: There is no such file.
-        IndexFileError: It is damaged, or not a join index.
+    Raises FileNotFoundError and IndexFileError.
     """
     path = Path(path)
     size = path.stat().st_size

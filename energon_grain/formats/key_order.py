@@ -55,18 +55,10 @@ def key_order(
     key_bytes: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Return the argsort of keys as bytes; equal keys stay in ascending order of their numbers.
+    """Return the argsort of keys, all or those of `rows`, as bytes; equal ones stay in the order of their numbers.
 
     Takes about 0.02 µs a key when the keys are sorted already and 0.3 µs when they are in random order, and memory of
     about 40 bytes a key beside `key_bytes`; `external_key_order` takes less.
-
-    Args:
-        key_start: (n + 1,) where each key starts.
-        key_bytes: All keys, one after the other.
-        rows: (m,) numbers of the keys to sort; default: all.
-
-    Returns:
-        (m,) numbers of the keys in ascending order.
     """
     words = KeyWords(key_start, key_bytes)
     order = np.arange(len(words), dtype=np.int64) if rows is None else rows.copy()
@@ -99,13 +91,7 @@ def duplicate_keys(
     key_bytes: npt.NDArray[np.uint8],
     order: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """Return the places p of `order` where key `order[p]` equals key `order[p + 1]`.
-
-    Args:
-        key_start: (n + 1,) where each key starts.
-        key_bytes: All keys, one after the other.
-        order: (n,) from `key_order`.
-    """
+    """Return the places p of `order`, from `key_order`, where key `order[p]` equals key `order[p + 1]`."""
     words = KeyWords(key_start, key_bytes)
     return np.flatnonzero(words.equal(order[:-1], words, order[1:]))
 
@@ -230,18 +216,10 @@ def external_key_order(
     memory_bytes: int = SORT_MEMORY_BYTES,
     on_duplicates: Duplicates | None = None,
 ) -> Iterator[Int64Array]:
-    """Give `key_order` of all keys, block by block.
+    """Give `key_order` of all keys, block by block, in about `memory_bytes` and temporary files in `scratch`.
 
     Keys that are in order already are noticed in one pass and cost nothing else. Columns that are memory maps are
-    released as it goes.
-
-    Args:
-        key_start: (n + 1,) where each key starts.
-        key_bytes: All keys, one after the other.
-        scratch: A folder for temporary files, where the keys do not fit into `memory_bytes`.
-        memory_bytes: About the most memory to take.
-        on_duplicates: Called with (m, 2) numbers of keys that are equal, neighbours in the order; not called if there
-            are none.
+    released as it goes. `on_duplicates` is called with (m, 2) numbers of keys that are equal, neighbours in the order.
     """
     total = len(key_start) - 1
     run = max(1, memory_bytes // _BYTES_A_KEY)

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import uuid
+from collections.abc import Collection
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.formats.parquet import is_parquet
+from energon_grain.formats.table_files import names_at
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
@@ -32,9 +33,7 @@ _LONGEST_LIST_SECONDS = 10.0
 def not_prepared(location: str) -> str:
     """Say what lies at a path or URL instead of a prepared dataset. Of a store this takes a few requests.
 
-    Raises:
-        ConfigError: The URL is of no store that can be read.
-        ReadError: The store cannot be reached.
+    Raises ConfigError and ReadError.
     """
     if not is_url(location):
         return not_prepared_here(Path(location))
@@ -49,7 +48,8 @@ def not_prepared(location: str) -> str:
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
         records = any(name.endswith(RECORD_SUFFIX) for name in names or ())
-        found = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(location, records=records)}`"
+        lines = _lines_in(location, [name for name in names or () if "/" not in name])
+        found = lines or _NOT_PREPARED.format(preparing(location, records=records))
     return f"{location}: {found}"
 
 
@@ -71,23 +71,29 @@ INFO_YAML = ".info.yaml"
 INDEX_SQLITE = "index.sqlite"
 INDEX_UUID = "index.uuid"
 RECORDS_JSON = "records.json"
+INDEX_JSON = "index.json"
+"""What names the shards of an MDS dataset, in their folder."""
 RECORD_SUFFIX = ".array_record"
 """How names of ArrayRecord files end."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{}}`"
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
 
 
 class DatasetKind(enum.Enum):
-    """What lies at a path, decided in Energon's order; arrays and Parquet, which it does not know, come last."""
+    """What lies at a path, decided in Energon's order; what it does not know comes last."""
 
     JSONL = "jsonl"
     ARRAY = "array"
     BARE_TARS = "bare tars"
     PARQUET = "parquet"
+    ARROW = "arrow"
+    MDS = "mds"
+    TOKENS = "tokens"
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
     ARRAY_RECORD = "array_record"
@@ -98,6 +104,67 @@ class DatasetKind(enum.Enum):
     def has_shards(self) -> bool:
         """Whether it is a folder of shards, of whatever kind these are, prepared or bare."""
         return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD, DatasetKind.BARE_TARS)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is files of tables, whose rows are samples."""
+        return self in (DatasetKind.PARQUET, DatasetKind.ARROW, DatasetKind.MDS)
+
+    @property
+    def has_own_columns(self) -> bool:
+        """Whether its columns are a part of the data, so that none is added."""
+        return self.is_table or self is DatasetKind.TOKENS
+
+    @property
+    def described(self) -> str:
+        """What messages call one that is read as it is."""
+        return _DESCRIBED.get(self, self.value)
+
+
+_DESCRIBED = {
+    DatasetKind.JSONL: "a JSONL file",
+    DatasetKind.ARRAY: "an array",
+    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
+    DatasetKind.PARQUET: "a Parquet file",
+    DatasetKind.ARROW: "an Arrow file",
+    DatasetKind.MDS: "an MDS dataset",
+    DatasetKind.TOKENS: "an indexed dataset of Megatron",
+}
+READ_AS_IT_IS = frozenset(_DESCRIBED)
+"""Kinds without a configuration beside them."""
+_ENDINGS = {
+    DatasetKind.JSONL: (".jsonl",),
+    DatasetKind.PARQUET: (".parquet",),
+    DatasetKind.ARROW: (".arrow", ".feather"),
+    DatasetKind.TOKENS: (".bin", ".idx"),
+}
+_SHARD_ENDINGS = (".mds", ".mds.zstd")
+_FOLDERS = (DatasetKind.PARQUET, DatasetKind.ARROW)
+"""Those that may be all such files in a folder."""
+
+
+def kinds_of_files(location: str) -> list[DatasetKind]:
+    """Which kinds of files that need no preparation are meant by a path or URL, but for tars: those of its ending.
+
+    Of a folder, those that lie in it and below; in a store that takes a list.
+
+    Raises:
+        ReadError: A store cannot be reached.
+    """
+    for kind, endings in _ENDINGS.items():
+        if location.endswith(endings):
+            return [kind]
+    if location.endswith(f"/{INDEX_JSON}") or location == INDEX_JSON:
+        return [DatasetKind.MDS]
+    if not is_url(location) and isfile(f"{location}.idx") and isfile(f"{location}.bin"):
+        return [DatasetKind.TOKENS]
+    endings = {ending: kind for kind in _FOLDERS for ending in _ENDINGS[kind]}
+    names = set(names_at(location, (*endings, *_SHARD_ENDINGS, INDEX_JSON)))
+    found = {os.path.splitext(name)[1] for name in names}
+    kinds = list(dict.fromkeys(kind for ending, kind in endings.items() if ending in found))
+    if INDEX_JSON in names and any(name.endswith(_SHARD_ENDINGS) for name in names):
+        kinds.append(DatasetKind.MDS)
+    return kinds
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,31 +194,27 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
     A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
     when it has an info file in `.nv-meta` (beside a `records.json`, its shards are ArrayRecord files), and a plain
     folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
-    of a zarr or N5 array or group; else it is Parquet, by the ending of the path or of files below it.
+    of a zarr or N5 array or group; else it is the first of `kinds_of_files`.
     """
     path = os.fspath(path)
     meta = os.path.join(path, META_FOLDER, "")
     if isfile(meta + INFO_JSON) or isfile(meta + INFO_YAML):
         return DatasetKind.ARRAY_RECORD if isfile(meta + RECORDS_JSON) else DatasetKind.WEBDATASET
     if isfile(path):
-        if path.endswith(".jsonl"):
-            return DatasetKind.JSONL
         if path.endswith(".yaml"):
             return DatasetKind.METADATASET
-        return DatasetKind.PARQUET if is_parquet(path) else DatasetKind.INVALID
+        return next(iter(kinds_of_files(path)), DatasetKind.INVALID)
     if isfile(meta + INDEX_SQLITE):
         return DatasetKind.FILESYSTEM
     if is_array_folder(path):
         return DatasetKind.ARRAY
-    return DatasetKind.PARQUET if is_parquet(path) else DatasetKind.INVALID
+    return next((kind for kind in kinds_of_files(path) if kind is not DatasetKind.JSONL), DatasetKind.INVALID)
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     """Read `.info.json`, or `.info.yaml` where only that exists (datasets prepared before Energon 7).
 
-    Raises:
-        DatasetNotFoundError: `root` is no prepared dataset.
-        IndexFileError: The file is damaged or has keys that its format does not know.
+    Raises DatasetNotFoundError and IndexFileError.
     """
     meta = Path(root) / META_FOLDER
     try:
@@ -225,7 +288,20 @@ def not_prepared_here(root: Path) -> str:
         return f"{root}: {IS_ARRAY}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
-    return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
+    names = os.listdir(root) if root.is_dir() else []
+    return f"{root}: {_lines_in(str(root), names) or _NOT_PREPARED.format(preparing(root))}"
+
+
+def _lines_in(folder: str, names: Collection[str]) -> str | None:
+    """What a folder is that has JSONL files and no shards; None: it is something else."""
+    lines = sorted(name for name in names if name.endswith(".jsonl"))
+    if not lines or any(name.endswith((".tar", RECORD_SUFFIX)) for name in names):
+        return None
+    one = f"{folder.rstrip('/')}/{lines[0]}"
+    return (
+        f"holds JSONL files, each of which is a dataset, read as it is: give one, as {one}, or a metadataset that "
+        "names them, in a `concat` or a `blend`"
+    )
 
 
 def compressed_lines(location: str) -> str | None:
@@ -241,12 +317,7 @@ def compressed_lines(location: str) -> str | None:
 
 
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
-    """The command that prepares the folder at `root`.
-
-    Args:
-        root: A path or URL.
-        records: Whether its shards are ArrayRecord files; None: look, which is done on this machine alone.
-    """
+    """The command that prepares the folder at a path or URL; `records` of None: looks for ArrayRecord files."""
     command = f"energon-grain prepare {os.fspath(root)}"
     if any(Path(root).glob(f"*{RECORD_SUFFIX}")) if records is None else records:
         command += " --records msgpack|tf_example|raw"

@@ -8,21 +8,24 @@ fields filled in: 1.5 µs, where `tarfile` takes 15. All others are made by `tar
 from __future__ import annotations
 
 import os
+import secrets
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
 
-from energon_grain.errors import FormatError
+from energon_grain.errors import EnergonGrainError, FormatError
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import KEY, ArrayRecordFile, record_decoder
 from energon_grain.formats.nv_meta import RECORD_SUFFIX
 from energon_grain.formats.tar.header import BLOCK, CHECKSUM, NAME, SIZE
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.storage.atomic import naming_when_full, sync_folder
 
 Container = Literal["tar", "array-record"]
 Compression = Literal["none", "zstd"]
@@ -37,6 +40,10 @@ _RECORDS_AT_ONCE = 64
 _PLAIN_NAME_BYTES = NAME.stop - NAME.start
 _PLAIN_SIZE = 1 << 33
 _PADDING = bytes(BLOCK)
+
+
+TEMPORARY = ".writing"
+"""How names of shards end that are being written; they begin with a dot."""
 
 
 class UnfitSampleError(FormatError):
@@ -70,14 +77,12 @@ class _Tar:
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = open(path, "xb", buffering=_BUFFER_BYTES)  # noqa: SIM115 (closed by `close`)
-        self._last: str | None = None
         self.end = 0
 
     def add(self, key: str, parts: Mapping[str, bytes]) -> tuple[list[int], int]:
         """Write a sample; give the offset of each part, and where the sample ends."""
-        if not parts or key == self._last:
-            reason = "has no part" if not parts else "has the key of the sample before it"
-            raise UnfitSampleError(f"sample {key!r} {reason}: in a tar it would not be a sample of its own")
+        if not parts:
+            raise UnfitSampleError(f"sample {key!r} has no part: in a tar it would not be a sample of its own")
         offsets: list[int] = []
         pieces: list[bytes] = []
         end = self.end
@@ -95,7 +100,7 @@ class _Tar:
             end += len(header) + len(data) + padding
             pieces += (header, data, _PADDING[:padding])
         self._file.writelines(pieces)
-        self._last, self.end = key, end
+        self.end = end
         return offsets, end
 
     def close(self) -> None:
@@ -152,27 +157,29 @@ class _Records:
 
 
 class ShardWriter:
-    """Writes one new shard, sample by sample, and the columns of its index with it.
+    """Writes one shard, sample by sample, and the columns of its index with it.
+
+    It appears under its name when all of it is written, and not at all otherwise.
 
     Args:
-        path: A file that does not exist.
+        path: What it is to be called.
         container: Its kind.
         compression: Of each record of an ArrayRecord file.
-
-    Attributes:
-        samples: How many were added.
 
     Raises:
         OSError: The file cannot be made.
     """
 
     def __init__(self, path: Path, container: Container = "tar", compression: Compression = "none") -> None:
-        self._path = path
-        self._file = _Tar(path) if container == "tar" else _Records(path, compression)
+        self._path, self._temporary = path, path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with naming_when_full(path):
+            tar = container == "tar"
+            self._file = _Tar(self._temporary) if tar else _Records(self._temporary, compression)
         self._names: dict[str, int] = {}
         self._sample_start, self._part_start = [0], [0]
         self._part_name, self._part_offset, self._part_size = list[int](), list[int](), list[int]()
-        self._keys: list[bytes] = []
+        self._keys: dict[str, None] = {}
 
     @property
     def samples(self) -> int:
@@ -188,43 +195,62 @@ class ShardWriter:
         """Add a sample.
 
         Raises:
-            UnfitSampleError: The container cannot hold it, of which nothing was written then.
-            OSError, RuntimeError: The disk is full.
+            UnfitSampleError: The shard has its key, or the container cannot hold it; nothing of it was written.
+            OSError: The disk is full. Nothing can be added any more.
         """
-        offsets, end = self._file.add(key, parts)
+        if key in self._keys:
+            raise UnfitSampleError(f"sample {key!r}: {self._path.name} has a sample with this key already")
+        with self._naming():
+            offsets, end = self._file.add(key, parts)
         names = self._names
         self._part_name += [names.setdefault(part, len(names)) for part in parts]
         self._part_offset += offsets
         self._part_size += map(len, parts.values())
         self._sample_start.append(end)
         self._part_start.append(len(self._part_name))
-        self._keys.append(key.encode(*_UTF8))
+        self._keys[key] = None
 
-    def close(self) -> ShardScan:
-        """End the shard, flush it to disk, and say what a scan of it would find.
+    def close(self, verify: Callable[[Path], None] = lambda _: None) -> ShardScan:
+        """End the shard, flush it to disk, put it in place, and say what a scan of it would find.
+
+        Args:
+            verify: Is called before it is put in place, and raises what is wrong with it.
 
         Raises:
-            OSError, RuntimeError: The disk is full.
+            OSError: The disk is full.
         """
-        self._file.close()
+        with self._naming():
+            self._file.close()
+        verify(self._temporary)
+        os.replace(self._temporary, self._path)
+        sync_folder(self._path.parent)
+        keys = [key.encode(*_UTF8) for key in self._keys]
         return ShardScan(
-            size_bytes=os.stat(self._path).st_size,
+            size_bytes=self._path.stat().st_size,
             sample_start=np.array(self._sample_start, np.int64),
             part_start=np.array(self._part_start, np.int64),
             part_names=tuple(self._names),
             part_name=np.array(self._part_name, np.int32),
             part_offset=np.array(self._part_offset, np.int64),
             part_size=np.array(self._part_size, np.int64),
-            key_start=np.cumsum([0, *map(len, self._keys)], dtype=np.int64),
-            key_bytes=np.frombuffer(b"".join(self._keys), np.uint8),
+            key_start=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
         )
 
     def abandon(self) -> None:
-        """Remove the shard."""
-        try:
+        """Remove it, unless it is in place."""
+        with suppress(OSError, RuntimeError):
             self._file.abandon()
-        finally:
-            self._path.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _naming(self) -> Generator[None]:
+        try:
+            yield
+        except EnergonGrainError:
+            raise
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"{self._path}: cannot be written: {error}") from error
 
 
 def read_shard(path: Path, container: Container) -> Iterator[Sample]:

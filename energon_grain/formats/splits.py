@@ -65,17 +65,11 @@ def read_split_config(
     """Read the split file `name` of the dataset at `root`.
 
     JSON or YAML by its ending. `split.yaml`, the default, falls back to `split.json`. Braces expand as in bash
-    (`shard_{000..007}.tar`), by the rules of `brace_patterns`.
+    (`shard_{000..007}.tar`), by the rules of `brace_patterns`. A file names at most ten times as many shards as there
+    are `shards`, and a million more; of an exclude that stands for more, only the names of shards are kept.
 
-    Args:
-        root: Folder of the dataset.
-        name: Of the file.
-        shards: Those of the dataset. A file names at most ten times as many and a million more; of an exclude that
-            stands for more, only the names of shards are kept.
-
-    Raises:
-        SplitError: The file is missing, is not valid, has keys other than `split_parts` and `exclude`, or names far
-            more than there is.
+    Raises SplitError: The file is missing, is not valid, has other keys than `split_parts` and `exclude`, or names far
+    more than there is.
     """
     meta = Path(root) / META_FOLDER
     path = meta / (name or DEFAULT_SPLIT_CONFIG)
@@ -135,12 +129,7 @@ def collapse(names: Iterable[str]) -> list[str]:
 
 
 def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> SelectedShards:
-    """Say which shards and samples the part `split_part` of a dataset has.
-
-    Raises:
-        SplitError: There is no such part, or it lists a shard that the dataset does not have.
-        EmptyDatasetError: Nothing is left of the part.
-    """
+    """Say which shards and samples the part `split_part` of a dataset has. Raises SplitError and EmptyDatasetError."""
     if split_part not in config.split_parts:
         raise SplitError(
             f"{config.where}: there is no split part {split_part!r}; it has {', '.join(map(repr, config.split_parts))}"
@@ -179,8 +168,7 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
 def parse_ratio(text: str) -> dict[str, float]:
     """Read `8,1,1` or `0.8, 0.1, 0.1` (train, val, test) or `train=9,heldout=1` (any names; also with colons).
 
-    Raises:
-        ConfigError: Anything else, or what `name_ratio` refuses.
+    Raises ConfigError.
     """
     pieces = [piece.strip() for piece in text.split(",")]
     try:
@@ -201,11 +189,7 @@ def parse_ratio(text: str) -> dict[str, float]:
 
 
 def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
-    """Give a bare sequence the names train, val and test; a mapping stays as it is.
-
-    Raises:
-        ConfigError: There are more bare numbers, or the ratios are not finite, negative or all zero.
-    """
+    """Give a bare sequence the names train, val and test; a mapping stays as it is. Raises ConfigError."""
     if isinstance(ratio, Mapping):
         named = {**ratio}
     elif 1 <= len(ratio) <= len(DEFAULT_PARTS):
@@ -266,15 +250,7 @@ class SplitRatio:
         return ",".join(f"{name}:{end - begin}" for name, (begin, end) in self.bounds.items())
 
     def runs(self, part: str, shards: Mapping[str, int]) -> list[tuple[int, int]]:
-        """First sample of a part in each shard, and one past its last.
-
-        Args:
-            part: The part.
-            shards: Samples of each shard, by name.
-
-        Raises:
-            SplitError: There is no such part.
-        """
+        """First sample of a part in each shard (samples by name), and one past its last. Raises SplitError."""
         if part not in self.bounds:
             advice = did_you_mean(part, self.bounds) or f"; it names {', '.join(map(repr, self.bounds))}"
             raise SplitError(f"split_ratio {str(self)!r} has no split part {part!r}{advice}")

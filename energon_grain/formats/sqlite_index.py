@@ -157,13 +157,8 @@ def _insert_filter(database: sqlite3.Connection, media: MediaFilterConfig) -> No
 def write_media_tables(path: Path, scans: Iterable[ShardScan], media: MediaFilterConfig) -> None:
     """Write the `index.sqlite` of a plain folder, whole or not at all: nothing but what is known of its media.
 
-    Args:
-        path: The file. One that exists is replaced.
-        scans: Of its files, each a sample of one part whose key is the whole name; consumed one by one.
-        media: What chose them.
-
-    Raises:
-        OSError: The folder is missing or not writable, or the disk is full.
+    In the scans, which are consumed one by one, each file is a sample of one part whose key is the whole name. Raises
+    OSError.
     """
     with _new_database(path) as database:
         for statement in (*_FAST, "BEGIN", *_MEDIA_TABLES):
@@ -257,8 +252,7 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
 class MediaTable:
     """What `index.sqlite` knows of the media of a dataset or a plain folder, by the names of their files. Thread-safe.
 
-    Args:
-        location: The folder, or its URL; of one in an object store the file is copied.
+    Of a folder in an object store the file is copied.
     """
 
     def __init__(self, location: str) -> None:
@@ -270,10 +264,7 @@ class MediaTable:
     def find(self, name: str) -> AVMetadata | ImageMetadata | None:
         """What is known of a file; None: nothing.
 
-        Raises:
-            FatalSampleError: There are no metadata of media here at all.
-            FormatError: What is kept of it is damaged.
-            ReadError: An object store cannot be reached.
+        Raises FatalSampleError where there are no metadata of media here at all, FormatError and ReadError.
         """
         found = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = CAST(? AS TEXT)"
         with self._asked() as database:
@@ -281,14 +272,9 @@ class MediaTable:
         return None if row is None else deserialize_media_metadata(*row)
 
     def get(self, name: str, check: Callable[[], object]) -> AVMetadata | ImageMetadata:
-        """The same, where something must be known.
+        """The same, where something must be known. Raises KeyNotFoundError.
 
-        Args:
-            name: Of the file.
-            check: Raises the error that says more where there can be no such file.
-
-        Raises:
-            KeyNotFoundError: Nothing is known of this file.
+        `check` raises the error that says more where there can be no such file.
         """
         found = self.find(name)
         if found is None:

@@ -35,37 +35,23 @@ _UNNAMED = re.compile(r'in "<[a-z ]+>", line')
 
 
 class WrittenFloat(float):
-    """A float that remembers its decimal text, so that `0.1` can be read as one tenth.
-
-    Attributes:
-        text: The number as it is written in the file.
-    """
+    """A float that remembers its decimal text, as the file has it, so that `0.1` can be read as one tenth."""
 
     __slots__ = ("text",)
     text: str
 
     def __new__(cls, text: str) -> WrittenFloat:
-        """Read the number.
-
-        Raises:
-            ValueError: The text is no number.
-        """
+        """Read the number. Raises ValueError."""
         made = super().__new__(cls, text)
         made.text = text
         return made
 
 
 def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) -> Any:
-    """Read one YAML document into dicts, lists and scalars.
+    """Read one YAML document into dicts, lists and scalars; floats as `WrittenFloat`, if these are wanted.
 
-    Args:
-        data: The document.
-        where: Names it in errors.
-        written_floats: Whether floats come as `WrittenFloat`.
-
-    Raises:
-        ConfigError: It is not valid YAML, uses tags other than the standard ones, is nested too deeply or grows too
-            much by its aliases. Names `where`, line and column.
+    Raises ConfigError, which names `where`, line and column, if it is not valid YAML, uses tags other than the standard
+    ones, is nested too deeply or grows too much by its aliases.
     """
     try:
         with composed(data, _Loader) as (_, node):

@@ -8,15 +8,16 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EnergonGrainError
+from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Failed, Shown, show_part
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
+from energon_grain.samples.fields import Fields
 from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
@@ -112,6 +113,7 @@ def gather(
     state: Cursor | None,
     most_bytes: int,
     columns: bool,
+    encoded: bool = False,
 ) -> Contents:
     """Choose samples, read them, and say what is known besides.
 
@@ -123,13 +125,15 @@ def gather(
         state: A place of the run to begin at, where a step takes making those before again.
         most_bytes: A file is kept for a page up to this size.
         columns: Whether to count columns.
+        encoded: Whether to make the step too, and to show beside its samples what hooks made of them.
 
     Raises:
-        EnergonGrainError: The dataset cannot be opened, or the step is not known.
+        EnergonGrainError: The dataset cannot be opened, or the step is not known or cannot be made.
     """
     with Stream.of(dataset, num_workers=0) as stream:
         spec = stream.spec
         shares = _shares(spec, 0)
+        records: Sequence[SampleRecord] = ()
         if step is None:
             chosen = _evenly(spec, samples)
             total = sum(len(leaf.leaf.source) for leaf in spec.leaves)
@@ -137,14 +141,17 @@ def gather(
         else:
             if state is not None:
                 stream.restore(state)
-            records = stream.which(step)
+            records = found = stream.which(step)
             chosen = [_of_record(spec, record, stream.share.hosts) for record in records[:samples]]
             title = f"{title}, step {step:,}"
             subtitle = f"{len(chosen):,} of {len(records):,} samples of the step" + (
-                ", known by making the steps before again" if records.read else ""
+                ", known by making the steps before again" if found.read else ""
             )
             shares = _shares(spec, records[0].item if records else 0)
         cards = tuple(_cards(spec.leaves, chosen, most_bytes))
+        if encoded and step is not None:
+            batches = [_delivered(stream, host, step, state) for host in range(stream.share.hosts)]
+            cards = tuple(_with_encoded(cards, records, batches))
         labels = _labels(spec.leaves)
         datasets = tuple(
             Dataset(label=label, path=leaf.leaf.path, samples=len(leaf.leaf.source), share=share)
@@ -157,6 +164,55 @@ def gather(
             datasets=datasets,
             columns=tuple(_columns([leaf.leaf.source for leaf in spec.leaves])) if columns else (),
         )
+
+
+def _delivered(stream: Stream, host: int, step: int, state: Cursor | None) -> Any:
+    """What a host delivers in a step, made again."""
+    config = replace(stream.config, rank=host, num_workers=0)
+    with Stream(stream.spec, config) as own:
+        if state is not None:
+            own.restore(state)
+        elif stream.spec.program is None:
+            own.seek(step)
+        while True:
+            begun = own.place.step
+            for batch in own:  # up to the end of a pass
+                if own.place.step > step:
+                    return batch
+            if own.place.step == begun:
+                raise StateError(f"step {step}: the run ends before it, at step {begun}")
+
+
+def _with_encoded(cards: Sequence[Card], records: Sequence[SampleRecord], batches: Sequence[Any]) -> Iterator[Card]:
+    """Cards with what the model saw: of a host's k-th item the k-th row of its batch, the rest with its first one."""
+    items = [sorted({record.item for record in records if record.host == host}) for host in range(len(batches))]
+    shown: set[tuple[int, int]] = set()
+    for card, record in zip(cards, records, strict=False):
+        own, batch = items[record.host], batches[record.host]
+        row = own.index(record.item)
+        fields: list[Shown] = []
+        for name, value in _entries(batch) if (record.host, row) not in shown else ():
+            if _rows(value) == len(own):
+                fields.append(show_part(f"encoded {name}".rstrip(), value[row], most_bytes=0))
+            elif row == 0:
+                fields.append(show_part(f"batch {name}".rstrip(), value, most_bytes=0))
+        shown.add((record.host, row))
+        yield replace(card, fields=(*card.fields, *fields))
+
+
+def _entries(batch: Any) -> Iterable[tuple[str, Any]]:
+    """The fields of a batch, but for what they are known by."""
+    if isinstance(batch, Fields):
+        batch = batch.as_dict()
+    if not isinstance(batch, Mapping):
+        return [("", batch)]
+    return [each for each in cast("Mapping[str, Any]", batch).items() if not each[0].startswith("__")]
+
+
+def _rows(value: Any) -> int:
+    """How many rows a value has; -1: it is none that has some."""
+    shape = getattr(value, "shape", None)
+    return (shape[0] if shape else -1) if shape is not None else len(value) if isinstance(value, list | tuple) else -1
 
 
 def _shares(spec: StreamSpec, item: int) -> list[float]:

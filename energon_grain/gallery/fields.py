@@ -38,6 +38,8 @@ _PEAKS = 400
 _FRAMES_DECODED = 600
 """Of a video, on the way to those that are shown: where key frames are rare, some come from before their place."""
 _SECONDS_HEARD = 600
+_LEAST_HEARD = 2000
+"""Samples of a sound in an array; fewer numbers are those of something else."""
 _MOST_LETTERS = 20_000
 _MOST_NUMBERS = 8
 _ONE_LINE = 60
@@ -103,54 +105,51 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture(Shown):
+class Medium(Shown):
+    """What has a file of its own to be seen or heard.
+
+    Attributes:
+        data: The file, where a browser shows or plays it and it is small enough; else None.
+        mime: Of the file.
+        left_out: Why it is not there, where it is not.
+    """
+
+    data: bytes | None = None
+    mime: str = ""
+    left_out: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture(Medium):
     """A picture.
 
     Attributes:
         image: RGB or RGBA, `THUMBNAIL_PIXELS` long at most.
-        data: The file, where a browser shows it and it is small enough; else None.
-        mime: Of the file.
-        left_out: Why it is not there, where it is not.
     """
 
     image: Image.Image
-    data: bytes | None
-    mime: str
-    left_out: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sound(Shown):
+class Sound(Medium):
     """A sound.
 
     Attributes:
         peaks: (n,) the loudest of each stretch of it, 0 to 1; none where it could not be decoded.
-        data: The file, where a browser plays it and it is small enough; else None.
-        mime: Of the file.
-        left_out: Why it is not there, where it is not.
     """
 
     peaks: npt.NDArray[np.float32]
-    data: bytes | None
-    mime: str
-    left_out: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Film(Shown):
+class Film(Medium):
     """A video.
 
     Attributes:
         frames: Some, evenly spread; none where it could not be decoded.
-        data: The file, where a browser plays it and it is small enough; else None.
-        mime: Of the file.
-        left_out: Why it is not there, where it is not.
     """
 
     frames: tuple[Image.Image, ...]
-    data: bytes | None
-    mime: str
-    left_out: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,20 +181,18 @@ def show_part(name: str, value: Any, *, most_bytes: int) -> Shown:
 
     Args:
         name: Of the part, as `jpg` or `left.png.gz`.
-        value: Its bytes, or a row of an array.
+        value: Its bytes, a row of an array, or what hooks made of it.
         most_bytes: A file is kept for a page up to this size.
     """
-    size = len(value) if isinstance(value, bytes) else value.nbytes
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            if not isinstance(value, bytes):
-                return _array(name, value, "")
-            return _file(name, value, most_bytes)
+            return _file(name, value, most_bytes) if isinstance(value, bytes) else _value(name, value, "")
     except MemoryError:
         raise
     except Exception as error:  # of a decoder: bad data makes them raise anything
-        return Failed(name=name, note=decimal(size), error=f"{type(error).__name__}: {error}")
+        note = decimal(len(value)) if isinstance(value, bytes) else type(value).__name__
+        return Failed(name=name, note=note, error=f"{type(error).__name__}: {error}")
 
 
 def _file(name: str, data: bytes, most_bytes: int) -> Shown:
@@ -220,7 +217,7 @@ def _picture(name: str, data: bytes, most_bytes: int) -> Picture:
         width, height = header.size
         check_size(width, height, MAX_PIXELS)
         kind = (header.format or "").lower()
-        image = _grey(np.asarray(header)) if header.mode[0] in "IF" else None
+        image = Image.fromarray(_spread(np.asarray(header))) if header.mode[0] in "IF" else None
     if image is None:
         image = cast("Image.Image", cast("Callable[[bytes], Any]", _DECODER.decoder_for("png"))(data))
     kept, left_out = _kept(data, kind, min(most_bytes, _PICTURE_BYTES))
@@ -250,11 +247,13 @@ def _small(image: Image.Image, longest: int) -> Image.Image:
     return image
 
 
-def _grey(pixels: npt.NDArray[Any]) -> Image.Image:
-    """Of numbers of any range, from black to white."""
+def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Numbers of any range, from black to white; those within 0 and 1 as they are."""
     low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
+    if pixels.dtype.kind == "f" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
     scaled = (pixels.astype(np.float64) - low) * (255 / (high - low if high > low else 1))
-    return Image.fromarray(np.nan_to_num(scaled).astype(np.uint8))
+    return np.nan_to_num(scaled).astype(np.uint8)
 
 
 def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Sound:
@@ -292,9 +291,13 @@ def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
             break
     if not samples:
         raise DecodingError("the audio stream has no samples")
-    loud = np.nan_to_num(np.concatenate(found)).clip(0, 1)
+    return _peaks(np.concatenate(found)), samples
+
+
+def _peaks(loud: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    loud = np.nan_to_num(loud).clip(0, 1)
     cuts = np.linspace(0, len(loud), min(_PEAKS, len(loud)) + 1).astype(np.int64)
-    return np.maximum.reduceat(loud, cuts[:-1]).astype(np.float32), samples
+    return np.maximum.reduceat(loud, cuts[:-1]).astype(np.float32)
 
 
 def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
@@ -351,20 +354,27 @@ def _words(name: str, plain: str, data: bytes) -> Shown:
     codec = _DECODER.decoder_for(plain)
     value = data if codec is None else codec(data)
     note = decimal(len(data))
-    if isinstance(value, np.ndarray):
-        return _array(name, value, note)
-    if isinstance(value, bytes):
-        head = value[:_MOST_LETTERS]
-        try:
-            text = head.decode("utf-8", "strict" if len(head) == len(value) else "ignore")
-        except UnicodeDecodeError:
-            text = "\0"
-        if any(ord(letter) < 9 for letter in text[:1000]):
-            return Words(name=name, note=note, text=value[:64].hex(" "), form="bytes")
-        return Words(name=name, note=note, text=text, form="text")
+    if not isinstance(value, bytes):
+        return _value(name, value, note)
+    head = value[:_MOST_LETTERS]
+    try:
+        text = head.decode("utf-8", "strict" if len(head) == len(value) else "ignore")
+    except UnicodeDecodeError:
+        text = "\0"
+    if any(ord(letter) < 9 for letter in text[:1000]):
+        return Words(name=name, note=note, text=value[:64].hex(" "), form="bytes")
+    return Words(name=name, note=note, text=text, form="text")
+
+
+def _value(name: str, value: Any, note: str) -> Shown:
+    if isinstance(value, Image.Image):
+        said = f"{value.width} × {value.height}, {value.mode}"
+        return Picture(name=name, note=said, image=_small(value.convert("RGBA"), THUMBNAIL_PIXELS))
+    if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and np.ndim(value)):  # of torch and JAX, too
+        return _array(name, np.asarray(value), note)
     if isinstance(value, str):
-        letters = f"{len(value):,} letters, " if len(value) > 200 else ""
-        return Words(name=name, note=letters + note, text=_cut(value), form="text")
+        letters = f"{len(value):,} letters" if len(value) > 200 else ""
+        return Words(name=name, note=", ".join(filter(None, [letters, note])), text=_cut(value), form="text")
     text = json.dumps(value, ensure_ascii=False, default=_summary)
     if len(text) > _ONE_LINE:
         text = json.dumps(value, indent=2, ensure_ascii=False, default=_summary)
@@ -372,12 +382,32 @@ def _words(name: str, plain: str, data: bytes) -> Shown:
 
 
 def _array(name: str, array: npt.NDArray[Any], note: str) -> Shown:
+    """Pictures, films and sounds as such, whether their channels come first or last; else numbers."""
     note = ", ".join([*([note] if note else []), f"{array.dtype.name} {list(array.shape)}"])
-    planes = array.ndim == 3 and array.shape[2] in (3, 4)
-    if array.dtype == np.uint8 and min(array.shape[:2], default=0) >= 8 and (array.ndim == 2 or planes):
-        image = Image.fromarray(np.ascontiguousarray(array))
-        return Picture(name=name, note=note, image=_small(image, THUMBNAIL_PIXELS), data=None, mime="", left_out="")
+    if array.dtype == np.uint8 or (array.dtype.kind == "f" and array.ndim > 2):
+        shots = array if array.ndim == 4 else array[np.newaxis]
+        chosen = np.unique(np.linspace(0, len(shots) - 1, FRAMES).astype(np.int64)) if len(shots) else []
+        longest = _FRAME_PIXELS if array.ndim == 4 else THUMBNAIL_PIXELS
+        frames = [_small(frame, longest) for frame in map(_pixels, shots[chosen]) if frame is not None]
+        if frames and array.ndim == 4:
+            return Film(name=name, note=note, frames=tuple(frames))
+        if frames:
+            return Picture(name=name, note=note, image=frames[0])
+    if array.dtype.kind == "f" and 1 <= array.ndim <= 2 and array.shape[-1] >= _LEAST_HEARD and array[..., 0].size <= 2:
+        loud = np.abs(array.reshape(-1, array.shape[-1])).max(axis=0)
+        if loud.max() <= 1 and array.min() < 0 < array.max():
+            return Sound(name=name, note=note, peaks=_peaks(loud))
     return Words(name=name, note=note, text=_summary(array), form="numbers")
+
+
+def _pixels(array: npt.NDArray[Any]) -> Image.Image | None:
+    """A picture of (H, W), (H, W, C) or (C, H, W) numbers; None where they are too few or too many for one."""
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim not in (2, 3) or min(array.shape[:2]) < 8 or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        return None
+    array = array[:, :, 0] if array.shape[2:] == (1,) else array
+    return Image.fromarray(np.ascontiguousarray(array if array.dtype == np.uint8 else _spread(array)))
 
 
 def _summary(value: Any) -> str:

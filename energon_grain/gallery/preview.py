@@ -85,6 +85,7 @@ def preview(
     samples: int = 24,
     step: int | None = None,
     state: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
+    encoded: bool = False,
     media_bytes: int = MEDIA_BYTES,
     **arguments: Any,
 ) -> Preview:
@@ -98,18 +99,22 @@ def preview(
             each; of a step, its first ones.
         step: Show the samples of this global batch of a run, as `loader.which` knows them.
         state: With `step`: a saved state of the run, to begin at where the steps before must be made again.
+        encoded: With `step`: make the step too, on all hosts, and show beside each sample what hooks made of it: its
+            row of the batch; and with the first one what of the batch has no rows.
         media_bytes: A file is in the page up to this size; of larger ones a small picture, an outline or some frames.
         **arguments: Of a path, those of `get_train_dataset`. Without `step`, all have defaults.
 
     Raises:
         ConfigError: An argument is not valid, or goes with a path alone.
         DatasetNotFoundError: There is no prepared dataset at the path.
-        StateError: Which samples made the step cannot be known.
+        StateError: Which samples made the step cannot be known, or there is no such step.
     """
     if samples < 1:
         raise ConfigError(f"samples={samples}: expected a positive number")
     if state is not None and step is None:
         raise ConfigError("state: goes with step, whose batches it is a place to begin at")
+    if encoded and step is None:
+        raise ConfigError("encoded=True: goes with step, of whose batch it shows what hooks made")
     if isinstance(dataset, SavableDataset):
         if arguments:
             raise ConfigError(f"{', '.join(arguments)}: given with a path; this dataset has its settings")
@@ -128,6 +133,7 @@ def preview(
             state=merge_cursors(state) if isinstance(state, list) else None if state is None else dict(state),
             most_bytes=media_bytes,
             columns=True,
+            encoded=encoded,
         )
     )
 

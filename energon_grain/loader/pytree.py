@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import weakref
+from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -144,20 +145,25 @@ def register_type(cls: type) -> None:
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
+_bare: set[type] = set()
+"""Types whose values hold none that JAX would have to know: numbers, texts, arrays."""
+
+
 def register_value(value: Any) -> None:
     """`register_type` of a batch, or of the batches in a list, tuple or dictionary."""
-    if type(value) in registered:
+    kind = type(value)
+    if kind in registered:
         return
-    if is_dataclass(value) and not isinstance(value, type):
-        register_type(type(value))
-    elif isinstance(value, dict):
-        register_type(type(value))
-        for entry in value.values():
-            register_value(entry)
-    elif isinstance(value, (list, tuple)):
-        entries: list[Any] | tuple[Any, ...] = value
-        for entry in entries:
-            register_value(entry)
+    if is_dataclass(kind):
+        register_type(kind)
+    elif issubclass(kind, (dict, list, tuple)):
+        register_type(kind)
+        entries: Collection[Any] = value.values() if issubclass(kind, dict) else value
+        if not _bare.issuperset(map(type, entries)):
+            for entry in entries:
+                register_value(entry)
+    else:
+        _bare.add(kind)
 
 
 def _fields(obj: Any) -> tuple[tuple[str, ...], list[Any]]:

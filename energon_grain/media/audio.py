@@ -99,7 +99,8 @@ class AudioTrack(Track):
         """Fill clips, in one go forward through the file."""
         scale = self.rate * float(self.tick)
         before = _PREROLL_S * self.rate
-        self.announce([((c.first - c.margin - before) / scale, (c.end + c.margin) / scale) for c in clips])
+        if self.stated_times is not None:
+            self.announce([((c.first - c.margin - before) / scale, (c.end + c.margin) / scale) for c in clips])
         waiting = sorted(clips, key=lambda clip: clip.first, reverse=True)
         running: list[_Piece] = []
         sought = 0  # for how many clips still waiting the track has gone to the next

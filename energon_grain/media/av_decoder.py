@@ -155,7 +155,7 @@ class AVDecoder:
         times: list[int | None] = []
         with opened(self.stream, self._bounds) as container:
             track = self._video(container)
-            if video_unit == "seconds" or track.numbered:
+            if video_unit == "seconds" or track.stated_times is not None:
                 clips = track.clips(ranges, video_unit, video_out_frame_size)
             else:
                 times, _ = track.scan()
@@ -283,8 +283,8 @@ class AVDecoder:
                 audio_is_read = get_audio_num_samples or (get_audio_duration and duration is None)
             if get_video and container.streams.video:
                 track = self._video(container)
-                duration, count = track.stream.duration, track.stated_count()
-                end = None
+                duration, end = track.stream.duration, None
+                count = None if track.stated_times is None else len(track.stated_times)
                 if get_video_frame_count and count is None:
                     times, end = track.scan()
                     count = len(times)

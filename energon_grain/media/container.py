@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import importlib
 import io
+import operator
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, BinaryIO
 
 from energon_grain.errors import DecodingError, EnergonGrainError
@@ -34,11 +37,13 @@ FORMATS = "aac,aiff,amr,asf,au,avi,caf,flac,flv,gif,matroska,webm,mov,mp4,mp3,mp
 
 _FORMATS_WITH_INDEX = ("mov", "avi")
 """Their headers say where every frame lies."""
-_RUN = b"trun"
+_RUN, _FRAGMENTED = b"trun", b"mvex"
+_FIRST_BYTES = 4096
 _SLACK_S = Fraction(1, 4)
 _REORDERED_FRAMES = 16
 """A frame may be shown so many places after it is stored, and a decoder with threads asks for some more before."""
 _FAR = 1 << 62
+_CLOCK = re.compile(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)")
 
 
 def require_av() -> Any:
@@ -100,6 +105,10 @@ def open_container(file: Any, bounds: Bounds) -> Any:
     """The PyAV container of a seekable binary file, to be closed by the caller; what PyAV raises passes."""
     av = require_av()
     options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
+    if _FRAGMENTED in file.read(_FIRST_BYTES):
+        # Else libav goes to the fragment with the sound of a keyframe, which mostly is the one before the keyframe's.
+        options["seek_streams_individually"] = "0"
+    file.seek(0)
     if bounds.max_pixels is not None:
         options["max_pixels"] = str(bounds.max_pixels)
     container = av.open(file, "r", options=options, metadata_errors="replace")
@@ -196,8 +205,11 @@ class Track:
         """When it begins, in ticks."""
 
     def announce(self, clips: Sequence[tuple[float, float]]) -> None:
-        """Let the file be read ahead where clips from one time of decoding to another lie, in ticks, if it can be."""
-        if self.prefetch is not None and self.stated_count() is not None:
+        """Let the file be read ahead where clips from one time of decoding to another lie, in ticks, if it can be.
+
+        What its index does not know by now is read when it is asked for.
+        """
+        if self.prefetch is not None:
             self.prefetch(byte_ranges(self.index, clips))
 
     def jump(self, time: int, *, backward: bool = True) -> None:
@@ -286,29 +298,29 @@ class Track:
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
             over, announced = last, self.index[-1].timestamp
         elif self.format in ("avi", "flac", "matroska"):
-            announced = self.first + self.stream.duration if self.stream.duration is not None else self._tagged_end()
+            # The tag has the end, but for what is cut off the last packet.
+            tagged = tagged_end_s(self.stream) if self.format == "matroska" else None
+            announced = None if tagged is None else tagged / self.tick
+            announced = announced if self.stream.duration is None else self.first + self.stream.duration
             announced = None if announced is None else announced - _SLACK_S / self.tick
         if over is not None and announced is not None and over < announced:
             end_s, announced_s = float(over * self.tick), float(announced * self.tick)
             raise DecodingError(f"the file is cut short: it ends at {end_s:.3f} s, of {announced_s:.3f} s at least")
 
-    def _tagged_end(self) -> Fraction | None:
-        """When it is over by a tag of Matroska, in ticks, but for what is cut off the last packet."""
-        tags = {name.upper(): value for name, value in self.stream.metadata.items()}
-        if self.format != "matroska" or "DURATION" not in tags:
-            return None
-        try:
-            hours, minutes, seconds = tags["DURATION"].split(":")
-            return (int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)) / self.tick
-        except ValueError:
-            return None
-
-    def stated_count(self) -> int | None:
-        """How many packets have frames that are shown, by the header of the file; None where that does not say."""
+    @cached_property
+    def stated_times(self) -> list[int] | None:
+        """When each packet whose frame is shown is decoded, by the header of the file; None: that does not say."""
         # A header that announces many more than the index has was written before the index, or is damaged.
         if self.format in _FORMATS_WITH_INDEX and 0 < self.stream.frames <= 2 * len(self.index):
-            return len(self.index) - sum(1 for entry in self.index if entry.is_discard)
+            return [entry.timestamp for entry in self.index if not entry.is_discard]
         return None
+
+
+def tagged_end_s(stream: Any) -> Fraction | None:
+    """When a stream is over, in seconds: as the tag says that Matroska has for it, in whatever case."""
+    clocks = (_CLOCK.match(value) for name, value in stream.metadata.items() if name.upper() == "DURATION")
+    clock = next(clocks, None)
+    return None if clock is None else sum(map(operator.mul, map(Fraction, clock.groups()), (3600, 60, 1)), Fraction(0))
 
 
 def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:

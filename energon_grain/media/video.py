@@ -18,16 +18,19 @@ keyframe whose leading frames need the pictures before it, reading begins one ke
 after a keyframe is known, and that of the others is how many packets have an earlier time. Without one (Matroska, WebM,
 transport streams, fragmented mp4), the packets of the whole file are read once, without decoding, to tell the time of
 each frame.
+
+**What need not be decoded.** Between the keyframe and the clip, frames of H.264 that no other one refers to are left
+out: with B-frames these are half of all, and more. Which frame is shown at the beginning of the clip is not known
+before the next one comes; but a frame that lies before another one which is not behind the beginning is not it.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -71,8 +74,10 @@ class VideoTrack(Track):
         self._interval = max(1, round(1 / (rate * self.tick))) if rate else 1
         """Ticks between frames, on average."""
         self._slack = 0.51 if self._interval >= _COARSE_TICKS else 1e-3
-        self.numbered = self.stated_count() is not None
-        """Its index says which number each frame has."""
+        # Nothing refers to such a picture of H.264. Of HEVC, pictures of other layers may; of others it is not said.
+        self._skips = self.codec.name == "h264" and not self.by_order
+        self._wanted = -math.inf
+        """Nothing that is over by then is asked for, in ticks."""
         self._lowest: int = min([self.first, *(entry.timestamp for entry in self.index[:1])])
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
         self._bounds = bounds
@@ -106,23 +111,17 @@ class VideoTrack(Track):
             return self._gather([(_floor(first), _floor(last)) for first, last in ranges], True, size)
         return self._gather([(_nth(known, first), _nth(known, last)) for first, last in ranges], False, size)
 
-    @cached_property
-    def _order(self) -> list[int]:
-        """Times in the index, of the frames that are shown, in the order of decoding."""
-        return [entry.timestamp for entry in self.index if not entry.is_discard]
-
-    def _time_of_number(self, number: float) -> float:
-        """When a frame of a number is decoded, in ticks, or a little later."""
-        return self._order[int(min(max(number, 0), len(self._order) - 1))]
-
     def _gather(
         self, ranges: Sequence[tuple[float, float]], by_number: bool, size: tuple[int, int] | None
     ) -> list[Clip | None]:
         """Clips of ranges in frame numbers or in ticks."""
         slack = 0.0 if by_number else self._slack
-        if self.prefetch is not None and self.numbered:
-            times_of = self._time_of_number
-            self.announce([(times_of(first), times_of(last)) for first, last in ranges] if by_number else ranges)
+        if order := self.stated_times:
+            most = len(order) - 1
+            known = (
+                [(order[int(min(max(place, 0), most))] for place in each) for each in ranges] if by_number else ranges
+            )
+            self.announce([(first, last) for first, last in known])
         frames: list[list[Frames]] = [[] for _ in ranges]
         times: list[tuple[int, int]] = [(0, 0)] * len(ranges)
         waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
@@ -131,7 +130,7 @@ class VideoTrack(Track):
             if running:
                 shown = next(self._frames, None)
             else:
-                shown = self._find(ranges[waiting[-1]][0], by_number)
+                shown = self._find(*ranges[waiting[-1]], by_number)
             if shown is None:
                 break
             self._now = shown
@@ -153,11 +152,18 @@ class VideoTrack(Track):
             for clip, (start, end) in zip(frames, times, strict=True)
         ]
 
-    def _find(self, place: float, by_number: bool) -> _Shown | None:
-        """The frame at a time or of a number, behind where the track stands; None where there is none."""
+    def _find(self, place: float, last: float, by_number: bool) -> _Shown | None:
+        """The frame at a time or of a number, behind where the track stands; None where there is none.
+
+        Args:
+            place: When or which.
+            last: Until where more are wanted.
+            by_number: Whether these are numbers.
+        """
         slack = 0.0 if by_number else self._slack
+        self._wanted = -math.inf if by_number else place
         if (seek := self._keyframe_before(place, by_number)) is not None:
-            self._seek(seek, place + slack, by_number)
+            self._seek(seek, place + slack, last, by_number)
         for shown in self._frames:
             if (shown.number + 1 if by_number else shown.until) > place + slack:
                 return shown
@@ -165,11 +171,12 @@ class VideoTrack(Track):
 
     def _keyframe_before(self, place: float, by_number: bool) -> tuple[int, bool] | None:
         """Where to seek to for a frame, and whether that is exactly a keyframe; None where reading on is better."""
-        if by_number and not (self.numbered and self._order):
+        order = self.stated_times
+        if by_number and not order:
             return None
         here = self._now.start if self._now else self._lowest
-        target = self._order[min(int(place), len(self._order) - 1)] if by_number else _whole(place)
-        if self.numbered or (len(self.index) and self.index[-1].timestamp >= target):
+        target = order[min(int(place), len(order) - 1)] if by_number and order else _whole(place)
+        if order is not None or (len(self.index) and self.index[-1].timestamp >= target):
             entry = self.index.search_timestamp(target)
             time = self.index[entry].timestamp if entry >= 0 else here
             return (time, True) if time > here else None
@@ -177,12 +184,14 @@ class VideoTrack(Track):
         far_s = _FAR_S if self._sought or not len(self.index) else _NEAR_S
         return None if place - here < far_s / self.tick else (target, False)
 
-    def _seek(self, target: tuple[int, bool], place: float, by_number: bool) -> None:
+    def _seek(self, target: tuple[int, bool], place: float, last: float, by_number: bool) -> None:
         """Let the next frame be one that is shown at a place or before, and decodes."""
         self._sought = True
         (time, exact), step = target, 1
         while True:
             self.jump(time, backward=not exact)
+            if self.stated_times is None:  # of a container that says only now what lies there
+                self.announce([(time, last)])
             self._frames = self._shown(None)
             first = next(self._frames, None)
             if first is not None:
@@ -198,7 +207,7 @@ class VideoTrack(Track):
         """The frames from where the container stands; `base` is the number of the first, None: the index says."""
         # Where every packet is a frame of its own, the next one need not be decoded to know when it begins.
         peeks = bool(self.codec.codec.intra_only) and not self.by_order
-        ranked = self.numbered and not self.by_order
+        ranked = self.stated_times is not None and not self.by_order
         times: list[int] = []
         held: _Shown | None = None  # until it is known when the next one begins
         last = held
@@ -206,12 +215,16 @@ class VideoTrack(Track):
         for packet in self.packets():
             time = self.time_of(packet)
             if packet.size and base is None:
-                base = bisect_left(self._order, packet.dts) if self.numbered and packet.dts is not None else 0
+                base = 0 if packet.dts is None else bisect_left(self.stated_times or (), packet.dts)
             if time is not None and self.is_shown(packet):
                 insort(times, time)
                 if peeks and held is not None:
                     yield _lasting(held, time)
                     held = None
+            if self._skips:
+                earlier = bisect_right(times, self._wanted)
+                over = earlier > 0 and time is not None and time < times[earlier - 1]
+                self.codec.skip_frame = "NONREF" if over else "DEFAULT"
             for picture in packet.decode():
                 start = None if picture.pts is None else picture.pts - self.late
                 if self.by_order and count < len(times):

@@ -19,7 +19,6 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.file_ending import METADATASET_ENDINGS
 from energon_grain.formats.join_index import index_file_name
 from energon_grain.formats.splits import SplitRatio
 from energon_grain.formats.tar_list import lists_tars, one_text
@@ -45,7 +44,7 @@ from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.location import is_url, join, located, name_of, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.read_whole import read_whole
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
@@ -274,10 +273,7 @@ _SPLITS_DOC = "What to load, by split."
 def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
     """Read a metadataset file. Files that it refers to are not opened.
 
-    Raises:
-        ConfigError: It is not valid; names the place in the document.
-        DatasetNotFoundError: There is no such file.
-        ReadError: An object store cannot be reached.
+    Raises ConfigError, DatasetNotFoundError and ReadError.
     """
     file = os.fspath(path)
     try:
@@ -292,14 +288,9 @@ def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
 
 
 def parse_document(content: Any, *, file: str | os.PathLike[str] | None = None) -> MetadatasetV2 | Metadataset:
-    """Check and type the content of a metadataset.
+    """Check and type the content of a metadataset. Raises ConfigError, which names the place in the document.
 
-    Args:
-        content: What the file holds, as mappings, lists and scalars.
-        file: Where it lies: paths are relative to its folder. None: to the working folder.
-
-    Raises:
-        ConfigError: It is not valid; names the place in the document.
+    Paths are relative to the folder of `file`; None: to the working folder.
     """
     place = Place("metadataset" if file is None else os.fspath(file))
     mapping = as_mapping(content, place, "a mapping with `splits`")
@@ -396,13 +387,10 @@ LeafMaker: TypeAlias = Callable[..., LeafDataset]
 def leaf_maker(
     *, worker_config: WorkerConfig | None = None, task_encoder: TaskEncoder | None = None, **options: Any
 ) -> LeafMaker:
-    """What makes the leaves of a program.
+    """What makes the leaves of a program: with these fields of `LeafDataset`, where they are not None.
 
-    Args:
-        worker_config: Of every leaf; default: of a single process.
-        task_encoder: Of every leaf; default: one without hooks.
-        **options: Fields of `LeafDataset` of every leaf, where they are not None; what a document says counts before
-            `dataset_config` and `split_config`.
+    What a document says counts before `dataset_config` and `split_config`. By default leaves are of a single process,
+    and without hooks.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if "split_ratio" in given:
@@ -450,19 +438,11 @@ def load_metadataset(
 
     Nested files are read and put in place; paths are absolute; split parts, tags, passes and subsets of all levels are
     merged into the leaves. No dataset is opened and nothing that a file names is imported. A path of a dataset by
-    itself gives its leaf.
+    itself gives its leaf. With `require_data` each dataset must exist on this machine and be prepared. `source` and
+    `root` are as in `load_dataset`, `outer` (`subflavors`, `shuffle_over_epochs_multiplier`, `subset`, `where`) as in
+    `get_datasets`.
 
-    Args:
-        source: As in `load_dataset`.
-        leaf: Makes the leaves; default: as for a single process without hooks.
-        split_part: The split to load, and the part of datasets that name none.
-        require_data: Whether each dataset must exist on this machine and be prepared.
-        root: As in `load_dataset`.
-        **outer: `subflavors`, `shuffle_over_epochs_multiplier`, `subset` and `where`, as in `get_datasets`.
-
-    Raises:
-        ConfigError: A document is not valid or breaks a rule; names the file and the place in it.
-        DatasetNotFoundError: A file or a dataset is missing; names the place of the reference.
+    Raises ConfigError and DatasetNotFoundError, which name the file and the place in it.
     """
     resolver = Resolver(leaf or leaf_maker(), read_document, require_data=require_data)
     return _resolved(load_dataset(source, root=root), resolver, split_part=split_part, **outer)
@@ -504,15 +484,7 @@ def _resolved(
 def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> LoadedDatasets:
     """The datasets at the top of a metadataset, and how they are combined; a single leaf is one too.
 
-    Args:
-        source: As in `load_metadataset`, and so are the others.
-        require_data: See there.
-        leaf: See there.
-        **outer: See there.
-
-    Raises:
-        ConfigError: Something in it cannot be trained on, or a document or a dataset of this machine is wrong.
-        DatasetNotFoundError: A file or a dataset is missing.
+    Takes and raises what `load_metadataset` does; a ConfigError also where something in it cannot be trained on.
     """
     resolver = Resolver(leaf, read_document, require_data=require_data)
     tree = _resolved(load_dataset(source), resolver, **outer)
@@ -544,10 +516,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
 def validation_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> list[LoadedDataset]:
     """Each leaf by itself, in document order. Its weights have no meaning here.
 
-    Arguments are those of `training_datasets`.
-
-    Raises:
-        ConfigError: A leaf cannot be read.
+    Arguments are those of `training_datasets`. Raises ConfigError.
     """
     leaves = leaves_of(load_metadataset(source, leaf, require_data=require_data, **outer))
     for each in leaves:
@@ -615,9 +584,7 @@ def datasets_of(leaf: Leaf) -> tuple[LeafDataset, ...]:
 def find_joins(path: str | os.PathLike[str], split_part: str | None = None) -> tuple[JoinedLeafDataset, ...]:
     """List the joins of a split of a metadataset (None: of all), nested metadatasets included, in document order.
 
-    Raises:
-        ConfigError: A document is not valid.
-        DatasetNotFoundError: A metadataset file is missing.
+    Raises ConfigError and DatasetNotFoundError.
     """
     document = read_document(path)
     splits = document.splits if split_part is None else (split_part,)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
+from typing import TypeVar
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
@@ -13,6 +15,7 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samplers.weights import exact
 
+S = TypeVar("S")
 _ONE = Fraction(1)
 Course = tuple[tuple[int, Fraction], ...]
 """(from_position, share) of each segment."""
@@ -40,12 +43,8 @@ def flatten_blend(blend: BlendDataset) -> tuple[tuple[SavableDataset, ...], Sche
     (leaves, joins, concats) stay as they are. Where no segment changes anything the schedule has a single one.
     """
     children, courses = zip(*_dissolve(blend, ((0, _ONE),)), strict=True)
-    segments: list[tuple[int, tuple[Fraction, ...]]] = []
-    for start in sorted({start for course in courses for start, _ in course}):
-        shares = tuple(_at(course, start) for course in courses)
-        if not segments or segments[-1][1] != shares:
-            segments.append((start, shares))
-    return children, tuple(segments)
+    starts = sorted({start for course in courses for start, _ in course})
+    return children, changes((start, tuple(share_at(course, start) for course in courses)) for start in starts)
 
 
 def flatten_epochized(blend: BlendEpochizedDataset) -> list[tuple[SavableDataset, Fraction]]:
@@ -94,12 +93,8 @@ def flatten(
 ) -> Iterator[FlatLeaf]:
     """Give every leaf in document order, with its absolute share or its multiplied repetitions."""
     if isinstance(tree, LeafDataset | JoinedLeafDataset):
-        changes = None
-        if shares is not None:
-            changes = tuple(
-                step for number, step in enumerate(shares) if not number or shares[number - 1][1] != step[1]
-            )
-        yield FlatLeaf(leaf=tree, shares=changes, repetitions=repetitions, concat=concat)
+        course = None if shares is None else changes(shares)
+        yield FlatLeaf(leaf=tree, shares=course, repetitions=repetitions, concat=concat)
     elif isinstance(tree, BlendDataset):
         for child, course in _dissolve(tree, shares or ((0, _ONE),)):
             yield from flatten(child, course, repetitions, concat)
@@ -119,7 +114,7 @@ def _dissolve(blend: BlendDataset, outer: Course) -> Sequence[tuple[SavableDatas
     for number, child in enumerate(blend.datasets):
         own = tuple((start, weights[number] / total) for (start, weights), total in zip(steps, totals, strict=True))
         starts = sorted({start for start, _ in (*outer, *own)})
-        course = tuple((start, _at(outer, start) * _at(own, start)) for start in starts)
+        course = tuple((start, share_at(outer, start) * share_at(own, start)) for start in starts)
         if isinstance(child, BlendDataset) and blend.weight_unit is None is child.weight_unit:
             found.extend(_dissolve(child, course))
         else:
@@ -127,5 +122,11 @@ def _dissolve(blend: BlendDataset, outer: Course) -> Sequence[tuple[SavableDatas
     return found
 
 
-def _at(course: Course, position: int) -> Fraction:
+def share_at(course: Course, position: int) -> Fraction:
+    """The share at a position, which is not before the first segment."""
     return next(share for start, share in reversed(course) if start <= position)
+
+
+def changes(steps: Iterable[tuple[int, S]]) -> tuple[tuple[int, S], ...]:
+    """The steps that change something."""
+    return tuple(next(same) for _, same in groupby(steps, lambda step: step[1]))

@@ -13,15 +13,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.datasets.aux_stores import AuxReference, may_be_auxiliary
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.file_ending import METADATASET_ENDINGS, is_file_of
-from energon_grain.formats.nv_meta import DatasetKind, not_prepared
+from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared
 from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
@@ -35,21 +34,15 @@ from energon_grain.metadataset.forms import (
     Node,
     read_node,
 )
+from energon_grain.prepare.join_members import Keys
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
-from energon_grain.storage.location import absolute, folder_of, is_url
+from energon_grain.storage.location import METADATASET_ENDINGS, absolute, folder_of, is_file_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
 Conditional: TypeAlias = (
     DatasetReference | MetadatasetBlend | MetadatasetBlendEpochized | MetadatasetConcat | MetadatasetJoin
 )
-_UNCONFIGURED = {
-    DatasetKind.JSONL: "a JSONL file",
-    DatasetKind.ARRAY: "an array",
-    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
-    DatasetKind.PARQUET: "a Parquet file",
-}
-"""Kinds that are read as they are, without a configuration beside them."""
 
 
 class Document(Protocol):
@@ -128,12 +121,7 @@ class Resolver:
         self.endless_at: Place | None = None
 
     def document(self, document: Document, inherited: Inherited) -> SavableDataset:
-        """Resolve one split of a document.
-
-        Raises:
-            ConfigError: There is no such split, the document refers to itself, or a rule is broken further down.
-            DatasetNotFoundError: A file is missing, or a dataset while `require_data`.
-        """
+        """Resolve one split of a document. Raises ConfigError and DatasetNotFoundError."""
         node = read_node(document.node(inherited.split_part), Place(document.file or type(document).__name__))
         if document.file is None:
             return self.node(node, replace(inherited, folder=os.getcwd()))
@@ -173,10 +161,10 @@ class Resolver:
             return self._nested(node, inner, path)
         subset = _subset(node.subset, inherited.subset, node.at, leaf=True)
         kind = self._kind(path, node.at)
-        if kind in _UNCONFIGURED:
+        if kind in READ_AS_IT_IS:
             for name in ("dataset_config", "split_config"):
                 if getattr(node, name) is not None:
-                    raise wrong(node.at.at(name), f"{_UNCONFIGURED[kind]} has no `{name}`")
+                    raise wrong(node.at.at(name), f"{kind.described} has no `{name}`")
         stores = (node.aux or {}).items()
         aux = {name: self._aux(aux, inherited.folder) for name, aux in stores}
         more: dict[str, Any] = {"where": _where(node, inherited)}
@@ -230,7 +218,10 @@ class Resolver:
                 leaf = self._array(member, argument, inner)
             else:
                 leaf = self._joined(member, node, inner)
-            members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument))
+            found = (
+                None if isinstance(member, JoinArrayReference) else Keys(by_row=member.by == "row", column=member.keys)
+            )
+            members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument, keys=found))
         assert isinstance(members[0].leaf, LeafDataset)
         return JoinedLeafDataset(
             worker_config=members[0].leaf.worker_config,
@@ -247,9 +238,10 @@ class Resolver:
         place = member.at.at("path")
         path = _absolute(member.path, outer.folder, place)
         kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
-        if kind in (DatasetKind.METADATASET, DatasetKind.JSONL, DatasetKind.ARRAY):
-            found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
-            raise wrong(place, f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
+        if kind is DatasetKind.METADATASET:
+            raise wrong(place, f"{path}: is a metadataset; join the datasets in it, and mix the joins")
+        if kind is DatasetKind.ARRAY:
+            raise wrong(place, f"{path}: is an array, which is joined by `array:` in place of `path:`")
         inner = replace(
             outer, split_part=member.split_part or outer.split_part, subflavors={**member.tags, **outer.subflavors}
         )
@@ -291,7 +283,7 @@ class Resolver:
         if self._require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and not _kind_at(path, place).has_shards:
+            if aux.kind == "webdataset" and not may_be_auxiliary(_kind_at(path, place)):
                 may_be_plain = is_url(path) or os.path.isdir(path)
                 plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
                 raise DatasetNotFoundError(f"{place}: {not_prepared(path)}{plain}")

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError
 from energon_grain.formats.brace_patterns import expand_braces
@@ -48,7 +47,7 @@ from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, writ
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.formats.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.forms import Form, encode_json
-from energon_grain.prepare.listing import check_shards, find_shards, list_files
+from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable
@@ -219,9 +218,7 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
         if not is_pattern(os.path.join(base, one)) and not re.search(r"[*?\[]", one):
             yield as_joined(base, one)
             continue
-        found = sorted(
-            (name for name in _matches(base, one) if ends_like_a_tar(name)), key=lambda name: name.split("/")
-        )
+        found = sorted(filter(ends_like_a_tar, _matches(base, one)), key=in_order)
         if not found:
             raise DatasetNotFoundError(f"{os.path.join(base, one)}: the pattern matches no *.tar file")
         yield from found
@@ -323,27 +320,7 @@ def _scans(names: tuple[str, ...], scanned: ScannedDataset, index: ColumnarIndex
             yield scanned.log.scan(tasks[name])
         else:
             assert index is not None
-            yield _scan_in(index, places[name])
-
-
-def _scan_in(index: ColumnarIndex, shard: int) -> ShardScan:
-    """What a scan of one of the shards gave."""
-    first, stop = index.shard_first[shard : shard + 2].tolist()
-    part_start, key_start = index.part_start[first : stop + 1], index.key_start[first : stop + 1]
-    parts, keys = slice(*part_start[[0, -1]].tolist()), slice(*key_start[[0, -1]].tolist())
-    used, seen, number = np.unique(index.part_name[parts], return_index=True, return_inverse=True)
-    order = np.argsort(seen)  # names in order of first appearance
-    return ShardScan(
-        size_bytes=int(index.shard_bytes[shard]),
-        sample_start=index.shard_sample_start(shard),
-        part_start=part_start - part_start[0],
-        part_names=tuple(index.part_names[each] for each in used[order].tolist()),
-        part_name=np.argsort(order)[number].astype(np.int32),
-        part_offset=index.part_offset[parts],
-        part_size=index.part_size[parts],
-        key_start=key_start - key_start[0],
-        key_bytes=index.key_bytes[keys],
-    )
+            yield index.scan(places[name])
 
 
 def _sweep(place: Path, *, alone: bool) -> None:
@@ -364,14 +341,17 @@ class _Saying:
     """Says in the log what is waited for, when that takes long."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._began = text, time.monotonic()
-        self._next = self._began + _FIRST_WORD_S
+        self._text, self._next = text, time.monotonic() + _FIRST_WORD_S
+        self._first: tuple[float, int] | None = None  # when the first ones were done, and how many
 
     def __call__(self, now: PrepareProgress) -> None:
         seconds = time.monotonic()
+        if self._first is None and now.shards_done:
+            self._first = seconds, now.shards_done
         if seconds >= self._next and now.shards_done < now.shards_total:
             self._next = seconds + _NEXT_WORD_S
-            rate = now.shards_done / (seconds - self._began)
+            begun_s, before = self._first or (seconds, 0)
+            rate = (now.shards_done - before) / max(seconds - begun_s, 0.001)
             left = f", {(now.shards_total - now.shards_done) / rate:,.0f} s left" if rate else ""
             _logger.warning(
                 "%s: indexing bare tars, once: %d of %d so far, %d samples%s. `energon-grain prepare` does this ahead",

@@ -48,13 +48,7 @@ _JSON_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleField:
-    """One field of a sample type that data can fill.
-
-    Attributes:
-        name: The field.
-        annotation: Its type as written.
-        default: `repr` of its default, or None where it must be given.
-    """
+    """One field of a sample type that data can fill, its type as written, and the `repr` of its default, if any."""
 
     name: str
     annotation: str
@@ -69,10 +63,7 @@ class SampleField:
 def find_sample_type(name: str) -> type[Sample]:
     """Return the sample type called `name`: one of ours, or `package.module:Class`, which is imported.
 
-    One of ours is found by the name of its dataset class, too: `CaptioningWebdataset`.
-
-    Raises:
-        ConfigError: There is none, or it is no dataclass derived from `Sample`.
+    One of ours is found by the name of its dataset class, too: `CaptioningWebdataset`. Raises ConfigError.
     """
     name = _of_dataset_class(name)
     if name in SAMPLE_TYPES:
@@ -187,12 +178,7 @@ def shorten(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetDefinition:
-    """How samples are made of parts.
-
-    Attributes:
-        content: What the YAML file holds.
-        field_map: The checked field map; None for a crude dataset.
-    """
+    """How samples are made of parts: what the YAML file holds, and the checked field map, None for a crude dataset."""
 
     content: dict[str, Any]
     field_map: FieldMap | None = None
@@ -215,9 +201,7 @@ def define_dataset(
 ) -> DatasetDefinition | None:
     """Decide what to write, or return None where neither a sample type nor `crude` is given.
 
-    Raises:
-        ConfigError: The arguments contradict each other, there is no such sample type, or its field map is missing.
-        FieldMapError: The field map does not fit the sample type.
+    Raises ConfigError and FieldMapError.
     """
     tags = {} if subflavors is None else {"subflavors": dict(subflavors)}
     if sample_type == CRUDE_CLASS:

@@ -46,7 +46,9 @@ _KEPT = "What was finished is kept: run the same command again, and it starts wi
 
 
 @contextlib.contextmanager
-def own_executor(num_workers: int | None, *, jobs: int, size_bytes: int | None) -> Generator[Executor]:
+def own_executor(
+    num_workers: int | None, *, jobs: int, size_bytes: int | None, in_threads_bytes: int = 0
+) -> Generator[Executor]:
     """The executor of this machine that is quickest for some jobs. Leaving the block ends it, in the middle of jobs.
 
     Args:
@@ -55,6 +57,8 @@ def own_executor(num_workers: int | None, *, jobs: int, size_bytes: int | None) 
         jobs: How many there will be.
         size_bytes: Size of the files they read: starting processes takes longer than reading little. None for objects
             in a store, which are waited for in threads.
+        in_threads_bytes: Where processes cannot be forked, and the files have fewer bytes than this, threads share
+            the jobs.
 
     Raises:
         ConfigError: `num_workers` is negative.
@@ -67,8 +71,13 @@ def own_executor(num_workers: int | None, *, jobs: int, size_bytes: int | None) 
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(min(cores, 16) if num_workers is None else num_workers, jobs)
-        worth = size_bytes >= (_WORTH_FORKING_BYTES if _may_fork() else _WORTH_STARTING_BYTES)
-        executor = Processes(workers) if workers > 1 and worth else Inline()
+        forks = _may_fork()
+        if workers < 2 or size_bytes < (_WORTH_FORKING_BYTES if forks else _WORTH_STARTING_BYTES):
+            executor = Inline()
+        elif forks or size_bytes >= in_threads_bytes:
+            executor = Processes(workers)
+        else:
+            executor = ThreadPoolExecutor(workers, thread_name_prefix="energon-grain")
     try:
         yield executor
     finally:
@@ -161,13 +170,10 @@ class Inline(Executor):
 
 
 class Processes(ThreadPoolExecutor):
-    """Runs calls of functions of modules in child processes, one call at a time in each.
+    """Runs calls of functions of modules in child processes, one call at a time in each. All of these start at once.
 
     An exception travels as itself. A child that dies makes a `WorkerError` of the call that it ran, and only of that
     one; another child takes its place. Children end with this process, at the latest after the call they are in.
-
-    Args:
-        processes: How many children; they start at once.
     """
 
     def __init__(self, processes: int) -> None:

@@ -42,7 +42,7 @@ from energon_grain.formats.join_index import (
 )
 from energon_grain.formats.key_order import hash_keys
 from energon_grain.formats.nv_meta import read_uuid
-from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember, Primary
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -54,17 +54,15 @@ _BLOCK_ROWS = 1 << 18
 _LISTED = 5
 
 
-def primary_of(members: Sequence[JoinMember]) -> JoinedDataset:
-    """The first of a join.
-
-    Raises:
-        ConfigError: There is none, it is an array, or it has a mode of its own.
-    """
+def primary_of(members: Sequence[JoinMember]) -> Primary:
+    """The first of a join. Raises ConfigError."""
     if not members:
         raise ConfigError("a join needs at least one dataset")
     primary = members[0]
-    if isinstance(primary, JoinedArray):
+    if not isinstance(primary, Primary):
         raise ConfigError(f"{primary.label}: an array cannot be the primary of a join; put a dataset before it")
+    if primary.by_row:
+        raise ConfigError(f"{primary.label}: is the primary of the join, whose rows it counts; leave `by: row` out")
     if primary.nonmatch != "error":
         raise ConfigError(
             f"{primary.label}: is the primary of the join, whose keys are looked up in the others; "
@@ -187,15 +185,7 @@ class HashCollision(Exception):  # noqa: N818 (no error: the caller starts again
 
 
 class _Matching:
-    """The samples with the same keys.
-
-    Args:
-        members: The primary, then the others.
-        scratch: A folder for temporary files.
-        memory_bytes: About the most memory to take.
-        seed: Of the hashes.
-        advance: Called with numbers of keys that have been gone through.
-    """
+    """The samples with the same keys, in about `memory_bytes`. `seed` is that of the hashes."""
 
     def __init__(
         self,
@@ -218,9 +208,7 @@ class _Matching:
     def rows(self) -> Iterator[Int64Array]:
         """Give (n, members) numbers of samples, -1 where a key is missing, in the order of the primary.
 
-        Raises:
-            DuplicateKeyError: A member has a key twice.
-            HashCollision: Another seed is needed.
+        Raises DuplicateKeyError, and HashCollision where another seed is needed.
         """
         with contextlib.ExitStack() as until:
             yield from self._in_order(self._merge(until))
@@ -283,13 +271,7 @@ class _Matching:
 
 
 class _Spill:
-    """Pairs of 64-bit numbers in a temporary file, taken in any order and given back bucket by bucket.
-
-    Args:
-        folder: Where the file lies, without a name.
-        buckets: How many, at most 65,535.
-        until: Closes it.
-    """
+    """Pairs of 64-bit numbers in a temporary file, taken in any order and given back bucket by bucket."""
 
     def __init__(self, folder: Path, buckets: int, until: contextlib.ExitStack) -> None:
         self._file = until.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 (closed by `until`)
@@ -329,7 +311,7 @@ def _refuse_repeated(member: JoinMember, count: int, pairs: Sequence[Sequence[in
         )
 
 
-def keys_agree(primary: JoinedDataset, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:
+def keys_agree(primary: Primary, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:
     """Say whether samples of two datasets have the same keys, pair by pair; -1 in `others` agrees with any."""
     hit = np.flatnonzero(others >= 0)
     samples, others = samples[hit], others[hit]
@@ -339,15 +321,8 @@ def keys_agree(primary: JoinedDataset, samples: Int64Array, other: JoinMember, o
 def windows(member: JoinMember, samples: Int64Array, window_bytes: int = _WINDOW_BYTES) -> Iterator[Int64Array]:
     """Cut samples in any order into pieces that lie close together, and release the member's index after each.
 
-    Looking 1,000 samples up at random places of an index makes 64 MiB of it resident, at each 64 KiB.
-
-    Args:
-        member: Whose samples.
-        samples: (n,) numbers in the whole dataset.
-        window_bytes: About how much of the index a piece covers.
-
-    Returns:
-        Places in `samples`, each in one piece.
+    Looking 1,000 samples up at random places of an index makes 64 MiB of it resident, at each 64 KiB. Gives places in
+    `samples`, each in one piece.
     """
     pieces, count = sum(column.nbytes for column in member.columns) // window_bytes + 1, len(member.columns[0])
     order = np.argsort(samples) if pieces > 1 else np.arange(len(samples))

@@ -29,25 +29,20 @@ COMPRESSED_SUFFIXES = {
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
 TAR_SUFFIX = ".tar"
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)")
+"""The number of a shard, which has six digits, or more where they do not suffice."""
 
 
 def find_shards(
     root: str | os.PathLike[str], *, exclude: str | None = None, suffix: str = TAR_SUFFIX
 ) -> tuple[str, ...]:
-    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted folder by folder.
+    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted by `in_order`.
 
-    Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched.
+    Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched. Shards in
+    whose relative path the regular expression `exclude` is *found* are left out.
 
-    Args:
-        root: The dataset folder, or its URL.
-        exclude: A regular expression; shards in whose relative path it is *found* are left out.
-        suffix: What their names end with: `.tar` or `.array_record`.
-
-    Raises:
-        DatasetNotFoundError: `root` is no folder, or holds no such file.
-        ReadError: The store cannot be listed.
-        TarError: There are compressed tars among them, which cannot be read at random offsets.
-        ConfigError: `exclude` is no regular expression, or leaves nothing; a name is not UTF-8.
+    Raises DatasetNotFoundError, ReadError, ConfigError, and TarError where there are compressed tars among them, which
+    cannot be read at random offsets.
     """
     endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
     files = list_files(root, what=suffix)
@@ -57,7 +52,16 @@ def find_shards(
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
         advice = advice if files else " Nothing else lies there either: check the path."
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
-    return check_shards(sorted(found, key=lambda name: name.split("/")), exclude)
+    return check_shards(sorted(found, key=in_order), exclude)
+
+
+def in_order(name: str) -> list[str]:
+    """What names of shards are sorted by: folder by folder, and a number at their end as a number.
+
+    >>> sorted(["a-1000000.tar", "a-999999.tar"], key=in_order)
+    ['a-999999.tar', 'a-1000000.tar']
+    """
+    return _NUMBER.sub(lambda found: found[0].zfill(20), name).split("/")
 
 
 def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[str]:
@@ -124,11 +128,7 @@ def _walk(folder: str, below: str = "", above: frozenset[tuple[int, int]] = froz
 
 
 def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns.
-
-    Raises:
-        ConfigError: An argument has no name or no pattern.
-    """
+    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns. Raises ConfigError."""
     patterns: dict[str, tuple[str, ...]] = {}
     for argument in arguments:
         name, colon, pattern = argument.partition(":")
@@ -172,11 +172,7 @@ def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequen
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Make the test for one pattern of the table above.
-
-    Raises:
-        ConfigError: The pattern is malformed.
-    """
+    """Make the test for one pattern of the table above. Raises ConfigError."""
     try:
         if pattern.startswith("re:"):
             regex = re.compile(pattern.removeprefix("re:"))
@@ -215,10 +211,7 @@ def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, i
 
     Parts with a ratio of 0 are left out. The others get at least one shard each; beyond that a count differs from the
     exact share by less than one, except where a larger part gave a shard up for that minimum. Of equal remainders the
-    earlier part comes first.
-
-    Raises:
-        SplitError: There are fewer shards than parts with a positive ratio.
+    earlier part comes first. Raises SplitError.
     """
     shares = {name: Fraction(str(value)) for name, value in ratio.items() if value > 0}
     if shard_count < len(shares):

@@ -42,7 +42,6 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.columns import ATTACHED, COLUMNS_FOLDER, SIZES, ColumnFolder, Columns, ColumnStage
 from energon_grain.formats.data_folder import kind_at, look_again, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.placing import preparation_lock, refuse_read_only
@@ -50,16 +49,16 @@ from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.parquet import ParquetSource
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import PartValue, RawBatch
+from energon_grain.sources.tables import TABLES, TableSource
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 from energon_grain.storage.location import located, name_of
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 Parts = dict[str, PartValue]
 Numbers = npt.NDArray[np.int64 | np.float64]
-MeasurableSource = PreparedSource | JsonlSource | ParquetSource | JoinedSource
+MeasurableSource = PreparedSource | JsonlSource | TableSource | JoinedSource
 Function = Callable[[Any], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -325,11 +324,12 @@ def opened_samples(location: str, parts: Collection[str] | None, split_part: str
     if kind is DatasetKind.JSONL:
         source = JsonlSource(location, parts=parts)
         known = ("json",)
-    elif kind is DatasetKind.PARQUET:
-        files = ParquetFiles(location)
-        known = ParquetSource(files).part_names
-        _refuse_unknown(location, parts, known)
-        return ParquetSource(files, parts=parts)
+    elif kind.is_table:
+        files = TABLES[kind](location)
+        _refuse_unknown(location, parts, TableSource(files).part_names)
+        return TableSource(files, parts=parts)
+    elif kind.has_own_columns:
+        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
     else:
         source = open_prepared(open_data(location), kind=kind, parts=parts)
         known = source.all_part_names
@@ -592,6 +592,8 @@ def parts_of(source: MeasurableSource, batch: RawBatch) -> list[Parts]:
             else:
                 for place, row in zip(places, read or (), strict=True):
                     samples[place][name] = row
+        if (wanted := source.wanted) is not None:  # of some kinds of members more is read
+            samples = [{part: value for part, value in each.items() if part in wanted} for each in samples]
     return samples
 
 

@@ -68,12 +68,9 @@ class _Found:
 def media_in_tar(path: str, scan: ShardScan, by: MediaFilterConfig) -> tuple[MediaRows, int, list[str]]:
     """Look for media among the parts of a tar that was scanned.
 
-    Returns:
-        What is known of them, how many have damaged headers, and what is wrong with the first few.
+    Raises OSError, and StaleIndexError if it changed since.
 
-    Raises:
-        OSError: The tar cannot be read.
-        StaleIndexError: It changed since it was scanned.
+    Gives what is known of them, how many have damaged headers, and what is wrong with the first few.
     """
     found = _Found()
     with TarBytes(path) as tar:
@@ -111,11 +108,7 @@ def _candidates(scan: ShardScan, by: MediaFilterConfig) -> Iterator[tuple[int, s
 def media_in_files(root: str, names: Sequence[str], by: MediaFilterConfig) -> tuple[ShardScan, int, list[str]]:
     """Look for media among files of a folder or below a URL, which are samples of one part with the names as keys.
 
-    Returns:
-        A scan of them; how many have damaged headers, and what is wrong with the first few.
-
-    Raises:
-        OSError: A file cannot be read.
+    Gives a scan of them; how many have damaged headers, and what is wrong with the first few. Raises OSError.
     """
     found, sizes = _Found(), list[int]()
     for row, (name, (size_bytes, head, read_at)) in enumerate(zip(names, _opened(root, names), strict=True)):
@@ -207,17 +200,7 @@ def write_media_columns(
     """Write what is known of media as columns of a dataset; those that would hold nothing are left out.
 
     `width` is that of the first part of a sample that has one. Where media are in parts of several names, but not of
-    hundreds, each has columns of its own as well, `width.jpg`.
-
-    Args:
-        dataset: As it was until now.
-        staging: A folder that mirrors it.
-        scans: Of all shards; consumed one by one.
-        parts: Names of the parts that media are in.
-        content_id: Of the new index.
-
-    Returns:
-        What a commit is to put, and to remove.
+    hundreds, each has columns of its own as well, `width.jpg`. Gives what a commit is to put, and to remove.
     """
     # A process that scans files needs none of it.
     from energon_grain.formats.columnar_header import columnar_folder

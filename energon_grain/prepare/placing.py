@@ -20,7 +20,7 @@ from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.commit_journal import commit_staged
 from energon_grain.formats.data_folder import DataFolder, look_again, open_folder
 from energon_grain.formats.nv_meta import INFO_JSON, META_FOLDER
-from energon_grain.storage.addresses import has_lists
+from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import sync_folder
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import shared_client
@@ -41,19 +41,22 @@ def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
 
 def refuse_read_only(location: str) -> None:
     """Raise ConfigError for a URL beside which nothing can be written."""
-    if is_url(location) and not has_lists(location, storage_settings()):
+    kind = address_of(location, storage_settings()).kind if is_url(location) else None
+    if kind == "http":
         raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
+    if kind == "hub":
+        raise ConfigError(
+            f"{location}: the Hub is only read: fetch the dataset (`hf download --repo-type dataset`), run this on the "
+            f"folder, and upload its .nv-meta (`hf upload`)"
+        )
 
 
 @contextlib.contextmanager
 def preparation_lock(folder: Path, *, of: str | None = None, doing: str = "preparing") -> Generator[None]:
     """Hold the lock of a `.nv-meta` folder, of the log of a writer below it, or of another one, of a dataset elsewhere.
 
-    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks
-    no other. File systems without locks are passed over.
-
-    Raises:
-        RefusedError: Another process has it right now.
+    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks no
+    other. File systems without locks are passed over. Raises RefusedError.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -121,15 +124,6 @@ def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], 
     take; if this process is killed just then, the same command completes it.
 
     The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
-
-    Args:
-        dataset: Where it lies.
-        staging: A folder that mirrors the dataset.
-        put: Paths relative to it.
-        remove: Paths relative to the dataset; those that do not exist are passed over.
-
-    Raises:
-        ReadError: The store cannot be written, or not for us; names the object.
     """
     client = shared_client(storage_settings())
     kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR} | {COLUMNS_FOLDER}

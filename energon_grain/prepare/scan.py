@@ -57,6 +57,8 @@ MAX_PART_NAMES = 50
 _TASKS_AHEAD = 1024
 """Shards handed over at a time: enough for a thousand cores, and a bound for the results that may wait here."""
 _LISTED_FAILURES = 5
+_IN_THREADS_BYTES = 4 << 30
+"""Tars that threads are quick enough for: a core scans 1 to 3 GB/s, and starting a process takes 0.7 s of one."""
 _MAGIC = b"EGSCAN2\n"
 _HEAD = struct.Struct("<8sIQQ")
 _COLUMNS: dict[str, type[Any]] = {
@@ -120,13 +122,40 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be known."""
         if is_url(root):  # whose files, one by one, would take as long to ask for as to look at
             return not self.task.files and is_unchanged(join(root, self.name), self.generation)
-        return _looks(root, self.task) == (self.size_bytes, self.mtime_ns)
+        return looks(root, self.task) == (self.size_bytes, self.mtime_ns)
 
 
-def _looks(root: str, task: ShardTask) -> tuple[int, int]:
+def looks(root: str, task: ShardTask) -> tuple[int, int]:
     """Size and time of modification of a shard; of several files that of all together, and of the last one."""
     found = [os.stat(join(root, name)) for name in task.files or (task.name,)]
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
+
+
+def scanned(
+    task: ShardTask, scan: ShardScan, looked: tuple[int, int] | None, failures: int = 0, failed: Sequence[str] = ()
+) -> ScannedShard:
+    """What is known of a shard by its scan.
+
+    Args:
+        task: What was scanned.
+        scan: What was found.
+        looked: See `looks`; None: it is an object.
+        failures: How many media are damaged.
+        failed: What is wrong with the first few of these.
+    """
+    size_bytes, mtime_ns = looked or (scan.size_bytes, 0)
+    return ScannedShard(
+        task=task,
+        size_bytes=size_bytes,
+        mtime_ns=mtime_ns,
+        generation=scan.generation,
+        samples=len(scan),
+        part_names=tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES]),
+        media=0 if scan.media is None else len(scan.media),
+        media_parts=() if scan.media is None else _parts_of(scan, scan.media),
+        media_failures=failures,
+        media_failed=tuple(printable(each) for each in failed),
+    )
 
 
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,10 +221,7 @@ def decode_scan(record: bytes) -> ShardScan:
 class ScanLog:
     """The scans of the shards of a dataset, found again after a kill. For one process at a time.
 
-    Args:
-        path: The file.
-        index: Of the dataset as it is. A shard that has the size there counts as scanned, unless it is looked for
-            media.
+    A shard that has the size that the `index` of the dataset says counts as scanned, unless it is looked for media.
     """
 
     def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
@@ -216,9 +242,7 @@ class ScanLog:
     def add(self, record: bytes) -> ScannedShard:
         """Append a record, without waiting for the disk.
 
-        Raises:
-            ValueError: These are not the bytes of a record.
-            OSError: The disk is full; nothing was appended.
+        Raises ValueError where it is none, and OSError: the disk is full, and nothing was appended.
         """
         describe_scan(record)
         try:
@@ -255,7 +279,7 @@ class ScanLog:
 
     def _in_index(self, index: ColumnarIndex, task: ShardTask, root: str) -> ScannedShard | None:
         number = self._numbers[task.name]
-        size_bytes, mtime_ns = _looks(root, task)
+        size_bytes, mtime_ns = looks(root, task)
         if size_bytes != int(index.shard_bytes[number]):
             return None
         first, last = index.shard_first[number : number + 2]
@@ -301,17 +325,13 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
     """Scan a shard and return its record; writes nothing, here or elsewhere.
 
     What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
-
-    Args:
-        root: The dataset, as an absolute path or a URL.
-        task: Which shard.
-        storage: How object stores are reached; None leaves what the worker has.
+    `root` is an absolute path or a URL; `storage` says how object stores are reached, None leaves what the worker has.
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
     path, failures, failed = join(root, task.name), 0, list[str]()
     try:
-        found = None if is_url(root) else _looks(root, task)
+        found = None if is_url(root) else looks(root, task)
         if task.files:
             assert task.media is not None
             scan, failures, failed = media_in_files(root, task.files, task.media)
@@ -320,18 +340,9 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
             if task.media is not None:
                 media, failures, failed = media_in_tar(path, scan, task.media)
                 scan = dataclasses.replace(scan, media=media)
-        shard = ScannedShard(
-            task=task,
-            size_bytes=scan.size_bytes if found is None else found[0],
-            mtime_ns=0 if found is None else found[1],
-            generation=scan.generation,
-            samples=len(scan),
-            part_names=tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES]),
-            media=0 if scan.media is None else len(scan.media),
-            media_parts=() if scan.media is None else _parts_of(scan, scan.media),
-            media_failures=failures,
-            media_failed=tuple(printable(f"{task.name}: {each}" if not task.files else each) for each in failed),
-        )
+        if not task.files:
+            failed = [f"{task.name}: {each}" for each in failed]
+        shard = scanned(task, scan, found, failures, failed)
         if found is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
             raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
         return encode_scan(shard, scan)
@@ -492,14 +503,7 @@ def shard_tasks(
     records: RecordEncoding | None = None,
     media: MediaFilterConfig | None = None,
 ) -> list[ShardTask]:
-    """What is to be scanned of a dataset.
-
-    Args:
-        root: Path or URL of the dataset.
-        shards: Names of the shards, in order.
-        records: How the records of ArrayRecord files are encoded; None for tars.
-        media: Which parts of tars are looked at for metadata of media; None: none are.
-    """
+    """What is to be scanned of a dataset: its shards in their order, and in tars the media, if they are wanted."""
     firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
     if records not in (None, "msgpack"):
         counts = _each(root)(count_records, [join(root, name) for name in shards])
@@ -541,7 +545,7 @@ def scan_dataset(
     """
     remote, ahead = is_url(root), _TASKS_AHEAD
     # A store gives the size of an object when it is read.
-    size_bytes = 0 if remote else sum(_looks(root, task)[0] for task in tasks)
+    size_bytes = 0 if remote else sum(looks(root, task)[0] for task in tasks)
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )
@@ -560,7 +564,13 @@ def scan_dataset(
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
         if executor is None:
-            own = own_executor(num_workers, jobs=len(left), size_bytes=None if remote else size_bytes)
+            by_headers = all(task.records is None and task.media is None for task in left)
+            own = own_executor(
+                num_workers,
+                jobs=len(left),
+                size_bytes=None if remote else size_bytes,
+                in_threads_bytes=_IN_THREADS_BYTES if by_headers else 0,
+            )
             executor = stack.enter_context(own)
         where = root if remote else os.path.join(os.getcwd(), root)
         storage = storage_settings() if remote else None

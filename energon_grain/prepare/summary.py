@@ -15,15 +15,16 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
-from energon_grain.formats.columns import Columns, StoredColumn, columns_of_parquet, open_columns
+from energon_grain.formats.columns import Columns, StoredColumn, columns_of_tables, open_columns
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
-from energon_grain.formats.parquet import ParquetFiles
+from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, DatasetKind, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.tables import TABLES
+from energon_grain.sources.token_files import TokenSource
 from energon_grain.storage.location import join
 from energon_grain.storage.read_whole import read_beginning
 
@@ -337,25 +338,29 @@ class ArrayForm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParquetSummary:
-    """What Parquet files hold.
+class TableSummary:
+    """What Parquet, Arrow or MDS files hold, or an indexed dataset of Megatron.
 
     Attributes:
         path: The files, as they were named.
         files: How many.
-        row_groups: In all of them.
+        row_groups: Row groups, record batches or runs of samples in all of them; None: each sample is read by itself.
+        group_word: What these are called.
+        are_blocks: Whether a shuffle keeps to them.
         samples: Number of rows.
         size_bytes: Of all columns, uncompressed.
-        content_id: Digest of names, sizes and footers of the files.
+        content_id: Digest of names, sizes and heads of the files.
         columns: Arrow's type of each, by name.
         measured: Columns that were measured of the rows, and do not lie in the files.
         stale_columns: As of a dataset.
-        row_group_bytes: Uncompressed, of a row group in the mean, and of the largest.
+        row_group_bytes: Uncompressed, of a group in the mean, and of the largest.
     """
 
     path: str
     files: int
-    row_groups: int
+    row_groups: int | None
+    group_word: str
+    are_blocks: bool
     samples: int
     size_bytes: int
     content_id: str
@@ -365,23 +370,39 @@ class ParquetSummary:
     row_group_bytes: tuple[int, int]
 
 
-def summarize_parquet(path: str | os.PathLike[str]) -> ParquetSummary:
-    """Describe Parquet files.
+def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSummary:
+    """Describe files whose samples have parts without names in the files, of one kind of `TABLES`, or of tokens.
 
     Raises:
-        EnergonGrainError: As `ParquetFiles` does.
+        EnergonGrainError: As `TableFiles` or `TokenSource` does.
     """
-    files = ParquetFiles(path)
+    if kind is DatasetKind.TOKENS:
+        tokens = TokenSource(path)
+        return TableSummary(
+            path=tokens.path,
+            files=1,
+            row_groups=None,
+            group_word="",
+            are_blocks=False,
+            samples=len(tokens),
+            size_bytes=tokens.size_bytes,
+            content_id=tokens.content_id,
+            columns={"tokens": f"list of {tokens.type}"},
+            row_group_bytes=(0, 0),
+        )
+    files = TABLES[kind](path)
     sizes = files.groups.extents[:, :, 2].sum(axis=1)
     types: dict[str, str] = {}
     for number in range(len(files.names)):
         if len(types) < len(files.columns):
             types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
-    measured = columns_of_parquet(files)
-    return ParquetSummary(
+    measured = columns_of_tables(files)
+    return TableSummary(
         path=files.location,
         files=len(files.names),
         row_groups=len(sizes),
+        group_word=files.group_word,
+        are_blocks=not files.is_mapped,
         samples=len(files),
         size_bytes=int(sizes.sum()),
         content_id=files.content_id,

@@ -14,62 +14,39 @@ import hashlib
 import itertools
 import os
 import re
-import secrets
 import shutil
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from types import CodeType, TracebackType
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-import cloudpickle
-import numpy as np
-
-from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, ReadError, RefusedError, SkipSample
+from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
 from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import find_columnar, open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
-from energon_grain.formats.shard_writer import (
-    SUFFIXES,
-    Compression,
-    Container,
-    Sample,
-    ShardWriter,
-    UnfitSampleError,
-    read_shard,
-)
+from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
 from energon_grain.prepare.dataset_definition import define_dataset
-from energon_grain.prepare.executors import outcomes, own_executor, portable
 from energon_grain.prepare.listing import name_ratio, printable
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
-from energon_grain.prepare.scan import (
-    MAX_PART_NAMES,
-    PrepareProgress,
-    ScannedShard,
-    ShardTask,
-    encode_scan,
-    logged,
+from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
+from energon_grain.prepare.write_shards import (
+    WrittenSample,
+    check_container,
+    parts_of,
+    records_of,
+    write_shards,
+    written_record,
 )
-from energon_grain.prepare.writing import TEMPORARY, WRITING_FOLDER, PartLog, begin_writing, has_part, read_plan
-from energon_grain.samples.sample import BASE_FIELDS
-from energon_grain.storage.atomic import naming_when_full, remove_temporaries, sync_folder
+from energon_grain.prepare.writing import WRITING_FOLDER, PartLog, begin_writing, has_part, read_plan
+from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import is_url, located
-from energon_grain.transforms.encode import encode_part
 
 SHARD_BYTES = 256 << 20
-_LONGEST_NAME = 1000
-_PLAIN_KEY = re.compile(r"(?!__)[\w\-]+(/[\w\-]+)*")
-_CONTROL = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
-_TASKS_A_WORKER = 2
-_MOST_AHEAD = 1024
-_MANY_JOBS, _LARGE = 1 << 30, 1 << 40
 T = TypeVar("T")
-WrittenSample: TypeAlias = Mapping[str, Any]
-"""A sample to be written: its key at `__key__`, its parts by their names."""
 
 
 class DatasetOptions(TypedDict, total=False):
@@ -104,147 +81,6 @@ def _checked(options: DatasetOptions, append: bool) -> DatasetOptions:
     if options.get("split_patterns") is None and ratio is None:
         options = {**options, "split_ratio": {"train": 1}}
     return {**options, "crude": crude}
-
-
-class NewShard:
-    """A shard that appears under its name when all of it is written, and not at all otherwise.
-
-    Args:
-        root: The dataset.
-        task: Its name, and what it is for a scan.
-        container: Its kind.
-        compression: Of each record of an ArrayRecord file.
-    """
-
-    def __init__(self, root: str | Path, task: ShardTask, container: Container, compression: Compression) -> None:
-        self._task, self._target = task, Path(root) / task.name
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}{TEMPORARY}")
-        with naming_when_full(self._target):
-            self._shard = ShardWriter(self._temporary, container, compression)
-
-    @property
-    def samples(self) -> int:
-        """How many it has."""
-        return self._shard.samples
-
-    @property
-    def size_bytes(self) -> int:
-        """How large it is by now."""
-        return self._shard.size_bytes
-
-    def add(self, key: str, parts: Mapping[str, bytes]) -> None:
-        """Add a sample.
-
-        Raises:
-            UnfitSampleError: The container cannot hold it; it was not added.
-            OSError: The disk is full. Nothing can be added any more.
-        """
-        with self._naming():
-            self._shard.add(key, parts)
-
-    def finish(self, verify: Callable[[Path], None] = lambda _: None) -> bytes:
-        """End the shard, flush it to disk, put it in place, and give its record.
-
-        Args:
-            verify: Is called before it is put in place, and raises what is wrong with it.
-
-        Raises:
-            OSError: The disk is full.
-        """
-        with self._naming():
-            scan = self._shard.close()
-        verify(self._temporary)
-        status = os.stat(self._temporary)
-        record = encode_scan(
-            ScannedShard(
-                task=self._task,
-                size_bytes=status.st_size,
-                mtime_ns=status.st_mtime_ns,
-                samples=len(scan),
-                part_names=tuple(printable(name) for name in scan.part_names[:MAX_PART_NAMES]),
-            ),
-            scan,
-        )
-        os.replace(self._temporary, self._target)
-        sync_folder(self._target.parent)
-        return record
-
-    def abandon(self) -> None:
-        """Remove it, unless it was finished."""
-        with contextlib.suppress(OSError, RuntimeError):
-            self._shard.abandon()
-
-    @contextlib.contextmanager
-    def _naming(self) -> Generator[None]:
-        try:
-            yield
-        except EnergonGrainError:
-            raise
-        except (OSError, RuntimeError) as error:
-            raise OSError(f"{self._target}: cannot be written: {error}") from error
-
-
-def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
-    """Key and encoded parts of a sample that is to be written.
-
-    What samples of loaders carry besides their parts (`__restore_key__`, `__sources__`, `__subflavors__`) is left out,
-    and so are parts that are None.
-
-    Raises:
-        UnfitSampleError: The key, or the name of a part, breaks the rules.
-        ConfigError: A value does not fit the name of its part.
-    """
-    key = sample.get("__key__")
-    if not isinstance(key, str):
-        raise UnfitSampleError(f"a sample with the parts {sorted(map(str, sample))} has no text at '__key__'")
-    parts: dict[str, bytes] = {}
-    given: Any = sample  # whose keys nobody checked
-    for part, value in given.items():
-        if part in BASE_FIELDS or value is None:
-            continue
-        if not isinstance(part, str) or not part or "/" in part or part.startswith("__") or _CONTROL.search(part):
-            raise UnfitSampleError(
-                f"sample {key!r}: the part {part!r} must have a name, such as 'jpg' or 'seg.png', without slashes, "
-                f"backslashes and control characters, that does not begin with '__'"
-            )
-        try:
-            parts[part] = encode_part(part, value)
-        except ConfigError as error:
-            error.add_note(f"sample {key!r}")
-            raise ConfigError(f"sample {key!r}, {error}") from error
-    if not parts:
-        raise UnfitSampleError(f"sample {key!r} has no part: in a shard it would not be a sample of its own")
-    if not _PLAIN_KEY.fullmatch(key):
-        _check_key(key)
-    longest = max(map(len, parts))
-    if len(key) + longest >= _LONGEST_NAME // 4:  # characters, of at most four bytes
-        found = max(len(f"{key}.{part}".encode()) for part in parts)
-        if found > _LONGEST_NAME:
-            raise UnfitSampleError(
-                f"sample {key[:40]!r}…: the name of a member of it has {found} bytes, of {_LONGEST_NAME} at most; give "
-                f"it a shorter key, and keep the long one in a part"
-            )
-    return key, parts
-
-
-def _check_key(key: str) -> None:
-    folders = key.split("/")
-    rules = {
-        "is empty": not key,
-        "is absolute": key.startswith("/"),
-        "has a folder '..' or '.'": bool({"..", "."} & set(folders)),
-        "has an empty folder": "" in folders[1:] or (len(folders) > 1 and not folders[0]),
-        "has a control character, a backslash or a surrogate": bool(_CONTROL.search(key)),
-        "has a dot behind its last slash": "." in folders[-1],
-        "lies in a reserved folder '__…__'": bool(re.fullmatch(r"__.*__", folders[0])) and len(folders) > 1,
-    }
-    broken = [rule for rule, breaks in rules.items() if breaks]
-    if broken:
-        raise UnfitSampleError(
-            f"the key {key[:80]!r} {' and '.join(broken)}: a key is a relative path like 'cats/000123', in UTF-8, "
-            f"whose last name has no dot, because the first one there ends the key in a member's name"
-        )
 
 
 class DatasetWriter:
@@ -324,8 +160,7 @@ class DatasetWriter:
         self._target.begin()
         self._log = PartLog(root, part, parts, find_columnar(open_folder(root)))
         self._number = self.samples_done = 0
-        self._shard: NewShard | None = None
-        self._keys: set[str] = set()
+        self._shard: ShardWriter | None = None
         self._closed = False
         self.report: PrepareReport | None = None
         remove_temporaries(self._path(0).parent, f".{self._prefix.rpartition('/')[2]}*{TEMPORARY}")
@@ -386,14 +221,11 @@ class DatasetWriter:
         if self._closed:
             raise RefusedError(f"{self._target.root}: this writer was closed, or has failed; make another one")
         key, parts = parts_of(sample)
-        if key in self._keys:
-            raise UnfitSampleError(f"sample {key!r}: {self._name(self._number)} has a sample with this key already")
         try:
             if self._shard is None:
                 target = self._target
-                self._shard = NewShard(target.root, self._task(), target.container, target.compression)
+                self._shard = ShardWriter(self._path(self._number), target.container, target.compression)
             self._shard.add(key, parts)
-            self._keys.add(key)
             if self._shard.size_bytes >= self._shard_bytes or self._shard.samples == self._shard_samples:
                 self._finish_shard()
         except EnergonGrainError:
@@ -404,9 +236,8 @@ class DatasetWriter:
 
     def _finish_shard(self) -> None:
         assert self._shard is not None
-        self._log.log.add(self._shard.finish())
+        self._log.log.add(written_record(str(self._target.root), self._task(), self._shard))
         self._shard = None
-        self._keys.clear()
         self._number += 1
 
     def close(self) -> PrepareReport | None:
@@ -461,12 +292,7 @@ class _Target:
         self.root, self.name, self._append = Path(location), name, append
         self.container: Container = container
         self.compression: Compression = compression
-        if container not in SUFFIXES or compression not in ("none", "zstd"):
-            raise ConfigError(
-                f"container={container!r}, compression={compression!r}: 'tar' or 'array-record', 'none' or 'zstd'"
-            )
-        if compression != "none" and container == "tar":
-            raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
+        check_container(container, compression)
         if not name or name != printable(name) or {"", ".", "..", META_FOLDER} & set(name.split("/")):
             raise ConfigError(f"name={name!r}: is a relative path such as 'shard' or 'photos/shard'")
         self.indexed: Collection[str] = ()
@@ -485,9 +311,9 @@ class _Target:
         self.first = int(begun.get("first", first))
         self._plan = {"container": container, "compression": compression, "name": name, "first": self.first, **settings}
 
-    def begin(self) -> None:
+    def begin(self, *, any_function: bool = False) -> None:
         """See `begin_writing`. A dataset that is appended to gets its index first, where it has none."""
-        begin_writing(self.root, self._plan, append=self._append)
+        begin_writing(self.root, self._plan, append=self._append, any_function=any_function)
         if self._append:
             open_columnar(self.root)
 
@@ -500,7 +326,7 @@ class _Target:
 
     def task(self, name: str) -> ShardTask:
         """A shard."""
-        return ShardTask(name=name, records=None if self.container == "tar" else "msgpack")
+        return ShardTask(name=name, records=records_of(self.container))
 
     def prepare(
         self,
@@ -515,7 +341,7 @@ class _Target:
         return prepare_dataset(
             self.root,
             shards=shards,
-            records=None if self.container == "tar" else "msgpack",
+            records=records_of(self.container),
             append=self._append,
             num_workers=0,
             progress=progress,
@@ -533,6 +359,7 @@ def write_dataset(
     container: Container = "tar",
     compression: Compression = "none",
     append: bool = False,
+    resume: bool = False,
     num_workers: int | None = None,
     executor: Executor | None = None,
     progress: Callable[[PrepareProgress], None] | None = None,
@@ -541,7 +368,8 @@ def write_dataset(
     """Write what a function makes of items as a dataset, in processes or on a cluster.
 
     A shard holds what `fn` makes of `shard_items` consecutive items, whatever the number of workers, so the dataset is
-    the same with any. After a kill the same call goes on: shards that are whole are not made again.
+    the same with any. After a kill the same call goes on: shards that are whole are not made again. It is refused where
+    `fn` is another one by its name, its code, or plain values that it is bound to; what it calls is not looked at.
 
     Args:
         items: A sequence, or any other iterable, which is run through once; behind a kill it must give the same items.
@@ -553,6 +381,7 @@ def write_dataset(
         container: See there.
         compression: See there.
         append: See there.
+        resume: Go on also where `fn` was changed, and keep what the old one wrote.
         num_workers: Processes at most; 0 works in this one, None takes one for each core (at most 16). With `executor`:
             shards handed over at a time.
         executor: Runs the work instead of processes of our own, such as `RayExecutor()`. Its workers must see `root`
@@ -575,9 +404,9 @@ def write_dataset(
     options = _checked(options, append)
     total = len(items) if isinstance(items, Sized) else None
     shards = None if total is None else -(-total // shard_items)
-    settings = {"shard_items": shard_items, "items": total, "fn": getattr(fn, "__qualname__", type(fn).__qualname__)}
+    settings = {"shard_items": shard_items, "items": total, "fn": _identity(fn)}
     target = _Target(root, name, container, compression, append, settings)
-    target.begin()
+    target.begin(any_function=resume)
     jobs = (
         (
             target.task(f"{name}-{target.first + number:06d}{SUFFIXES[container]}"),
@@ -586,9 +415,7 @@ def write_dataset(
         )
         for number, (at, run) in enumerate(_runs(items, shard_items))
     )
-    found: dict[str, ScannedShard] = {}
-    reused = 0
-    for shard, is_new in write_shards(
+    found, reused = write_shards(
         target.root,
         jobs,
         container=container,
@@ -596,11 +423,9 @@ def write_dataset(
         count=shards,
         num_workers=num_workers,
         executor=executor,
-    ):
-        found[shard.name] = shard
-        reused += not is_new
-        tell(_progress(found, shards))
-    report = target.prepare(sorted(found), options, tell)
+        progress=lambda found: tell(_progress(found, shards)),
+    )
+    report = target.prepare(list(found), options, tell)
     return dataclasses.replace(report, shards_reused=reused, elapsed_s=time.perf_counter() - start)
 
 
@@ -619,15 +444,9 @@ def _runs(items: Iterable[T], length: int) -> Iterator[tuple[int, list[T]]]:
 
 def _samples(fn: Callable[[Any], Any], first: int, items: Sequence[Any]) -> Iterator[Sample]:
     """What a function makes of items, encoded and checked."""
-    keys: set[str] = set()
     for number, item in enumerate(items, first):
         try:
-            for sample in _made(fn, item):
-                key, parts = parts_of(sample)
-                if key in keys:
-                    raise UnfitSampleError(f"sample {key!r}: a sample before it, in the same shard, has this key")
-                keys.add(key)
-                yield key, parts
+            yield from map(parts_of, _made(fn, item))
         except Exception as error:
             error.add_note(f"of item {number}")
             raise
@@ -642,6 +461,33 @@ def _made(fn: Callable[[Any], Any], item: Any) -> Iterator[WrittenSample]:
             yield from made
 
 
+def _identity(fn: object) -> list[str]:
+    """What tells functions of one name apart: their code, and plain values that are bound to them.
+
+    Neither what they call is looked at, nor objects that they hold.
+    """
+    bound: list[object] = []
+    while isinstance(fn, partial):
+        bound += [*fn.args, *itertools.chain(*fn.keywords.items())]
+        fn = cast("partial[object]", fn).func
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__dict__.get("__call__"), "__code__", None)
+    bound += getattr(fn, "__defaults__", None) or ()
+    bound += [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    plain = [repr(each) for each in bound if isinstance(each, str | bytes | int | float | None)]
+    text = repr((plain, _code(code) if isinstance(code, CodeType) else None))
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return [name, hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()]
+
+
+def _code(code: CodeType) -> object:
+    """Code without places in files; sets have no order of their own."""
+    constants = [
+        _code(each) if isinstance(each, CodeType) else sorted(map(repr, each)) if isinstance(each, frozenset) else each
+        for each in code.co_consts
+    ]
+    return code.co_code, code.co_names, constants
+
+
 def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareProgress:
     return PrepareProgress(
         stage="write",
@@ -651,159 +497,3 @@ def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareP
         bytes_done=sum(each.size_bytes for each in found.values()),
         bytes_total=0,
     )
-
-
-ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
-"""A shard to be written, what gives its samples (it goes to a worker by cloudpickle), and where these come from."""
-
-
-def write_shards(
-    root: Path,
-    jobs: Iterable[ShardJob],
-    *,
-    container: Container,
-    compression: Compression = "none",
-    verify: bool = False,
-    count: int | None,
-    size_bytes: int | None = _LARGE,
-    num_workers: int | None,
-    executor: Executor | None = None,
-) -> Generator[tuple[ScannedShard, bool]]:
-    """Write shards into a folder that `begin_writing` marked, in workers; the first that fails ends all.
-
-    Args:
-        root: The folder.
-        jobs: The shards. Without samples there is none.
-        container: Kind of the shards.
-        compression: Of each record of an ArrayRecord file.
-        verify: Read each one back and compare.
-        count: How many there are at most; None: nobody knows.
-        size_bytes: See `own_executor`.
-        num_workers: See `write_dataset`.
-        executor: See there.
-
-    Yields:
-        Shards that are in place, in any order, and whether each was written now.
-
-    Raises:
-        EnergonGrainError: A sample cannot be given, or not be held.
-        OSError: The disk is full.
-        WorkerError: A process died twice over a shard.
-    """
-    for folder in {root, *(path for path in root.rglob("*") if path.is_dir())}:
-        remove_temporaries(folder, f".*{TEMPORARY}")
-    work = PartLog(root, 0, 1, find_columnar(open_folder(root)))
-    reused: deque[ScannedShard] = deque()
-    done = False
-
-    def calls() -> Iterator[tuple[ShardTask, tuple[Any, ...]]]:
-        for task, samples, where in jobs:
-            if (known := work.log.find(task, str(root))) is not None:
-                reused.append(known)
-            else:
-                sent = cloudpickle.dumps((samples, where))
-                yield task, (make_shard, os.path.abspath(root), task, container, compression, verify, sent)
-
-    def known() -> Iterator[tuple[ScannedShard, bool]]:
-        while reused:
-            yield reused.popleft(), False
-
-    try:
-        with contextlib.ExitStack() as stack:
-            ahead = num_workers or _MANY_JOBS
-            if executor is None:
-                jobs_at_most = _MANY_JOBS if count is None else count
-                executor = stack.enter_context(own_executor(num_workers, jobs=jobs_at_most, size_bytes=size_bytes))
-                ahead = _TASKS_A_WORKER * getattr(executor, "_max_workers", 1)
-            ahead, left = min(ahead, _MOST_AHEAD), calls()
-            submit = executor.submit
-            tasks = deque(itertools.islice(left, ahead))
-            results = outcomes(
-                lambda job: submit(*job[1]),
-                tasks,
-                ahead=ahead,
-                named=lambda job: f"{root / job[0].name}: its writing",
-                salvage=lambda _, returned: work.log.add(returned) if returned and type(returned) is bytes else None,
-            )
-            for (task, _), returned in stack.enter_context(contextlib.closing(results)):
-                tasks.extend(itertools.islice(left, 1))
-                yield from known()
-                if returned:
-                    result = logged(work.log, str(root), task, returned)
-                    if isinstance(result, Exception):
-                        raise result
-                    yield result, True
-            yield from known()
-        done = True
-    finally:
-        work.close(done=done)
-
-
-def make_shard(
-    root: str, task: ShardTask, container: Container, compression: Compression, verify: bool, samples: bytes
-) -> bytes | Exception:
-    """Write a shard and return its record, no bytes where there is no sample, or what is wrong with the samples.
-
-    Args:
-        root: The dataset, as an absolute path.
-        task: Its name.
-        container: Its kind.
-        compression: Of each record of an ArrayRecord file.
-        verify: Read it back and compare, before it gets its name.
-        samples: What gives them, and where they come from, by cloudpickle.
-    """
-    shard: NewShard | None = None
-    give, where = cloudpickle.loads(samples)
-    written, found = SampleDigest(), SampleDigest()
-
-    def compare(path: Path) -> None:
-        deque(found.of(read_shard(path, container)), maxlen=0)
-        if found != written:
-            raise ReadError(
-                f"{os.path.join(root, task.name)}: what was written is not what was to be ({found.samples} of "
-                f"{written.samples} samples came back, or others). Is the disk in order? Run the same again"
-            )
-
-    try:
-        given: Iterator[Sample] = give()
-        for key, parts in written.of(given) if verify else given:
-            shard = shard or NewShard(root, task, container, compression)
-            shard.add(key, parts)
-        if shard is None:
-            return b""
-        return shard.finish(compare) if verify else shard.finish()
-    except UnfitSampleError as error:
-        return UnfitSampleError(f"{where}: {error}")
-    except Exception as error:
-        return portable(error)
-    finally:
-        if shard is not None:
-            shard.abandon()
-
-
-class SampleDigest:
-    """Digest over key and parts, in order, of one sample after the other."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        self.samples = 0
-
-    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Pass samples on, and take them in."""
-        for key, parts in samples:
-            yield key, parts
-            self.samples += 1
-            taken = [key.encode("utf-8", "surrogateescape")]
-            for name, value in parts.items():
-                taken += [name.encode("utf-8", "surrogateescape"), value]
-            self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
-            for data in taken:
-                self._hash.update(data)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
-            other.samples,
-            other._hash.digest(),
-        )
-
-    __hash__ = None  # type: ignore[assignment]

@@ -36,8 +36,6 @@ OF_A_WRITER = "of a writer"
 """Stands in it where shards were written into the folder."""
 WRITTEN_FOLDER = f"{META_FOLDER}/.written"
 """What the `.prepare` of such a one becomes at its end, at once, before it is removed."""
-TEMPORARY = ".writing"
-"""How names of shards end that are being written; they begin with a dot."""
 _PLAN_JSON = "plan.json"
 _PLAN: Form[dict[str, Any]] = Form(dict[str, Any])
 _LOG = re.compile(r"part-(\d+)-of-(\d+)\.(open|log)")
@@ -58,13 +56,14 @@ def read_plan(root: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path}: is no plan of a write ({error}); remove {root}, or this file") from error
 
 
-def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False) -> None:
+def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, any_function: bool = False) -> None:
     """Mark a folder as being written, unless it is.
 
     Args:
         root: New, empty, or what an unfinished write with the same plan left.
         plan: What must be the same for a write to go on; JSON-native.
         append: It is a dataset, which shards are added to.
+        any_function: The `fn` of the plan may differ.
 
     Raises:
         RefusedError: Something else is there.
@@ -72,10 +71,13 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False) 
     work, found = root / WRITING_FOLDER, read_plan(root)
     if found is not None:
         differs = [name for name in dict.fromkeys([*plan, *found]) if found.get(name) != plan.get(name)]
-        if differs:
+        if differs == ["fn"] and any_function:
+            atomic_write_bytes(work / _PLAN_JSON, msgspec.json.encode(plan))
+        elif differs:
+            ways = "; resume=True keeps what the old function wrote" if differs == ["fn"] else ""
             raise RefusedError(
                 f"{root}: holds an unfinished write with other settings or of other data "
-                f"({', '.join(differs)} differ); finish that one, or remove what it wrote and {work}"
+                f"({', '.join(differs)} differ); finish that one, or remove what it wrote and {work}{ways}"
             )
         return
     # What was killed right at its beginning leaves an empty `.nv-meta`, or one with an empty folder.
@@ -130,6 +132,12 @@ class PartLog:
     def closed(self) -> Path:
         """What it is called when its writer has come to its end."""
         return self._open.with_suffix(".log")
+
+    def __enter__(self) -> PartLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(done=kind is None)
 
     def close(self, *, done: bool) -> None:
         """Release it; `done` says that this part is whole."""

@@ -132,6 +132,27 @@ class Selection:
         self._kept_before = ranks - start - np.arange(ranks.size, dtype=np.int64)
         self._bits: npt.NDArray[np.uint64] | None = None
 
+    @classmethod
+    def of_runs(
+        cls, total: int, runs: Sequence[tuple[int, int]], *, start: int = 0, stop: int | None = None
+    ) -> Selection:
+        """Samples [start, stop) of those in runs [begin, end) of raw ranks, which ascend and do not overlap.
+
+        Raises: as the constructor does.
+        """
+        bounds = np.array(runs, np.int64).reshape(-1, 2)
+        first = np.concatenate([[0], np.cumsum(bounds[:, 1] - bounds[:, 0])])
+        within = cls(int(first[-1]), start=start, stop=stop)
+        low = np.searchsorted(first, [within.start, within.stop - 1], side="right") - 1
+        begin, last = (np.array([within.start, within.stop - 1]) - first[low] + bounds[low, 0]).tolist()
+        found = cls(total, start=begin, stop=last + 1)
+        if last + 1 - begin == len(within):
+            return found
+        keep = np.zeros(last + 1 - begin, np.bool_)
+        for low, high in (np.clip(bounds, begin, last + 1) - begin).tolist():
+            keep[low:high] = True
+        return found._narrowed(keep, None)
+
     def _keep(self, bits: npt.NDArray[np.uint8]) -> None:
         self._bits = bits.view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         self._before = np.zeros(len(self._bits) + 1, np.int64)
@@ -148,12 +169,14 @@ class Selection:
             keep: (len(self),) which to keep.
             condition: what decides that, for manifests; JSON-native.
         """
-        assert self._bits is None
-        if self.excluded.size:
-            raw = np.ones(self.stop - self.start, np.bool_)
-            raw[self.excluded - self.start] = False
-            raw[raw] = keep
+        if not self.is_range:
+            raw = np.zeros(self.stop - self.start, np.bool_)
+            raw[self.to_raw(np.arange(len(self))) - self.start] = keep
             keep = raw
+        return self._narrowed(keep, condition)
+
+    def _narrowed(self, keep: npt.NDArray[np.bool_], condition: Mapping[str, Any] | None) -> Selection:
+        """Those in the range for which `keep`, (stop - start,), is true."""
         packed = np.packbits(keep, bitorder="little")
         bits = np.zeros(-(-packed.size // (_BLOCK // 8)) * (_BLOCK // 8), np.uint8)
         bits[: packed.size] = packed

@@ -11,7 +11,6 @@ they first read it.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import math
@@ -20,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import msgspec
@@ -39,18 +38,7 @@ from energon_grain.errors import (
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
-from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.subset import Selection
-from energon_grain.sources.source import (
-    PartFilter,
-    RawBatch,
-    SampleLocation,
-    Selected,
-    accepts,
-    in_pieces,
-    in_range,
-)
+from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.read_whole import read_beginning
@@ -148,12 +136,7 @@ class ArraySource:
         return self.shape[0] if self.shape else 0
 
     def check_rows(self) -> None:
-        """Check that there are rows of numbers.
-
-        Raises:
-            ConfigError: It holds no numbers, or it is a single number.
-            EmptyDatasetError: It has zero rows.
-        """
+        """Raise ConfigError unless there are rows of numbers; EmptyDatasetError where there are zero."""
         if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
             raise ConfigError(
                 f"{self.path}: its elements are of type {self.type_name}; rows can be arrays of plain numbers "
@@ -205,15 +188,8 @@ class ArraySource:
     def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
 
-        Args:
-            indices: (n,) in [0, len).
-
-        Raises:
-            IndexError: An index is out of range.
-            ReadError: A chunk could not be read or does not decode.
-            StaleIndexError: The array has another shape or type now than when it was opened.
-            FormatError: TensorStore cannot read it any more.
-            WorkerError: This process was forked from one that had loaded TensorStore.
+        Raises IndexError, ReadError, FormatError, StaleIndexError (the array has another shape or type now than when it
+        was opened) and WorkerError (this process was forked from one that had loaded TensorStore).
         """
         return read_arrays([self], self.check(indices))[0]
 
@@ -258,8 +234,7 @@ class ArraySource:
     def opened(self) -> Any:
         """The `tensorstore.TensorStore`. Threads that come here at once may open it twice: no harm.
 
-        Raises:
-            StaleIndexError, FormatError, WorkerError: As `read`.
+        Raises StaleIndexError, FormatError and WorkerError.
         """
         store = self._store
         if store is None or _forked:
@@ -273,7 +248,7 @@ class ArraySource:
         return store
 
 
-class ArrayGroupSource(Selected):
+class ArrayGroupSource(Cut):
     """The rows of a zarr array (v2, v3) or an N5 array, or of all that lie directly in a group.
 
     A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
@@ -303,7 +278,7 @@ class ArrayGroupSource(Selected):
         stop: int | None = None,
         parts: PartFilter = None,
     ) -> None:
-        self._path = location = located(path)
+        self.path = location = located(path)
         self._group: dict[str, ArraySource | str] = {}
         self._arrays: dict[str, ArraySource] = {}
         for folder in arrays_of(location):
@@ -330,38 +305,21 @@ class ArrayGroupSource(Selected):
             )
         self._serve(start, stop)
 
-    def _serve(self, start: int, stop: int | None, where: Expression | None = None) -> None:
-        self._selection = Selection(len(next(iter(self._arrays.values()))), start=start, stop=stop)
-        self._content_id = ""
-        self._narrow(where)
-
-    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> ArrayGroupSource:
-        """Rows [start, stop) of the whole arrays, for which `where` holds.
-
-        Raises:
-            ConfigError: There are fewer.
-            EmptyDatasetError: There are none between.
-            KeyNotFoundError, ReadError: As `column`.
-        """
-        source = copy.copy(self)
-        source._serve(start, stop, where)
-        return source
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_content_id": ""}
+        return {name: value for name, value in self.__dict__.items() if name != "_files_id"}
 
     def __repr__(self) -> str:
-        return f"ArrayGroupSource({self._path!r}, samples={len(self)}, arrays={list(self._arrays)})"
-
-    @property
-    def path(self) -> str:
-        """The folder or URL."""
-        return self._path
+        return f"ArrayGroupSource({self.path!r}, samples={len(self)}, arrays={list(self._arrays)})"
 
     @property
     def shard(self) -> str:
         """The name of the folder."""
-        return name_of(self._path)
+        return name_of(self.path)
+
+    @property
+    def shard_counts(self) -> dict[str, int]:
+        """See `Cut`: of the one folder."""
+        return {self.shard: len(next(iter(self._arrays.values())))}
 
     @property
     def arrays(self) -> dict[str, ArraySource]:
@@ -372,27 +330,21 @@ class ArrayGroupSource(Selected):
     def run_samples(self) -> int | None:
         """Of arrays in an object store, rows of the largest chunk, which is fetched whole for any row of it."""
         rows = max(array.file_shape[0] for array in self._arrays.values())
-        return rows if is_url(self._path) and rows > 1 else None
+        return rows if is_url(self.path) and rows > 1 else None
 
     @property
     def part_names(self) -> tuple[str, ...]:
         """The names of all arrays, read or not."""
         return tuple(self._group)
 
-    @property
-    def content_id(self) -> str:
-        """Digest of all arrays, read or not, as `ArraySource.content_id`, and of which rows are served."""
-        if not self._content_id:
-            digest = hashlib.blake2b(digest_size=8)
-            for name, array in self._group.items():
-                own = array if isinstance(array, str) else array.digest(array.type_name)
-                digest.update(f"{name}\0{own}\0".encode())
-            chosen = self._selection
-            self._content_id = f"{digest.hexdigest()}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
-        return self._content_id
-
-    def _rows(self, indices: Int64Array) -> Int64Array:
-        return self._selection.to_raw(in_range(indices, len(self), where=self._path))
+    @cached_property
+    def _files_id(self) -> str:
+        """Digest of all arrays, read or not, as `ArraySource.content_id`."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, array in self._group.items():
+            own = array if isinstance(array, str) else array.digest(array.type_name)
+            digest.update(f"{name}\0{own}\0".encode())
+        return digest.hexdigest()
 
     @property
     def _row_bytes(self) -> int:
@@ -400,7 +352,7 @@ class ArrayGroupSource(Selected):
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`; raises as `ArraySource.read` too."""
-        rows = self._rows(indices)
+        rows = self._numbers(indices)
         columns = read_arrays(list(self._arrays.values()), rows)
         return RawBatch(
             indices=np.asarray(indices, np.int64),
@@ -411,7 +363,7 @@ class ArrayGroupSource(Selected):
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the same for all."""
-        return np.full(len(self._rows(indices)), self._row_bytes, np.int64)
+        return np.full(len(self._numbers(indices)), self._row_bytes, np.int64)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -422,20 +374,17 @@ class ArrayGroupSource(Selected):
     def _is_column(self, array: ArraySource | str | None) -> TypeGuard[ArraySource]:
         return isinstance(array, ArraySource) and array.is_column and len(array) == self._selection.total
 
-    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`; raises as `ArraySource.read` too."""
-        if isinstance(indices, slice):
-            return in_pieces(indices, len(self), partial(self.column, name))
+    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
         array = self._group.get(name)
         if self._is_column(array):
-            return array.column(self._rows(indices))
+            return array.column(numbers)
         sizes = {f"bytes.{part}": array.row_bytes for part, array in self._arrays.items()} | {"bytes": self._row_bytes}
         if name not in sizes:
             raise KeyNotFoundError(
-                f"{self._path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
-                f"number a row beside the others, {self._path}/{name}, is one"
+                f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
+                f"number a row beside the others, {self.path}/{name}, is one"
             )
-        return np.full(len(self._rows(indices)), sizes[name], np.int64)
+        return np.full(len(numbers), sizes[name], np.int64)
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
@@ -450,7 +399,7 @@ class ArrayGroupSource(Selected):
 
         Raises IndexError when `index` is out of range.
         """
-        (row,) = self._rows(np.array([index], np.int64)).tolist()
+        (row,) = self._numbers(np.array([index], np.int64)).tolist()
         parts = {name: (row * array.row_bytes, array.row_bytes) for name, array in self._arrays.items()}
         size = self._row_bytes
         return SampleLocation(
@@ -556,15 +505,9 @@ class _Read:
 def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list[npt.NDArray[Any]]]:
     """Read the same rows of every array, in the order asked for, each an array of its own.
 
+    Raises as `ArraySource.read`.
+
     Of every array, chunks that hold a wanted row are read once each.
-
-    Args:
-        arrays: With at least as many rows as `indices` name.
-        indices: (n,) in any order, repeated or not.
-
-    Raises:
-        ReadError: A chunk could not be read or does not decode.
-        StaleIndexError, FormatError, WorkerError: As `ArraySource.read`.
     """
     wanted, place = np.unique(indices, return_inverse=True)
     reads = [read for number, array in enumerate(arrays) for read in _reads(number, array, wanted)]

@@ -49,11 +49,7 @@ class FileStore(ABC, Generic[T_co]):
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Check that a subclass says how values are read.
-
-        Raises:
-            TypeError: It does not.
-        """
+        """Check that a subclass says how values are read. Raises TypeError."""
         if cls.read is FileStore.read and cls.__getitem__ is FileStore.__getitem__:
             raise TypeError(f"{cls.__name__} has neither `read` nor `__getitem__`, one of which gives a store's values")
         return super().__new__(cls)
@@ -227,11 +223,7 @@ class SystemFileStore(FileStore[bytes]):
         return self._files.read_spans([path], file, file, np.array([size], np.int64))[0]
 
     def _path(self, key: str) -> str:
-        """The real path of a key.
-
-        Raises:
-            KeyNotFoundError: It leads out of the folder, or to something else than a file.
-        """
+        """The real path of a key. Raises KeyNotFoundError."""
         if not key or "\0" in key:
             raise KeyNotFoundError(f"{self._base}: {key!r} is no file name")
         path = os.path.realpath(os.path.join(self._base, key))
@@ -353,11 +345,7 @@ class ObjectFileStore(FileStore[bytes]):
         return found.data
 
     def _url(self, key: str) -> str:
-        """The URL of a key.
-
-        Raises:
-            KeyNotFoundError: It leads out of the folder, or can name no object.
-        """
+        """The URL of a key. Raises KeyNotFoundError."""
         name = posixpath.normpath(key)
         if posixpath.isabs(key) or name.split("/", 1)[0] == "..":
             raise KeyNotFoundError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (
+    Cut,
     PartValue,
     RawBatch,
     SampleLocation,
@@ -34,6 +35,7 @@ from energon_grain.storage.location import name_of
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
+MemberSource: TypeAlias = PreparedSource | Cut | ArraySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +86,11 @@ class JoinedBatch(RawBatch):
         return sum(member.nbytes() for member in self.members)
 
 
+def _part_names(member: Any) -> Sequence[str]:
+    """Names of all parts of a member, read or not."""
+    return getattr(member, "all_part_names", None) or getattr(member, "part_names", ("json",))
+
+
 class JoinedSource(Selected):
     """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
 
@@ -108,13 +115,14 @@ class JoinedSource(Selected):
     def __init__(
         self,
         index: JoinIndex,
-        members: Sequence[PreparedSource | ArraySource],
+        members: Sequence[MemberSource],
         *,
         names: Sequence[str | None] | None = None,
         start: int = 0,
         stop: int | None = None,
         where: Expression | None = None,
     ) -> None:
+        self.wanted: frozenset[str] | None = None
         self._index, self._members = index, tuple(members)
         if members and isinstance(members[0], ArraySource):
             raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
@@ -143,7 +151,11 @@ class JoinedSource(Selected):
     def __reduce__(self) -> tuple[Any, ...]:
         called = {number: name for name, number in self._names.items()}
         names = [called.get(number) for number in range(len(self._members))]
-        return partial(JoinedSource, names=names), (self._index, self._members), self._state()
+        return (
+            partial(JoinedSource, names=names),
+            (self._index, self._members),
+            {**self._state(), "wanted": self.wanted},
+        )
 
     def __repr__(self) -> str:
         return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
@@ -167,24 +179,27 @@ class JoinedSource(Selected):
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of all parts of the primary, and of those of others, and of arrays, as `others` names them."""
-        found = list(self.primary.all_part_names)
+        found = [*_part_names(self._members[0])]
         for name, number in self._names.items():
             member = self._members[number]
             if isinstance(member, ArraySource):
                 found.append(name)
             elif number:
-                found += [f"{name}.{part}" for part in member.all_part_names]
+                found += [f"{name}.{part}" for part in _part_names(member)]
         return tuple(found)
 
     def with_parts(self, parts: frozenset[str]) -> JoinedSource:
-        """All rows, of which these parts alone are read."""
+        """All rows, of which these parts alone are `wanted`; of members that are prepared no others are read."""
         called = {number: name for name, number in self._names.items()}
-        members: list[PreparedSource | ArraySource] = []
+        members: list[MemberSource] = []
         for number, member in enumerate(self._members):
             before = f"{called.get(number)}." if number else ""
             own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
-            members.append(member if isinstance(member, ArraySource) else member.with_parts(own))
-        return JoinedSource(self._index, members, names=[called.get(number) for number in range(len(members))])
+            members.append(member.with_parts(own) if isinstance(member, PreparedSource) else member)
+        names = [called.get(number) for number in range(len(members))]
+        source = JoinedSource(self._index, members, names=names)
+        source.wanted = parts
+        return source
 
     def others(self, batch: JoinedBatch) -> Iterator[tuple[str, MemberBatch]]:
         """What each member but the primary has for a batch, and its name; of those whose name is no other's."""
@@ -193,12 +208,12 @@ class JoinedSource(Selected):
                 yield name, batch.members[number]
 
     @property
-    def members(self) -> tuple[PreparedSource | ArraySource, ...]:
+    def members(self) -> tuple[MemberSource, ...]:
         """The datasets and arrays, the primary first."""
         return self._members
 
     @property
-    def primary(self) -> PreparedSource:
+    def primary(self) -> PreparedSource | Cut:
         """The first dataset."""
         primary = self._members[0]
         assert not isinstance(primary, ArraySource)
@@ -229,9 +244,7 @@ class JoinedSource(Selected):
     def samples(self, indices: Int64Array) -> Int64Array:
         """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
 
-        Raises:
-            IndexError: An index is out of range.
-            IndexFileError: Rows of the join are damaged.
+        Raises IndexError and IndexFileError.
         """
         wanted = self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
         self._index.check(wanted)

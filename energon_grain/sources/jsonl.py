@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from operator import itemgetter
@@ -17,21 +17,11 @@ from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexErr
 from energon_grain.formats.columns import ColumnFolder, Columns, Measured
 from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import (
-    PartFilter,
-    RawBatch,
-    SampleLocation,
-    Selected,
-    accepts,
-    in_pieces,
-    in_range,
-)
+from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.spans import coalesce
@@ -43,7 +33,7 @@ PART = "json"
 _LOOKED_AT = 8
 
 
-class JsonlSource(Selected):
+class JsonlSource(Cut):
     """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
 
     Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
@@ -67,6 +57,8 @@ class JsonlSource(Selected):
         ReadError: An object store cannot be reached.
     """
 
+    _has_slices = True
+
     def __init__(
         self,
         path: str | os.PathLike[str] | JsonlFile,
@@ -78,59 +70,48 @@ class JsonlSource(Selected):
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.file = open_jsonl(path, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
-        self._path, self._store = self.file.location, self.file.store
+        self.path, self._store = self.file.location, self.file.store
         self._starts = self.file.starts()
         self._size_bytes = int(self._starts[-1])
         total = len(self._starts) - 1
-        self._selection = Selection(total, start=start, stop=stop)
         self._parts = parts
         self._reads = accepts(parts, PART)
         self._pages = IndexPages((self._starts,), samples=total, rows=total)
-        self._lines = LineNumbers(self._path, self._store)
+        self._lines = LineNumbers(self.path, self._store)
         self._verified = False
-        self._narrow(where)
-
-    def cut(self, start: int, stop: int | None, where: Expression | None = None) -> JsonlSource:
-        """Samples [start, stop) of the whole file, for which `where` holds.
-
-        Raises:
-            ConfigError: There are fewer.
-            EmptyDatasetError: There are none between.
-            KeyNotFoundError, IndexFileError, ReadError: As `column`.
-        """
-        return JsonlSource(self.file, start=start, stop=stop, where=where, parts=self._parts)
+        self._serve(start, stop, where)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(JsonlSource, parts=self._parts), (self.file,), self._state()
 
     def __repr__(self) -> str:
-        return f"JsonlSource({self._path!r}, samples={len(self)}, content_id={self.content_id!r})"
-
-    @property
-    def path(self) -> str:
-        """The file, path or URL."""
-        return self._path
+        return f"JsonlSource({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
 
     @property
     def shard(self) -> str:
         """The name of the file."""
-        return name_of(self._path)
+        return name_of(self.path)
 
     @property
-    def content_id(self) -> str:
-        """Digest of how many samples there are, where they lie, and which are served; see `lines_id`."""
-        selection, digest = self._selection, lines_id(self._starts)
+    def shard_counts(self) -> Mapping[str, int]:
+        """See `Cut`: of the one file."""
+        return {self.shard: len(self._starts) - 1}
+
+    @cached_property
+    def _files_id(self) -> str:
+        """Digest of how many samples there are and where they lie; see `lines_id`."""
+        digest = lines_id(self._starts)
         self._pages.release()
-        return f"{digest:016x}-{fold(selection.start, selection.stop, *selection.digest):016x}"
+        return f"{digest:016x}"
 
     @property
     def run_samples(self) -> int | None:
         """Of a file in an object store, samples in about 4 MiB; None: it lies on this machine."""
-        return remote_run(self._size_bytes, len(self._starts) - 1) if is_url(self._path) else None
+        return remote_run(self._size_bytes, len(self._starts) - 1) if is_url(self.path) else None
 
     def _bounds(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(n,) number in the file, first byte, and one past the last byte of each sample."""
-        numbers = self._selection.to_raw(in_range(indices, len(self), where=self._path))
+        numbers = self._numbers(indices)
         start, stop = self._starts[numbers], self._starts[numbers + 1]
         self._pages.touch(numbers)
         if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
@@ -139,7 +120,7 @@ class JsonlSource(Selected):
 
     def _not_ascending(self) -> IndexFileError:
         return IndexFileError(
-            f"{self._path}.idx: its offsets do not ascend. The index is damaged; `energon-grain prepare {self._path}` "
+            f"{self.path}.idx: its offsets do not ascend. The index is damaged; `energon-grain prepare {self.path}` "
             f"writes it anew"
         )
 
@@ -153,7 +134,7 @@ class JsonlSource(Selected):
         self._verify()
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
-        return [remote_extents(files, [self._path], file, start, stop - start, owner) for files in self.remote_files]
+        return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
 
     def keys(self, indices: Int64Array) -> list[str]:
         """The key of each sample: its number in the file. Raises IndexError."""
@@ -174,15 +155,15 @@ class JsonlSource(Selected):
         file, size = np.zeros(len(start), np.int64), stop - start
         gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
         spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
-        data = self._store.read_spans([self._path], spans.file, spans.start, spans.stop)
+        data = self._store.read_spans([self.path], spans.file, spans.start, spans.stop)
         texts = cast("list[bytes]", spans.cut(data, size))
         last = bytes(map(itemgetter(-1), texts))
         if last.count(b"\n") < len(texts):
             wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self._size_bytes)]
             if len(wrong):
                 raise IndexFileError(
-                    f"{self._path}.idx: says that a line ends @ {int(wrong[0])}, but none does. The index is damaged, "
-                    f"or the file was changed after it was indexed; `energon-grain prepare {self._path}` writes it anew"
+                    f"{self.path}.idx: says that a line ends @ {int(wrong[0])}, but none does. The index is damaged, "
+                    f"or the file was changed after it was indexed; `energon-grain prepare {self.path}` writes it anew"
                 )
         return texts
 
@@ -195,18 +176,18 @@ class JsonlSource(Selected):
         if self._verified:
             return
         self.file.check_version(self._size_bytes)
-        check_jsonl_size(self._path, self._starts, self._store.size(self._path))
+        check_jsonl_size(self.path, self._starts, self._store.size(self.path))
         total = len(self._starts) - 1
         # The first one has no line before it.
         before = self._starts[np.unique(np.linspace(1, total, _LOOKED_AT).astype(np.int64))][:-1] - 1
         if (before < 0).any() or (before >= self._size_bytes).any():
             raise self._not_ascending()
         file = np.zeros(len(before), np.int64)
-        for offset, byte in zip(before, self._store.read_spans([self._path], file, before, before + 1), strict=True):
+        for offset, byte in zip(before, self._store.read_spans([self.path], file, before, before + 1), strict=True):
             if byte != b"\n":
                 raise StaleIndexError(
-                    f"{self._path} @ {int(offset)}: no line ends here, as it did when the file was indexed; the file "
-                    f"was changed after that: run `energon-grain prepare {self._path}`"
+                    f"{self.path} @ {int(offset)}: no line ends here, as it did when the file was indexed; the file "
+                    f"was changed after that: run `energon-grain prepare {self.path}`"
                 )
         self._verified = True
 
@@ -225,17 +206,11 @@ class JsonlSource(Selected):
         """See `Source.columns`: the size of the line, and what was measured."""
         return tuple(self.kept)
 
-    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`."""
-        if isinstance(indices, slice):
-            wanted = range(*indices.indices(len(self)))
-            numbers = self._selection.raw_run(wanted.start, wanted.stop) if wanted.step == 1 else None
-            if numbers is None:
-                return in_pieces(indices, len(self), partial(self.column, name))
-        else:
-            numbers = self._selection.to_raw(in_range(indices, len(self), where=self._path))
+    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        found = self.kept.at(name, numbers)
+        if not isinstance(numbers, slice):
             self._pages.touch(numbers)
-        return self.kept.at(name, numbers)
+        return found
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
@@ -255,7 +230,7 @@ class JsonlSource(Selected):
         _, start, stop = self._bounds(np.array([index], np.int64))
         (text,) = self._texts(start, stop)
         blank = len(text) - len(text.lstrip())  # blank lines before the first sample belong to it
-        name = self._path if is_url(self._path) else self.shard
+        name = self.path if is_url(self.path) else self.shard
         return f"{name}:{self._lines.at(int(start[0]) + blank)}"
 
     def close(self) -> None:

@@ -17,13 +17,10 @@ PreparedSource: TypeAlias = WebDatasetSource | ArrayRecordSource
 def open_prepared(
     path: str | os.PathLike[str] | DataFolder, *, kind: DatasetKind | None = None, **options: Unpack[SourceOptions]
 ) -> PreparedSource:
-    """Open tars or ArrayRecord files; arguments and what is raised are as of the two sources, but for `kind`.
+    """Open tars or ArrayRecord files; arguments and what is raised are as of the two sources.
 
-    Args:
-        path: See there.
-        kind: What lies at the path, where that is known. What is not there, or not prepared, is taken for tars, and the
-            error says so.
-        **options: See there.
+    `kind` is what lies at the path, where that is known. What is not there, or not prepared, is taken for tars, and the
+    error says so.
     """
     folder = open_folder(path)
     records = (kind or dataset_kind(folder.local)) is DatasetKind.ARRAY_RECORD

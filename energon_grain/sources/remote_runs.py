@@ -42,8 +42,7 @@ class ReadInBlocks(ReadInRuns, Protocol):
     def block_starts(self, at_least: int | None = None) -> Int64Array:
         """(blocks + 1,) the first sample of each block, and how many samples there are.
 
-        Args:
-            at_least: Small blocks are put together until they have so many samples; None: as many as is best.
+        Small blocks are put together until they have `at_least` so many samples; None: as many as is best.
         """
         ...
 
@@ -53,12 +52,7 @@ class ReadInBlocks(ReadInRuns, Protocol):
 
 
 def remote_run(total_bytes: int, samples: int) -> int | None:
-    """Samples in 4 MiB, or None where that is one or less.
-
-    Args:
-        total_bytes: Of all samples of a dataset.
-        samples: How many these are.
-    """
+    """Samples in 4 MiB, or None where that is one or less."""
     found = REMOTE_RUN_BYTES * samples // max(total_bytes, 1)
     return found if found > 1 else None
 
@@ -98,11 +92,7 @@ class RemoteSource(Protocol):
         ...
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """Where samples lie in objects: none of what lies on this machine.
-
-        Raises:
-            ReadError: The store cannot be reached.
-        """
+        """Where samples lie in objects: none of what lies on this machine. Raises ReadError."""
         ...
 
 

@@ -6,10 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
+from itertools import accumulate, repeat
 from operator import is_not
-from typing import Any, Protocol, TypeAlias, cast, overload, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast, overload, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from energon_grain.errors import EmptyDatasetError
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
@@ -27,16 +30,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def in_range(indices: npt.NDArray[np.integer[Any]], count: int, *, where: str, what: str = "sample") -> Int64Array:
-    """Give `indices` as int64 once all are known to be in [0, count).
+    """Give (n,) `indices` as int64 once all are known to be in [0, count).
 
-    Args:
-        indices: (n,) in any order, repeats allowed.
-        count: How many there are.
-        where: What holds them, as the message names it.
-        what: What they number.
-
-    Raises:
-        IndexError: One is out of range; names the first that is.
+    Raises IndexError, which names `where`, and the first that is not.
     """
     found = np.asarray(indices, np.int64)
     if len(found) and int(found.view(np.uint64).max()) >= count:  # negative ones are the largest
@@ -108,12 +104,7 @@ class Selected:
         """Serve those of its samples alone for which an expression over its columns holds; None: all of them.
 
         Nothing but columns is read, in blocks whose numbers fit into a core's cache, side by side on this process's
-        cores.
-
-        Raises:
-            EmptyDatasetError: It holds for none.
-            ConfigError: It cannot be computed.
-            KeyNotFoundError, IndexFileError, ReadError: As `Source.column`.
+        cores. Raises EmptyDatasetError, ConfigError, KeyNotFoundError, IndexFileError and ReadError.
         """
         if where is None:
             return
@@ -140,6 +131,83 @@ class Selected:
             raise EmptyDatasetError(f"{source.path}: where {where.text!r} keeps none of its {total:,} samples")
         columns = {name: source.column_id(name) for name in where.names}
         self._selection = self._selection.where(keep, {"expression": where.text, "columns": columns, "of": total})
+
+
+class Cut(Selected):
+    """A source of files that are read as they are, of whose samples some may be served alone. Copies share the files.
+
+    Attributes:
+        shard_counts: Samples of each file, by name, in order: all, whatever is served.
+    """
+
+    shard_counts: Mapping[str, int]
+    path: str
+    _files_id: str
+    _has_slices: ClassVar[bool] = False
+
+    def cut(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        where: Expression | None = None,
+        runs: Sequence[tuple[int, int]] | None = None,
+    ) -> Self:
+        """Samples [start, stop) of all, for which `where` holds.
+
+        Args:
+            start: First sample to serve.
+            stop: One past the last sample; default: the end.
+            where: Which of these to serve, by their columns; default: all.
+            runs: [begin, end) of each file: those from which to take them; default: all.
+
+        Raises:
+            ConfigError: There are fewer.
+            EmptyDatasetError: There are none between.
+            KeyNotFoundError, IndexFileError, FormatError, ReadError: As `column`.
+        """
+        source = copy(self)
+        source._serve(start, stop, where, runs)
+        return source
+
+    def _serve(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        where: Expression | None = None,
+        runs: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        counts = self.shard_counts.values()
+        if runs is None:
+            self._selection = Selection(sum(counts), start=start, stop=stop)
+        else:
+            firsts = accumulate(counts, initial=0)
+            whole = [(first + begin, first + end) for first, (begin, end) in zip(firsts, runs, strict=False)]
+            self._selection = Selection.of_runs(sum(counts), whole, start=start, stop=stop)
+        self._narrow(where)
+
+    @property
+    def content_id(self) -> str:
+        """Digest of the files, and of which of their samples are served."""
+        chosen = self._selection
+        return f"{self._files_id}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
+
+    def _numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
+        """(n,) number of each sample among those of all files. Raises IndexError."""
+        return self._selection.to_raw(in_range(indices, len(self), where=self.path))
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Source.column`."""
+        if not isinstance(indices, slice):
+            return self._column_at(name, self._numbers(indices))
+        wanted = range(*indices.indices(len(self)))
+        run = None
+        if self._has_slices and wanted.step == 1:
+            run = self._selection.raw_run(wanted.start, max(wanted.start, wanted.stop))
+        return in_pieces(indices, len(self), partial(self.column, name)) if run is None else self._column_at(name, run)
+
+    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        """What a column says of samples by their numbers; of a slice of them where it `_has_slices`."""
+        raise NotImplementedError
 
 
 class LazySources(msgspec.Struct, gc=False, eq=False):

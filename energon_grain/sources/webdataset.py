@@ -234,10 +234,8 @@ _Run: TypeAlias = tuple[int, int, int]
 class WebDatasetGroup:
     """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
 
-    Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many.
-
-    Args:
-        sources: Of the same parts in the same order; see `read_alike`.
+    Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many. All have
+    the same parts in the same order; see `read_alike`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
@@ -259,16 +257,7 @@ class WebDatasetGroup:
         self._checked = np.zeros(self._first_file[-1], np.bool_)
 
     def read(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
-
-        Args:
-            which: (n,) number of the source of each sample.
-            indices: (n,) of the sample in it.
-
-        Raises:
-            IndexError: An index is out of range.
-            ReadError: Bytes could not be read after retries.
-        """
+        """Read samples, of the (n,) numbered sources, in the order asked for. See `Source.read`."""
         order = np.argsort(which, kind="stable")
         which = which[order]
         samples, shard = self._resolve(which, indices[order])
@@ -416,15 +405,7 @@ def _columns(
     values: Sequence[bytes | ByteStream | None],
     count: int,
 ) -> Mapping[str, Sequence[bytes | ByteStream | None]]:
-    """One list a part name. Where a sample has a part twice, the later one counts.
-
-    Args:
-        names: Of the dataset's parts.
-        owner: Sample, 0 to `count`, of each value, ascending.
-        name: Place in `names` of each.
-        values: The parts.
-        count: Samples.
-    """
+    """One list a part name. Where a sample has a part twice, the later one counts. Owners, 0 to `count`, ascend."""
     width = len(owner) // max(1, count)
     if width * count == len(owner):
         table = name.reshape(count, width)

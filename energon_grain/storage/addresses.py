@@ -107,12 +107,7 @@ class Address:
 def address_of(url: str, settings: StorageSettings) -> Address:
     """Where a URL leads.
 
-    Args:
-        url: Of an object or folder.
-        settings: End point, region and the like, and what `msc://team` stands for.
-
-    Raises:
-        ConfigError: The URL lacks a bucket, its scheme is unknown, or the store has no such setting.
+    Raises ConfigError where it lacks a bucket, its scheme is unknown, or the store has no such setting.
     """
     real, store, keys = _real(check_url(url), settings)
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]

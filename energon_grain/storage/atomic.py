@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
@@ -20,10 +21,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Generator[BinaryIO]:
     """Open a file for writing that takes the place of `path` only when the block ends without an error.
 
     The temporary file lies in the folder of `path` (a rename is atomic only inside one file system) and is removed on
-    any error. The new file keeps the mode of the one that it replaces.
-
-    Raises:
-        OSError: The folder is missing or not writable, or the disk is full.
+    any error. The new file keeps the mode of the one that it replaces. Raises OSError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -80,6 +78,14 @@ def remove_temporaries(folder: Path, *patterns: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def remove_unused(folder: Path, unused_s: float) -> None:
+    """Remove what lies in a folder with an older time of modification; who uses it again gives it another one."""
+    with contextlib.suppress(OSError):  # others may do the same
+        for path in folder.iterdir():
+            if time.time() - path.stat().st_mtime > unused_s:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -29,11 +29,7 @@ else:
 
 
 def load_yaml(data: bytes) -> Any:
-    """Read a document as `yaml.safe_load` does.
-
-    Raises:
-        yaml.YAMLError: It is not valid, or breaks a bound.
-    """
+    """Read a document as `yaml.safe_load` does. Raises yaml.YAMLError."""
     with composed(data, SafeLoader) as (loader, node):
         try:
             return None if node is None else loader.construct_document(node)
@@ -43,11 +39,7 @@ def load_yaml(data: bytes) -> Any:
 
 @contextmanager
 def composed(data: bytes | str, kind: type[yaml.SafeLoader]) -> Generator[tuple[yaml.SafeLoader, Any]]:
-    """A loader of a document and the node of it, None where it is empty.
-
-    Raises:
-        yaml.YAMLError: It is not valid, or breaks a bound.
-    """
+    """A loader of a document and the node of it, None where it is empty. Raises yaml.YAMLError."""
     encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MOST_DEPTH:
         _check(data)

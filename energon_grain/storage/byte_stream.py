@@ -41,12 +41,6 @@ class ByteStream(io.RawIOBase):
 
     Raises:
         ReadError: There is no such file, or it cannot be reached.
-
-    Attributes:
-        path: As given.
-        start: As given.
-        size: Bytes of the stream.
-        inserted: As given.
     """
 
     def __init__(
@@ -101,9 +95,7 @@ class ByteStream(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read `size` bytes, less only at the end; None or -1: all that is left.
 
-        Raises:
-            ReadError: They could not be read after retries.
-            StaleIndexError: The file was changed since it was first read from, or indexed.
+        Raises ReadError and StaleIndexError.
         """
         if self.closed:
             raise ValueError("I/O operation on closed file")
@@ -175,8 +167,11 @@ class ByteStream(io.RawIOBase):
     def _fetch(self, count: int) -> bytes:
         """Read `count` bytes from here on, and what is likely to be asked for next."""
         self._run = self._run if self._place == self._next else 0
-        ahead = min(max(self._run // AHEAD_SHARE, self._store.least_bytes), LONGEST_AHEAD_BYTES)
-        stop = min(self._place + max(count, ahead), self.size)
+        least = self._store.least_bytes
+        ahead = min(max(self._run // AHEAD_SHARE, least), LONGEST_AHEAD_BYTES)
+        stop = self._place + max(count, ahead)
+        stop = max(stop - (self.start + stop) % least, self._place + count)  # stores fetch pages of so many bytes
+        stop = min(stop, self.size)
         stop = min([stop, *(start for start, _ in (self.inserted, *self._prefetched) if start > self._place)])
         (data,) = self._read([(self._place, stop)])
         self._run += len(data)

@@ -36,12 +36,14 @@ from energon_grain._version import __version__
 from energon_grain.extras import needed_for
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import Address
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.storage.atomic import atomic_write_bytes, remove_unused
 from energon_grain.storage.object_error import BUSY, ObjectError, shortened
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
+UNUSED_S = 30 * 24 * 3600.0
+"""How long what is kept of a commit stays when nobody opens it."""
 _HOPS = 5
 _PAGES = 10_000
 _PAGE_BYTES = 64 << 20
@@ -53,6 +55,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT = re.compile(r'<([^>]*)>[^,]*;\s*rel="?next"?')
 _RATE = re.compile(r"\bt=(\d+)")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_NO_NAME = re.compile("[\0\ud800-\udfff]")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _EXPIRED = (400, 401, 403, 404, 410)
 """What content networks answer when a signature holds no more."""
@@ -243,8 +246,8 @@ class HubStore:
             except FileNotFoundError:
                 return
             for each in page:
-                inside = f"{folder}/" if folder else ""
-                if not each.path.startswith(inside) or {"", ".", ".."} & set(each.path.split("/")) or "\0" in each.path:
+                inside, steps = f"{folder}/" if folder else "", set(each.path.split("/"))
+                if not each.path.startswith(inside) or {"", ".", ".."} & steps or _NO_NAME.search(each.path):
                     raise ObjectError(
                         f"{self._hub.host} lists {shortened(each.path)!r}, which does not lie in {folder or 'there'}; "
                         "nothing of that list is used",
@@ -252,7 +255,7 @@ class HubStore:
                     )
                 if each.type == "file":
                     size_bytes, tag = (each.size, each.oid) if each.lfs is None else (each.lfs.size, each.lfs.oid)
-                    if size_bytes < 0 or not tag:
+                    if size_bytes < 0 or not tag or _NO_NAME.search(tag):
                         raise ObjectError(
                             f"{self._hub.host} lists {shortened(each.path)!r} with {size_bytes} bytes and the hash "
                             f"{shortened(tag)!r}",
@@ -384,7 +387,7 @@ class _Hub:
                 way_out="check HF_ENDPOINT",
             ) from None
         following = _NEXT.search(answer.headers.get("Link", ""))
-        further = None if following is None else urljoin(url, following[1])
+        further = None if following is None else _led(url, following[1])
         if further is not None and _origin(further) != _origin(self.endpoint):
             raise ObjectError(f"the list of {self.host} goes on at {urlsplit(further).hostname}", passing=False)
         return found, further
@@ -412,7 +415,7 @@ class _Hub:
                 return answer, None
             answer.drain_conn()
             answer.release_conn()
-            before, url = urlsplit(url), urljoin(url, answer.headers.get("Location", ""))
+            before, url = urlsplit(url), _led(url, answer.headers.get("Location", ""))
             after = urlsplit(url)
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise ObjectError(
@@ -513,6 +516,16 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
+def _led(url: str, place: str) -> str:
+    """Where an answer leads. Raises ObjectError where that is nowhere."""
+    try:
+        led = urljoin(url, place)
+        _origin(led)
+    except ValueError:
+        raise ObjectError(f"{urlsplit(url).hostname} leads to {shortened(place)!r}, which is no URL", False) from None
+    return led
+
+
 def _wait_s(answer: BaseHTTPResponse, host: str) -> float:
     """How long a server wants to be left alone. Raises ObjectError where nobody waits that long."""
     told, wait_s = answer.headers.get("Retry-After", ""), 0.0
@@ -580,7 +593,9 @@ def _connections(proxy: str | None) -> Any:
 def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
     """What was kept; None: nothing, or it is damaged."""
     try:
-        return form.from_json(path.read_bytes())
+        found = form.from_json(path.read_bytes())
+        os.utime(path)
+        return found
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -588,4 +603,5 @@ def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
 def _keep(path: Path, value: object) -> None:
     with suppress(OSError):  # a folder that cannot be written, or a full disk: it is asked for again
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unused(path.parent, UNUSED_S)
         atomic_write_bytes(path, msgspec.json.encode(value))

@@ -82,11 +82,7 @@ class _Version:
 
 
 class OpenFile:
-    """A file descriptor that is closed when the last user lets go of it.
-
-    Args:
-        descriptor: Of the file.
-    """
+    """A file descriptor that is closed when the last user lets go of it."""
 
     __slots__ = ("descriptor", "version")
 
@@ -101,8 +97,7 @@ class OpenFile:
 def _patiently(attempt: Callable[[], _Result], failed: str) -> _Result:
     """Do what may fail for a moment (a network file system, too many open files), again after each of the pauses.
 
-    Raises:
-        ReadError: It still fails, or would for ever.
+    Raises ReadError.
     """
     for pause in (*_PAUSES_SECONDS, None):
         try:
@@ -227,12 +222,7 @@ class LocalFiles:
         return os.fstat(file.descriptor).st_size
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
-        """The bytes of each file from `starts[i]` to its end.
-
-        Raises:
-            RangeError: One ends before.
-            ReadError: One cannot be read.
-        """
+        """See `ByteStore`."""
         tails: list[bytes] = []
         for path, start in zip(paths, starts, strict=True):
             stop = self.size(path)
@@ -253,12 +243,7 @@ class LocalFiles:
         start: npt.NDArray[np.int64],
         stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
-        """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i.
-
-        Raises:
-            ReadError: One cannot be had.
-            StaleIndexError: One is of a file that was changed since it was first opened.
-        """
+        """See `ByteStore`. Raises StaleIndexError where a file was changed since it was first opened."""
         files: list[int] = file.tolist()
         starts: list[int] = start.tolist()
         sizes: list[int] = (stop - start).tolist()
@@ -319,8 +304,7 @@ class LocalFiles:
     def _read_again(self, path: str, offset: int, size: int) -> bytes:
         """Read a range that could not be read, through a new file handle (a network file system may have lost the old).
 
-        Raises:
-            ReadError: It still cannot be read after `_PAUSES_SECONDS`.
+        Raises ReadError.
         """
 
         def read() -> bytes:
@@ -343,12 +327,7 @@ class LocalFiles:
 
 
 def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
-    """Go on after a short read (a signal, or more than 2 GiB at once).
-
-    Raises:
-        OSError: The kernel refuses.
-        RangeError: The file ends before the range does.
-    """
+    """Go on after a short read (a signal, or more than 2 GiB at once). Raises OSError and RangeError."""
     pieces = [data]
     have = len(data)
     while have < size:

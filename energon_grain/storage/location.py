@@ -13,6 +13,7 @@ from energon_grain.errors import ConfigError
 
 STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "hf")
 """Schemes of stores. `file://` is a path of this machine."""
+METADATASET_ENDINGS = (".yaml", ".yml")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[{]")
@@ -82,12 +83,7 @@ def without_revision(url: str) -> str:
 
 
 def with_revisions(text: str, revision_for: Callable[[str], str]) -> str:
-    """A location, or a list of them, with other revisions of the datasets of the Hub.
-
-    Args:
-        text: One URL or several.
-        revision_for: Gives the revision to write for the URL of a dataset; empty: none.
-    """
+    """A location, or a list of them, with other revisions of the datasets of the Hub; empty: none."""
 
     def written(found: re.Match[str]) -> str:
         revision = revision_for(found[0])
@@ -125,11 +121,9 @@ def check_url(url: str) -> str:
 def located(path: str | os.PathLike[str]) -> str:
     """What the program gives as a path: a URL without its last slashes, or a path as it is.
 
-    URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it,
-    such as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, becomes that, with a warning.
-
-    Raises:
-        ConfigError: As `check_url`.
+    URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it, such
+    as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, becomes that, with a warning. Raises
+    ConfigError.
     """
     text = os.fspath(path)
     url = _URL.match(text)
@@ -181,6 +175,11 @@ def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> 
         return f"{text}: no such {what}{hint}"
     meant = f"{lost[1]}://{lost[2]}"
     return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
+
+
+def is_file_of(location: str, endings: str | tuple[str, ...]) -> bool:
+    """Whether a path or URL names a file with one of these endings. A folder may be called like one."""
+    return location.endswith(endings) and (is_url(location) or not os.path.isdir(location))
 
 
 def name_of(location: str) -> str:

@@ -1,7 +1,8 @@
 """Copies of the small files of a remote folder on this machine: what is read whole, or memory-mapped.
 
 A mirror lies in the cache folder, under a name that tells what it mirrors. Several processes may use it at once: files
-appear whole or not at all, and one process at a time brings it up to date.
+appear whole or not at all, and one process at a time brings it up to date. Those of the Hub, one for each commit, are
+removed when they were not opened for 30 days.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import msgspec
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import address_of
-from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
+from energon_grain.storage.atomic import atomic_write_bytes, remove_unused, sync_folder
 from energon_grain.storage.file_lock import locked_at, open_unlinked
+from energon_grain.storage.hub import UNUSED_S
 from energon_grain.storage.location import join, located, name_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
@@ -61,12 +63,18 @@ class Mirror:
         # What tells places apart, and not names: programs may give one name to several places.
         place = (address.kind, address.store.endpoint, address.bucket, address.key)
         name = f"{quote(name_of(address.key or address.bucket))[:100]}-{_sum(repr(place).encode()).hex()}"
-        self.folder = Path(client.settings.cache_folder, "mirror", name)
+        self._is_of_hub = address.kind == "hub"
+        self.folder = Path(client.settings.cache_folder, "hub-mirror" if self._is_of_hub else "mirror", name)
+        if self._is_of_hub:
+            with contextlib.suppress(OSError):
+                os.utime(self.folder)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
         """Be the only one to bring the mirror up to date. Raises ConfigError where its folder cannot be written."""
         try:
+            if self._is_of_hub and not self.folder.exists():
+                remove_unused(self.folder.parent, UNUSED_S)
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked_at(self.folder / _LOCK):  # without locks files are read twice
                 yield

@@ -11,13 +11,7 @@ from energon_grain.storage.settings import storage_settings
 
 
 def read_whole(location: str) -> bytes:
-    """Read a file, or an object of a store.
-
-    Raises:
-        FileNotFoundError: There is none.
-        OSError: It cannot be read; of an object a ReadError.
-        ConfigError: The URL is of no store that can be read.
-    """
+    """Read a file, or an object of a store. Raises FileNotFoundError, OSError and ConfigError."""
     if not is_url(location):
         return Path(location).read_bytes()
     found = shared_client(storage_settings()).read(ObjectRange(location))
@@ -29,9 +23,7 @@ def read_whole(location: str) -> bytes:
 def read_beginning(location: str, size_bytes: int) -> bytes:
     """Read the first bytes of a file, or of an object of a store; fewer where it is shorter, none where there is none.
 
-    Raises:
-        ReadError: It cannot be read.
-        ConfigError: The URL is of no store that can be read.
+    Raises ReadError and ConfigError.
     """
     if is_url(location):
         client = shared_client(storage_settings())

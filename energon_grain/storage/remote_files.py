@@ -51,15 +51,7 @@ _Pieces = TypeVar("_Pieces", bound=Pieces)
 
 
 class RemoteFiles:
-    """A `ByteStore` over object stores; paths are URLs.
-
-    Args:
-        settings: How stores are reached, and where pages are kept.
-
-    Attributes:
-        settings: As given.
-        versions: Of the objects that are read.
-    """
+    """A `ByteStore` over object stores; paths are URLs."""
 
     merge_gap_bytes = 8192
     solo_bytes = 16384
@@ -180,11 +172,7 @@ class RemoteFiles:
     def keep(self, path: str, start: int, stop: int) -> bool:
         """Fetch bytes [start, stop) ahead of need, except what is there or being fetched: into the cache, else memory.
 
-        Returns:
-            False: they are not kept.
-
-        Raises:
-            ReadError: They cannot be had.
+        Says whether they are kept. Raises ReadError.
         """
         mark = self._mark  # taken before the version: after `close` both are others
         version = self.versions.of(path)
@@ -292,13 +280,7 @@ def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is known of an object.
-
-    Attributes:
-        size_bytes: Of the object.
-        generation: Changes whenever the object does.
-        pages: What the cache has of it; None: nothing is kept on disk.
-    """
+    """What is known of an object: `generation` changes whenever it does; without `pages` nothing is kept on disk."""
 
     size_bytes: int
     generation: bytes
@@ -310,12 +292,7 @@ class Version:
 
 
 class ObjectVersions:
-    """Which version of each object a reader reads: its size and its generation.
-
-    Args:
-        client: Asks for them.
-        cache: Keeps their pages.
-    """
+    """Which version of each object a reader reads: its size and its generation."""
 
     def __init__(self, client: ObjectClient, cache: PageCache | None) -> None:
         self._client = client
@@ -323,23 +300,9 @@ class ObjectVersions:
         self._known: dict[str, Version] = {}
 
     def read(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Pieces]) -> _Pieces:
-        """Read bytes [start, stop) of a version in pieces as they come, past the cache.
+        """Read bytes [start, stop) of a version as they come, past the cache, into what `pieces` makes for each answer.
 
-        Args:
-            path: Of the object.
-            version: Of it.
-            start: First byte.
-            stop: One past the last.
-            pieces: Makes what takes the pieces of one answer: `list`, say.
-
-        Returns:
-            What `pieces` made for the answer that came whole.
-
-        Raises:
-            MissingObjectError: It is gone.
-            RangeError: It ends before.
-            ReadError: It cannot be read.
-            StaleIndexError: It was replaced.
+        Raises MissingObjectError, RangeError, ReadError, and StaleIndexError where it was replaced.
         """
 
         def begin(generation: bytes) -> _Pieces:
@@ -368,11 +331,7 @@ class ObjectVersions:
         return self.expect(path, found.size_bytes, found.generation)
 
     def expect(self, path: str, size_bytes: int, generation: bytes) -> Version:
-        """Read an object in this version only, which somebody else learnt: nothing is asked.
-
-        Raises:
-            StaleIndexError: It has been read in another version.
-        """
+        """Read an object in this version only, which somebody else learnt: nothing is asked. Raises StaleIndexError."""
         keeps = self._cache is not None and generation != UNVERSIONED
         pages = (
             self._cache.open(without_revision(path), generation, size_bytes)
@@ -423,11 +382,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class HeldRanges:
-    """Ranges of objects in memory, those that came last. Thread-safe.
-
-    Args:
-        limit_bytes: Beyond this the oldest ranges go.
-    """
+    """Ranges of objects in memory, those that came last. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -507,11 +462,7 @@ def held_ranges(limit_bytes: int) -> HeldRanges:
 
 
 def page_cache(settings: StorageSettings) -> PageCache | None:
-    """The cache of this process for these settings; None where they want none.
-
-    Raises:
-        ConfigError: Its folder cannot be made.
-    """
+    """The cache of this process for these settings; None where they want none. Raises ConfigError."""
     if settings.cache_bytes == 0:
         return None
     return _cache_in(os.path.join(settings.cache_folder, "pages"), settings.cache_bytes)

@@ -47,11 +47,7 @@ class ScannedBytes(ABC):
 
 
 class FileBytes(ScannedBytes):
-    """A file, by `pread` only.
-
-    Args:
-        descriptor: Of the file; closed with this.
-    """
+    """A file, by `pread` only."""
 
     generation = b""
     pass_over_bytes = 16 << 10

@@ -146,11 +146,7 @@ _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
 
 
 def read_settings(path: str) -> StorageSettings:
-    """Read a file with settings, in YAML.
-
-    Raises:
-        ConfigError: It cannot be read, a key is unknown or a value wrong; names the file, and the place in it.
-    """
+    """Read a file with settings, in YAML. Raises ConfigError."""
     import yaml
 
     from energon_grain.storage.bounded_yaml import load_yaml
@@ -212,11 +208,7 @@ def using_storage(settings: StorageSettings) -> Generator[None]:
 
 
 def storage_settings() -> StorageSettings:
-    """The settings in use: those of `use_storage`, else of the settings file, else the defaults.
-
-    Raises:
-        ConfigError: The file that `ENERGON_GRAIN_STORAGE` names is not there, or a settings file is not valid.
-    """
+    """The settings in use: those of `use_storage`, else of the settings file, else the defaults. Raises ConfigError."""
     return _from_file(_settings_file()) if _chosen is None else _chosen
 
 

@@ -35,12 +35,7 @@ class Spans:
     """(n,) where the range begins in its span."""
 
     def cut(self, data: Sequence[bytes], size: Int64Array) -> list[bytes | None]:
-        """The bytes of each range, in the order in which they were given: of the bytes of all spans.
-
-        Args:
-            data: Of each span.
-            size: (n,) bytes of each range.
-        """
+        """The bytes of each range, `size` long, in the order in which they were given: of the bytes of all spans."""
         places = zip(self.span.tolist(), self.offset.tolist(), (self.offset + size).tolist(), strict=True)
         return [data[span][begin:end] for span, begin, end in places]
 

@@ -22,6 +22,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import reprlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -77,28 +78,6 @@ def to_cursor(
     manifest: str | None = None,
 ) -> Cursor:
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
-    history = list(map(list, progress.history))
-    skipped = list(map(list, progress.skipped))
-    drops = pack_integers(progress.drops.tolist()) if np.count_nonzero(progress.drops) else ""
-    host = [share.host, share.hosts]
-    # In the order of names, so that this is what `_CANONICAL` gives: all texts here are ASCII.
-    said: Cursor = {
-        "drops": drops,
-        "ended": progress.ended,
-        "fingerprint": fingerprint,
-        "held": held,
-        "history": history,
-        "host": host,
-        "item": progress.item,
-        "lanes": share.lanes,
-        **({} if manifest is None else {"manifest": manifest}),
-        "pass": progress.pass_number,
-        "pass_step": progress.pass_step,
-        **({"plans": plans} if plans else {}),
-        "skipped": skipped,
-        "step": progress.step,
-        "version": VERSION,
-    }
     cursor: Cursor = {
         "version": VERSION,
         "step": progress.step,
@@ -108,16 +87,17 @@ def to_cursor(
         "ended": progress.ended,
         "lanes": share.lanes,
         "fingerprint": fingerprint,
-        "history": history,
-        "host": host,
-        "drops": drops,
+        "history": list(map(list, progress.history)),
+        "host": [share.host, share.hosts],
+        "drops": pack_integers(progress.drops.tolist()) if np.count_nonzero(progress.drops) else "",
         "held": held,
-        "skipped": skipped,
+        "skipped": list(map(list, progress.skipped)),
         **({"plans": plans} if plans else {}),
+        **({} if manifest is None else {"manifest": manifest}),
     }
-    if manifest is not None:
-        cursor["manifest"] = manifest
-    cursor["check"] = hashlib.blake2b(msgspec.json.encode(said), digest_size=8).hexdigest()
+    # What `_CANONICAL` gives, as all texts here are ASCII, only faster.
+    said = msgspec.json.encode(cursor, order="sorted")
+    cursor["check"] = hashlib.blake2b(said, digest_size=8).hexdigest()
     return cursor
 
 
@@ -184,11 +164,6 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
 
 def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None = None) -> Progress:
     """One host's progress from a cursor that any number of hosts saved.
-
-    Args:
-        cursor: What `to_cursor` or `merge_cursors` returned.
-        share: The host.
-        program: What lanes do; None where nothing but positions is needed.
 
     Raises:
         StateError: The cursor is malformed, or speaks for other hosts' lanes than this host needs.
@@ -354,10 +329,19 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
     """
     if lines := differences(cursor, fingerprint, manifest):
         told = "\n".join(f"  {line}" for line in lines)
+        sizes = [(int(found[1]), int(found[2])) for found in map(_SIZES.search, lines) if found]
+        appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
             f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "
-            f"saved with. To go on at the same position of the changed stream, pass allow_changes=True"
+            f"saved with. {appended}To go on at the same position of the changed stream, pass allow_changes=True"
         )
+
+
+_SIZES = re.compile(r"\.samples: saved (\d+), now (\d+)$")
+_APPENDED = (
+    "Where shards were appended since, the splits of that time lie beside the data: split_config="
+    "'split-first-N-shards.yaml', with N the number of shards then, is what it was. "
+)
 
 
 def _differences(saved: Any, now: Any, path: str) -> list[str]:

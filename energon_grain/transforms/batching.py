@@ -186,11 +186,7 @@ def batch_samples(
     """Batch samples field by field into `result_type` (a dataclass, named tuple or dict; default: that of the samples).
 
     A `result_type` with a method `from_samples` makes its batch itself. Else each field is batched by `generic_batch`,
-    or by `actions[field]` where given.
-
-    Raises:
-        TypeError: The samples have no fields, or `result_type` has others.
-        ValueError: Arrays of one field differ in their number of dimensions, or only some samples have the field.
+    or by `actions[field]` where given. Raises TypeError and ValueError.
     """
     result_type = result_type or type(samples[0])
     from_samples = getattr(result_type, "from_samples", None)
@@ -210,11 +206,7 @@ def batch_samples(
 
 
 def stack_or_list(batch: list[Any], *, where: str = "") -> Any:
-    """Arrays, numpy scalars among them, padded and stacked; of anything else the list itself.
-
-    Raises:
-        ValueError: The arrays differ in their number of dimensions, or not all values are arrays.
-    """
+    """Arrays, numpy scalars among them, padded and stacked; of anything else the list itself. Raises ValueError."""
     joined = _joined(batch, where, batch_pad_stack)
     return batch if joined is None else joined
 
@@ -271,9 +263,7 @@ def concat_pad(batch: Sequence[T], *, where: str = "") -> T:
 def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None:
     """The values of each field of the first sample over all samples; None where it has no fields.
 
-    Raises:
-        ConfigError: Some samples are crude, others are not.
-        ValueError: A sample lacks a field that the first has.
+    Raises ConfigError and ValueError.
     """
     first = samples[0]
     if isinstance(first, dict):

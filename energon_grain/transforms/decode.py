@@ -112,11 +112,7 @@ def json_codec(part: str) -> Callable[[Buffer], Any]:
 
 
 def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
-    """The array in a `.npy` file, writable and in the memory order that it was saved in.
-
-    Raises:
-        ValueError: The file is damaged, or holds Python objects and `allow_pickle` is false.
-    """
+    """The array in a `.npy` file, writable and in the memory order that it was saved in. Raises ValueError."""
     size = _npy_header_size(data)
     shape, fortran, dtype = _npy_header(bytes(data[:size])) if size else ((), False, _OBJECT)
     if dtype.hasobject or not dtype.itemsize:
@@ -131,12 +127,7 @@ def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
 
 
 def decode_npz(data: Buffer, *, allow_pickle: bool = False, max_bytes: int | None = None) -> dict[str, Any]:
-    """The arrays in a `.npz` file by name; members that are no arrays as bytes.
-
-    Raises:
-        ValueError: The file is damaged, holds Python objects and `allow_pickle` is false, or unpacks to more than
-            `max_bytes`.
-    """
+    """The arrays in a `.npz` file by name; members that are no arrays as bytes. Raises ValueError."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         check_unpacked(archive, max_bytes)
         members = {member.filename: archive.read(member) for member in archive.infolist()}
@@ -162,10 +153,7 @@ def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
     """The arrays of a tensor binary as WebDataset's `tenbin` writes it.
 
     The file is a row of chunks: `~TenBin~`, int64 length, and as many bytes, padded to a multiple of 64. Each array is
-    a header chunk of int64s (type name, label, number of dimensions, sizes) and a data chunk.
-
-    Raises:
-        ValueError: The file is damaged.
+    a header chunk of int64s (type name, label, number of dimensions, sizes) and a data chunk. Raises ValueError.
     """
     chunks: list[memoryview] = []
     view = memoryview(data)
@@ -220,12 +208,7 @@ def _npy_header_3(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
-    """What gzip packed, in one member or several.
-
-    Raises:
-        ValueError: It ends early, or unpacks to more than `max_bytes`.
-        zlib.error: It is damaged.
-    """
+    """What gzip packed, in one member or several. Raises ValueError and zlib.error."""
     most = sys.maxsize if max_bytes is None else max_bytes
     pieces: list[bytes] = []
     size = place = 0
@@ -246,11 +229,7 @@ def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
 
 
 def torch_file(data: Buffer, max_bytes: int | None) -> io.BytesIO:
-    """What `torch.save` wrote, for `torch.load`.
-
-    Raises:
-        ValueError: It is an archive that unpacks to more than `max_bytes`.
-    """
+    """What `torch.save` wrote, for `torch.load`. Raises ValueError."""
     file = io.BytesIO(data)
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
@@ -494,11 +473,7 @@ class SampleDecoder:
         return planes
 
     def _av_codec(self, part: str) -> Codec:
-        """The function that decodes a video or audio file.
-
-        Raises:
-            MissingPackageError: It is decoded at once, and PyAV is not installed.
-        """
+        """The function that decodes a video or audio file. Raises MissingPackageError."""
         if self._config["av_decode"] != "AVDecoder":
             require_av()
         options = ("video_decode_audio", "av_decode", "max_pixels", "max_part_bytes")
@@ -513,12 +488,7 @@ class SampleDecoder:
         return _guarded(part, decode)
 
     def _torch_codec(self, part: str) -> Codec:
-        """The function that decodes what `torch.save` wrote.
-
-        Raises:
-            UntrustedCodeError: It may run code, and that is not allowed.
-            MissingPackageError: The package `torch` is not installed.
-        """
+        """The function that decodes what `torch.save` wrote. Raises UntrustedCodeError and MissingPackageError."""
         _check_allowed(part, "a torch file, which is a pickle inside,", allowed=self._config["allow_pickle"])
         torch = _installed("torch", part)
         most: int | None = self._config["max_part_bytes"]
@@ -549,6 +519,44 @@ class SampleDecoder:
         if extension == "pth":
             return _guarded(part, self._torch_codec(part))
         return None
+
+
+class ColumnDecoder(SampleDecoder):
+    """Decodes parts that are called as columns of a table: what they are is known, whatever their names.
+
+    Args:
+        decoder: Decodes them, by the ends of names.
+        endings: Which end stands for a column; a list's entries, `name.0`, are as their column.
+    """
+
+    def __init__(self, decoder: SampleDecoder, endings: Mapping[str, str]) -> None:
+        self._inner, self._endings = decoder, dict(endings)
+        self._config = decoder.config()
+
+    def _named(self, part: str) -> str:
+        column = part if part in self._endings else part.rpartition(".")[0]
+        return f"{part}.{self._endings[column]}" if column in self._endings else part
+
+    def decoder_for(self, part: str) -> Codec | None:
+        """See `SampleDecoder`."""
+        return self._inner.decoder_for(self._named(part))
+
+    def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
+        """See `SampleDecoder`."""
+        return self._inner.decode_column(self._named(part), column, groups)
+
+    def decode(self, fname: str, raw: Buffer) -> Any:
+        """See `SampleDecoder`."""
+        return self._inner.decode(self._named(fname), raw)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ColumnDecoder) and (self._inner, self._endings) == (other._inner, other._endings)
+
+    def __hash__(self) -> int:
+        return hash(self._inner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ColumnDecoder, (self._inner, self._endings)
 
 
 @cache

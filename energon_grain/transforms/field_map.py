@@ -36,12 +36,7 @@ class Option:
         return self.part + "".join(f"[{step}]" for step in self.access)
 
     def follow(self, parts: Mapping[str, Any]) -> Any:
-        """The value in `parts`.
-
-        Raises:
-            LookupError: The part, a key or a position is missing.
-            ValueError: A position is no integer, or a value cannot be entered.
-        """
+        """The value in `parts`. Raises LookupError and ValueError."""
         value = parts[self.part]
         for step in self.access:
             if isinstance(value, dict):
@@ -114,11 +109,7 @@ class FieldMap:
         return cls({name: parse_expression(expression) for name, expression in mapping.items()})
 
     def check_parts(self, available: Collection[str], *, where: str = "field_map") -> None:
-        """Check that each field can be filled from some of the parts that a dataset has.
-
-        Raises:
-            FieldMapError: None of a field's options names an available part.
-        """
+        """Check that each field can be filled from some of the parts that a dataset has. Raises FieldMapError."""
         for name, options in self.fields.items():
             if not any(option.part in available or option.part in PSEUDO_PARTS for option in options):
                 wanted = " or ".join(repr(option.part) for option in options)
@@ -126,11 +117,7 @@ class FieldMap:
                 raise FieldMapError(f"{where}: {name}: no sample has a part {wanted}; {others}")
 
     def evaluate(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of every mapped field, from decoded parts by name.
-
-        Raises:
-            DecodingError: No option of a field leads to a value.
-        """
+        """The value of every mapped field, from decoded parts by name. Raises DecodingError."""
         values: dict[str, Any] = {}
         for name, options in self.fields.items():
             for option in options:

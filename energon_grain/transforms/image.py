@@ -82,12 +82,7 @@ IMAGE_MODES = _modes()
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The size that images are made.
-
-    Attributes:
-        size: Pixels of the shorter side, or height and width.
-        filter: Of Pillow's resizing.
-    """
+    """The size that images are made: pixels of the shorter side, or height and width, by a `filter` of Pillow's."""
 
     size: ImageSize
     filter: ImageFilter

@@ -193,8 +193,7 @@ def _read_lengths(
 ) -> npt.NDArray[np.int64]:  # (n,)
     """The length of every sample, from a function of a sample or from numbers in the order of the samples.
 
-    Raises:
-        ConfigError: There are more or fewer lengths than samples, or one is negative or no integer.
+    Raises ConfigError.
     """
     given = list(map(length, samples)) if callable(length) else length
     lengths = np.asarray(given)
@@ -402,11 +401,7 @@ def _ascending(lengths: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
 
 
 def _check_lengths(lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None) -> None:
-    """What every packer demands of its arguments.
-
-    Raises:
-        ConfigError: `capacity` or `max_samples` is less than 1, or a length is negative or over the capacity.
-    """
+    """What every packer demands of its arguments. Raises ConfigError."""
     if capacity < 1:
         raise ConfigError(f"packing: capacity is {capacity}; a pack holds at least 1 token")
     if max_samples is not None and max_samples < 1:

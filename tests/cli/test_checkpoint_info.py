@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from cli_runs import run
 from metadatasets import write_v2
+from patience import PATIENCE_S
 
 from energon_grain import (
     ConfigError,
@@ -77,9 +81,11 @@ def test_where_a_run_stands(mix: Path, state: Path) -> None:
     assert "large/train       40        75.00%    240    6.00\n" in shown
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_every_form_says_the_same(mix: Path, state: Path, tmp_path: Path) -> None:
     import orbax.checkpoint as ocp
     import torch
+    import torch.distributed.checkpoint as dcp
 
     from energon_grain.loader import EnergonCheckpointSave
     from energon_grain_torch import get_savable_loader as torch_loader
@@ -100,18 +106,26 @@ def test_every_form_says_the_same(mix: Path, state: Path, tmp_path: Path) -> Non
         made.restore_state_rank(cursor)
         with ocp.CheckpointManager(tmp_path / "orbax") as manager:
             manager.save(9, args=ocp.args.Composite(data=EnergonCheckpointSave(made)))
+        with ocp.CheckpointManager(tmp_path / "orbax-json") as manager:
+            manager.save(9, args=ocp.args.Composite(data=ocp.args.JsonSave(made.save_state_rank())))
     (tmp_path / "grain").mkdir()
     (tmp_path / "grain" / "process_0-of-1.json").write_text(json.dumps(cursor))
     forms["grain"] = tmp_path / "grain"
     forms["orbax"] = tmp_path / "orbax"
     forms["orbax, its step"] = tmp_path / "orbax" / "9"
+    forms["orbax, as JSON"] = tmp_path / "orbax-json"
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     dataset = get_train_dataset(
         mix, worker_config=config, batch_size=8, shuffle_buffer_size=None, max_samples_per_sequence=None
     )
     with torch_loader(dataset) as made:
         made.restore_state_rank(cursor)
-        content = {"model": {"w": torch.zeros(3)}, "data": made.state_dict()}
+        content = {"model": {"w": torch.zeros(3)}, "data": made.state_dict(), "code": Path("x")}
+        for name, state in {"stateful": made, "of a dictionary": {"state": made.state_dict()}, "raw": cursor}.items():
+            forms[f"distributed, {name}"] = tmp_path / "steps" / name
+            dcp.save({"w": torch.zeros(3), "loader": state}, checkpoint_id=forms[f"distributed, {name}"])
+        forms["distributed, of many steps"] = tmp_path / "run"
+        dcp.save({"loader": made, "step": 40}, checkpoint_id=tmp_path / "run" / "step-40")
     for name, zipped in {"torch": True, "torch of old": False}.items():
         forms[name] = tmp_path / f"{name}.pt"
         torch.save(content, forms[name], _use_new_zipfile_serialization=zipped)
@@ -122,6 +136,57 @@ def test_every_form_says_the_same(mix: Path, state: Path, tmp_path: Path) -> Non
         assert found["place"].startswith(str(file)), name
         assert {**found, "place": ""} == {**expected, "place": ""}, name
         assert run(*asked, "--state", file).stdout == batch
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoints_are_read_without_the_packages_that_wrote_them(mix: Path, state: Path, tmp_path: Path) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    content = {"loader": {"energon_grain": state.read_text()}, "model": torch.nn.Linear(2, 2).state_dict()}
+    dcp.save(content, checkpoint_id=tmp_path / "distributed")
+    torch.save(content, tmp_path / "one.pt")
+    (tmp_path / "orbax").mkdir()
+    (tmp_path / "orbax" / "energon_grain.json").write_text(state.read_text())
+    program = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('torch', 'orbax', 'jax', 'grain'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from energon_grain.cli import main\n"
+        "main()\n"
+    )
+    for name in ("distributed", "one.pt", "orbax"):
+        command = [sys.executable, "-c", program, "checkpoint", "info", str(tmp_path / name), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["step"] == 40, name
+
+
+class Harmful:
+    """A pickle of it makes a file where it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def test_no_checkpoint_runs_code(state: Path, tmp_path: Path) -> None:
+    import torch
+
+    harm = Harmful(tmp_path / "harm")
+    torch.save({"data": json.loads(state.read_text()), "more": harm}, tmp_path / "one.pt")
+    assert told(tmp_path / "one.pt")["step"] == 40
+    (tmp_path / "distributed").mkdir()
+    (tmp_path / "distributed" / ".metadata").write_bytes(pickle.dumps({"storage_data": harm}))
+    done = run("checkpoint", "info", tmp_path / "distributed")
+    assert isinstance(done.exception, StateError)
+    assert "is damaged, or not of torch.distributed.checkpoint" in str(done.exception)
+    assert not (tmp_path / "harm").exists()
 
 
 def test_one_host_of_several(mix: Path, tmp_path: Path) -> None:
@@ -224,10 +289,11 @@ def test_what_is_no_state(state: Path, mix: Path, tmp_path: Path) -> None:
     assert [each["step"] for each in told(tmp_path / "two.json")] == [40, 40]
     done = run("which", mix, "--step", "0", "--batch-size", "8", "--state", tmp_path / "two.json")
     assert "two.json: train, " in str(done.exception)
-    torch.save({"code": Path("x"), "data": cursor}, tmp_path / "code.pt")
-    done = run("checkpoint", "info", tmp_path / "code.pt")
+    torch.save({"data": cursor}, tmp_path / "whole.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:500])
+    done = run("checkpoint", "info", tmp_path / "cut.pt")
     assert isinstance(done.exception, StateError)
-    assert "without running code" in str(done.exception)
+    assert "is damaged, or no file of torch.save" in str(done.exception)
     (tmp_path / "weights.bin").touch()
     os.truncate(tmp_path / "weights.bin", (1 << 30) + 1)  # a hole, which nobody reads
     assert "it has more than 1 GiB" in str(run("checkpoint", "info", tmp_path / "weights.bin").exception)

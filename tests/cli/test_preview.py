@@ -16,7 +16,14 @@ from metadatasets import write_v2
 from preview_data import SCRIPT, make_media, picture, video
 
 import energon_grain
-from energon_grain import ConfigError, WorkerConfig, get_train_dataset
+from energon_grain import (
+    ConfigError,
+    DefaultTaskEncoder,
+    SampleDecoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import make_text_dataset, write_tars
 
@@ -157,6 +164,83 @@ def test_a_step_of_a_run_that_packs_begins_at_a_state(tmp_path: Path, monkeypatc
     ]
     assert len(found) == 4
     assert "known by making the steps before again" in shown(*asked)
+
+
+class Hooks(DefaultTaskEncoder):
+    """Makes of a captioned picture what a model takes, with some chance in it."""
+
+    decoder = SampleDecoder(image_decode="rgb8")
+
+    def encode_sample(self, sample: Any) -> Any:
+        light = self.rng.uniform(0.2, 1.0)
+        image = (sample.image * (light / 255)).astype(np.float32).transpose(2, 0, 1)
+        tone = np.sin(np.arange(4000) * light).astype(np.float32)
+        film = np.repeat(sample.image[None], 7, axis=0)
+        return {"image": image, "film": film, "tone": tone, "tokens": np.arange(5) + len(sample.caption)}
+
+    def encode_batch(self, batch: Any) -> Any:
+        return {**batch, "mask": np.ones((7, 3), np.bool_), "name": "a batch", "rows": ["x", "y", "z"]}
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_step_shows_what_hooks_made_of_it(folder: Path, hosts: int) -> None:
+    def dataset(host: int) -> Any:
+        config = WorkerConfig(rank=host, world_size=hosts, num_workers=0)
+        return get_train_dataset(
+            folder / "captions",
+            batch_size=3,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            worker_config=config,
+            task_encoder=Hooks(),
+        )
+
+    shown = energon_grain.preview(dataset(0), step=5, encoded=True)
+    cards = shown._contents.cards
+    assert len(cards) == 3 * hosts
+    batches = []
+    for host in range(hosts):
+        with get_savable_loader(dataset(host)) as loader:
+            batches.append([next(loader) for _ in range(6)][5])
+    for place, card in enumerate(cards):
+        batch, row = batches[place % hosts], place // hosts
+        found = {field.name: field for field in card.fields if not field.name.startswith("batch")}
+        assert f"[{batch['tokens'][row][0]}, " in found["encoded tokens"].text
+        pixels = (batch["image"][row] * 255).astype(np.uint8).transpose(1, 2, 0)
+        assert np.abs(np.asarray(found["encoded image"].image).astype(int) - pixels).max() <= 1
+        assert (len(found["encoded film"].frames), found["encoded tone"].peaks.max()) == (6, pytest.approx(1, abs=0.1))
+        assert found["encoded rows"].text == "xyz"[row]
+        others = [field.name for field in card.fields if field.name.startswith("batch")]
+        assert others == (["batch mask", "batch name"] if place < hosts else [])
+    assert "encoded image" in shown.html()
+    assert "encoded tone" in shown.text(width=80)
+
+
+def test_a_step_of_packs_shows_each_pack_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_text_dataset(tmp_path / "text", n=40, shards=2)
+    (tmp_path / "pairs_to_see.py").write_text(
+        "from energon_grain import DefaultTaskEncoder\n"
+        "class Twos(DefaultTaskEncoder):\n"
+        "    def select_samples_to_pack(self, samples):\n"
+        "        return [samples[at : at + 2] for at in range(0, len(samples), 2)]\n"
+        "    def pack_selected_samples(self, samples):\n"
+        "        samples[0].text = '+'.join(sample.text for sample in samples)\n"
+        "        return samples[0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ["--batch-size", "2", "--packing-buffer-size", "4", "--lanes", "2", "--task-encoder", "pairs_to_see:Twos"]
+    cards = document(tmp_path / "text", "--step", "3", *options, "--encoded")["samples"]
+    texts = [{field["name"]: field["text"] for field in card["fields"]} for card in cards]
+    assert [each.get("encoded text") for each in texts[1::2]] == [None, None]
+    for first, second in zip(texts[::2], texts[1::2], strict=True):
+        assert first["encoded text"] == f"{first['txt']}+{second['txt']}"
+
+
+def test_what_hooks_made_is_of_a_step(folder: Path) -> None:
+    done = run("preview", folder / "captions", "--encoded")
+    assert isinstance(done.exception, ConfigError)
+    with pytest.raises(ConfigError, match="goes with step"):
+        energon_grain.preview(folder / "captions", encoded=True)
 
 
 def test_a_shard_that_cannot_be_read_leaves_the_others(folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from records import msgpack_record, write_records
 
 from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard
-from energon_grain.prepare.writer import SampleDigest
+from energon_grain.prepare.write_shards import SampleDigest
 
 
 @settings(deadline=None, max_examples=200)

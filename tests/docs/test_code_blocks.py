@@ -31,6 +31,8 @@ import pytest
 import yaml
 from patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md")),

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from columnar_cases import Sample, check_contents, shards_of, write_dataset
@@ -29,6 +30,7 @@ from energon_grain.formats.columnar_header import (
     ColumnarHeader,
     ColumnWriter,
     columnar_folder,
+    encode_header,
     read_column,
     read_header,
 )
@@ -203,12 +205,20 @@ def test_content_id_has_no_part_in_how_shards_are_kept() -> None:
     assert len({same[0], *others}) == 1 + len(others)
 
 
-def test_headers_with_a_stored_content_id_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", ["version", "sums"])
+def test_an_index_of_an_old_version_is_made_anew(tmp_path: Path, old: str) -> None:
     write_dataset(tmp_path, shards_of(2, 5))
     own = open_columnar(tmp_path).content_id
-    header = columnar_folder(tmp_path) / HEADER_NAME
-    header.write_bytes(header.read_bytes().replace(b'"generation"', b'"content_id":"00","generation"'))
+    found = read_header(columnar_folder(tmp_path), tmp_path)
+    assert found is not None
+    columns = {name: msgspec.structs.replace(each, block_sums="00" * 16) for name, each in found.columns.items()}
+    header = msgspec.structs.replace(found, **({"version": 1} if old == "version" else {"columns": columns}))
+    (columnar_folder(tmp_path) / HEADER_NAME).write_bytes(encode_header(header))
     assert open_columnar(tmp_path).content_id == own
+    now = read_header(columnar_folder(tmp_path), tmp_path)
+    assert now is not None
+    assert now.generation != found.generation
+    assert now.columns == found.columns
 
 
 def test_a_newer_index_is_refused(tmp_path: Path) -> None:

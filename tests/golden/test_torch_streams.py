@@ -9,6 +9,8 @@ from golden.record import recorded
 
 import energon_grain_torch
 
+pytestmark = pytest.mark.slow
+
 STREAMS = recorded("streams")
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from energon_grain import (  # noqa: E402
     AVDecoder,
     AVWebdatasetDecoder,
     ConfigError,
+    DecodingError,
     SampleDecoder,
     get_clips_uniform,
     get_single_frames_uniform,
@@ -175,6 +177,27 @@ def test_a_clip_reads_what_it_needs(format: str, codec: str) -> None:
         stream = Counting(data)
         call(AVDecoder(stream))
         assert stream.read_bytes < most * len(data) + 200_000
+
+
+@pytest.mark.parametrize("name", ["mp4-reordered", "mkv-reordered"])
+def test_pictures_before_a_clip_that_no_other_needs_are_not_decoded(name: str) -> None:
+    film = replace(FILMS[name], group=40, reordered=3)
+    data = bytearray(film.encode())
+    whole = decoded(bytes(data))
+    with av.open(io.BytesIO(data)) as container:
+        packets = [(packet.pts * packet.time_base, bytes(packet)) for packet in container.demux(video=0) if packet.size]
+    begin = min(time for time, _ in packets)
+    needless = [content for time, content in packets if content[4] == 0x01 and time < begin + 20 / film.rate]
+    assert len(needless) > 5  # slices of H.264 that nothing refers to
+    for content in needless:
+        place = data.index(content)
+        data[place + 5 : place + len(content)] = bytes(len(content) - 5)
+    decoder = AVDecoder(io.BytesIO(data))
+    for first in (22, 27, 38):
+        (clip,), _ = decoder.get_video_clips([(float(begin + first / film.rate), math.inf)])
+        assert np.array_equal(clip, whole[first:])
+    with pytest.raises(DecodingError):
+        decoder.get_video()
 
 
 @pytest.mark.parametrize("name", SOUNDS)

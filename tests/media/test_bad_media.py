@@ -194,13 +194,14 @@ def test_a_sample_with_a_bad_video_is_dropped_and_counted(tmp_path: Path) -> Non
             assert loader.stats()["dropped_total"] >= 2
 
 
-def test_a_thousand_damaged_files() -> None:
-    command = [sys.executable, str(TESTS / "media_fuzzing.py"), "1", "1000"]
+@pytest.mark.parametrize("kind", ["videos", "sounds", "images", "headers"])
+def test_hundreds_of_damaged_files(kind: str) -> None:
+    command = [sys.executable, str(TESTS / "media_fuzzing.py"), kind, "1", "500"]
     paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert found["decoded"] > 100
-    assert found["refused"] > 100
+    assert found["decoded"] > 50
+    assert found["refused"] > 50
     assert found["slow"] == []

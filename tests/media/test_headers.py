@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import tracemalloc
 import wave
 from typing import Any
 
 import av
 import pytest
+from media_fuzzing import mutated
 from media_kinds import PICTURES, picture, saved, sound, video
 from PIL import Image
 
@@ -153,14 +155,6 @@ def test_a_failure_to_read_is_no_fault_of_the_file() -> None:
         read_header(data[:HEADER_BYTES], len(data), fail, "a.jpg", BY_HEADER)
 
 
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    new = bytearray(data)
-    for _ in range(dice.randint(1, 8)):
-        at = min(int(dice.expovariate(1 / 60)), len(new) - 1)
-        new[at] = dice.choice((0, 0xFF, 0x7F, dice.randrange(256)))
-    return bytes(new[: dice.randint(1, len(new))] if dice.random() < 0.3 else new)
-
-
 def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
     """Whatever the bytes are, the answer is metadata or a DecodingError, from little memory."""
     dice = random.Random(7)
@@ -184,6 +178,14 @@ def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
     finally:
         tracemalloc.stop()
     assert failed > 20
+
+
+def test_a_frame_beyond_all_bounds_is_a_damaged_header() -> None:
+    """Pillow looks at the first frame of a GIF when it opens it, and refuses some in a way of its own."""
+    data = bytearray(PICTURES["a.gif"]())
+    struct.pack_into("<HH", data, data.index(b"\x2c\0\0\0\0") + 5, 60_000, 60_000)
+    with pytest.raises(DecodingError, match="3600000000 pixels"):
+        look(bytes(data), "a.gif")
 
 
 def test_a_header_without_end_is_given_up() -> None:

@@ -19,6 +19,8 @@ from metadatasets import write_v2
 
 from energon_grain.testing import make_text_dataset
 
+pytestmark = pytest.mark.slow
+
 # In each, about every so manyth change, about 200 in all: `tests/killing.py` has all of them.
 CHANGES = {
     "prepare": 2,

@@ -15,7 +15,7 @@ from arrays import write_array
 from cli_runs import run
 from metadatasets import write_v2
 
-from energon_grain import WorkerConfig, get_loader, get_val_dataset, measure_dataset, open_columns
+from energon_grain import WorkerConfig, get_loader, get_val_dataset, measure_dataset
 from energon_grain.errors import ConfigError, KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
@@ -146,7 +146,7 @@ def test_where_columns_of_parquet_files_lie(tmp_path: Path) -> None:
     measure_dataset(folder, {"length": "of_kinds:length"}, parts=["txt"], num_workers=0)
     measure_dataset(f"{folder}/rows.parquet", {"other": "of_kinds:length"}, num_workers=0)
     assert sorted(os.listdir(folder)) == [".columns", "rows.parquet", "rows.parquet.columns"]
-    assert open_columns(folder)["length"].tolist() == list(range(N))
+    assert keys(folder, "length >= 27") == [27, 28, 29]
     with pytest.raises(ConfigError, match="has a column 'n' of its own"):
         measure_dataset(folder, {"n": len})
     assert "length" in run("info", folder).output

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ from energon_grain.errors import (
     SplitError,
     WorkerError,
 )
-from energon_grain.prepare import prepare_dataset
+from energon_grain.formats.shard_writer import read_shard
+from energon_grain.prepare import PrepareReport, prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
+from energon_grain.prepare.listing import find_shards
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.testing import write_tars
 from energon_grain.transforms.decode import SampleDecoder
@@ -168,7 +171,7 @@ def test_appending_indexes_new_shards_alone(tmp_path: Path) -> None:
     assert lint_dataset(root).findings == ()
 
     after, rest = batches(root, steps=8)
-    with pytest.raises(FingerprintError, match=r"samples: saved 30, now 45"):
+    with pytest.raises(FingerprintError, match=r"saved 30, now 45[\s\S]*appended.*'split-first-N-shards.yaml'"):
         batches(root, state)
     kept, _ = batches(root, state, split_config="split-first-4-shards.yaml")
     assert before + kept == batches(root, steps=8, split_config="split-first-4-shards.yaml")[0]
@@ -462,10 +465,55 @@ def test_items_that_fail(tmp_path: Path) -> None:
         write_dataset(range(40), fails, tmp_path / "new", shard_items=20, num_workers=0)
     report = write_dataset(range(40), fails, tmp_path / "new", shard_items=10, num_workers=2)
     assert (report.samples, report.shards_reused) == (40, 2)
-    with pytest.raises(FormatError, match="items 0 to 2: sample 'a': a sample before it"):
+    with pytest.raises(FormatError, match=r"items 0 to 2: sample 'a': shard-000000\.tar has"):
         write_dataset(range(3), lambda _: {"__key__": "a", "txt": ""}, tmp_path / "x", num_workers=0)
     with pytest.raises(EmptyDatasetError):
         write_dataset(range(3), lambda _: None, tmp_path / "y", num_workers=0)
+
+
+def test_another_function_does_not_go_on_with_what_the_first_one_wrote(tmp_path: Path) -> None:
+    def made(text: str, *, bound: bool = False) -> Any:
+        def fn(i: int) -> dict[str, Any]:
+            if i == 25 and text != "mended":
+                raise ZeroDivisionError("of no use")
+            return {"__key__": f"{i:05d}", "txt": text}
+
+        return partial(of_two, text) if bound else fn
+
+    def of_two(text: str, i: int) -> dict[str, Any]:
+        return made(text)(i)
+
+    def write(root: Path, fn: Any, **more: Any) -> PrepareReport:
+        return write_dataset(range(40), fn, root, shard_items=10, num_workers=0, append=root.name == "old", **more)
+
+    write_dataset(range(100, 110), a_line, tmp_path / "old", num_workers=0)
+    for root in (tmp_path / "new", tmp_path / "old", tmp_path / "bound"):
+        bound = root.name == "bound"
+        with pytest.raises(ZeroDivisionError):
+            write(root, made("first", bound=bound))
+        with pytest.raises(RefusedError, match=r"\(fn differ\).*resume=True keeps what the old function wrote"):
+            write(root, made("mended", bound=bound))
+        with pytest.raises(ZeroDivisionError):  # the same one, made anew
+            write(root, made("first", bound=bound))
+        assert write(root, made("mended", bound=bound), resume=True).shards_reused == 2
+        written = [texts(tar) for tar in sorted(root.glob("*.tar"))[-4:]]
+        assert written == [{"first"}, {"first"}, {"mended"}, {"mended"}]
+
+
+def texts(tar: Path) -> set[str]:
+    return {str(parts["txt"], "utf-8") for _, parts in read_shard(tar, "tar")}
+
+
+def test_shards_with_more_than_six_digits_come_last(tmp_path: Path) -> None:
+    """What is there says which number is the first one of an append."""
+    root = tmp_path / "tars"
+    write_dataset(range(2), a_line, root, num_workers=0)
+    write_tars(root, [{"__key__": "foreign", "txt": ""}], name="shard-999997.tar")
+    written = write_dataset(range(10, 16), a_line, root, shard_items=2, append=True, num_workers=0)
+    names = [f"shard-{number}.tar" for number in ("000000", "999998", "999999", "1000000")]
+    assert list(written.shard_counts) == names
+    assert keys(root)[-6:] == [f"{i:05d}" for i in range(10, 16)]
+    assert find_shards(root) == (names[0], "shard-999997.tar", *names[1:])
 
 
 def test_a_worker_that_dies(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -33,13 +35,16 @@ from energon_grain import (
     WorkerConfig,
     basic_sample_keys,
     get_train_dataset,
+    measure_dataset,
     use_storage,
 )
 from energon_grain.errors import FingerprintError
+from energon_grain.prepare import prepare_dataset
 from energon_grain.storage.location import absolute
 from energon_grain.testing import make_text_dataset
 
 URL = "hf://datasets/team/texts"
+TESTS = Path(__file__).parents[1]
 QUICK: dict[str, Any] = {"attempts": 3, "first_pause_s": 0.01}
 
 
@@ -242,12 +247,36 @@ def test_a_branch_that_moves(hub: HubServer, texts: Path, tmp_path: Path) -> Non
         keys(URL, 1, state)
     assert keys(f"{URL}@{before}", 15, state)[0] == expected[25:]
     # A commit that changes nothing of the data is no other stream, and nothing is fetched again.
-    files = {path.relative_to(texts).as_posix(): path.read_bytes() for path in texts.rglob("*") if path.is_file()}
-    hub.commit("team/texts", {**files, "README.md": b"Texts."})
+    hub.commit("team/texts", {**files_of(texts), "README.md": b"Texts."})
     anew()
     hub.asked.clear()
     assert keys(URL, 15, state)[0] == expected[25:]
     assert not hub.count("cdn")
+
+
+def test_what_is_kept_of_commits_goes_when_nobody_opens_them(hub: HubServer, texts: Path, tmp_path: Path) -> None:
+    commits = [hub.commit("team/texts", {"README.md": b"", **files_of(texts), "x": bytes(i)}) for i in range(3)]
+    expected = keys(texts, 3)[0]
+    for commit in commits[:2]:
+        assert keys(f"{URL}@{commit}", 3)[0] == expected
+    kept = tmp_path / "cache/energon-grain/objects"
+    mirrors, lists = set((kept / "hub-mirror").iterdir()), set((kept / "hub").iterdir())
+    assert len(mirrors) == 2
+    for path in {*mirrors, *lists}:
+        os.utime(path, (0, 0))
+    anew()
+    assert keys(f"{URL}@{commits[1]}", 3)[0] == expected  # which is still used
+    anew()
+    hub.asked.clear()
+    assert keys(f"{URL}@{commits[2]}", 3)[0] == expected
+    assert len(mirrors & set((kept / "hub-mirror").iterdir())) == 1
+    assert 0 < len(lists & set((kept / "hub").iterdir())) < len(lists)
+    anew()
+    assert keys(f"{URL}@{commits[0]}", 3)[0] == expected
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def test_signatures_that_expire(hub: HubServer, texts: Path) -> None:
@@ -459,6 +488,27 @@ def test_hostile_answers(hub: HubServer, part: str, answer: Answer, said: str) -
     with pytest.raises((ReadError, FileNotFoundError), match=said):
         (EPath(URL) / "x").read_bytes()
     assert not [each for each in hub.asked if each.of == "cdn"]
+
+
+def test_what_would_write_to_the_hub_says_so_before_it_reads(hub: HubServer, texts: Path) -> None:
+    hub.commit("team/texts", texts)
+    for refused in (
+        lambda: measure_dataset(URL, {"length": lambda parts: len(parts["txt"])}, num_workers=0),
+        lambda: prepare_dataset(URL, crude=True),
+    ):
+        with pytest.raises(ConfigError, match=r"^hf://datasets/team/texts: the Hub is only read: fetch the dataset"):
+            refused()
+    assert not hub.asked
+
+
+def test_a_few_of_the_hostile_answers_of_hub_fuzzing() -> None:
+    command = [sys.executable, str(TESTS / "hub_fuzzing.py"), "7", "60"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    assert sum(count for said, count in outcomes.items() if "as it is" in said) > 5
+    assert sum(count for said, count in outcomes.items() if "ReadError" in said) > 5
 
 
 def test_more_bytes_than_were_asked_for_are_not_read(hub: HubServer) -> None:

@@ -9,7 +9,18 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.location import absolute, folder_of, is_url, join, located, name_of, no_such_path, scheme_of
+from energon_grain.storage.location import (
+    METADATASET_ENDINGS,
+    absolute,
+    folder_of,
+    is_file_of,
+    is_url,
+    join,
+    located,
+    name_of,
+    no_such_path,
+    scheme_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -120,3 +131,13 @@ def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> N
 @pytest.mark.parametrize("path", ["data/*.tar", "data/shard-{00..07}.tar"])
 def test_a_pattern_is_told_that_a_folder_is_meant(path: str) -> None:
     assert no_such_path(path).endswith("Only patterns of tars are expanded: give the folder")
+
+
+def test_files_by_their_ending(tmp_path: Path) -> None:
+    assert is_file_of("missing.yaml", METADATASET_ENDINGS)
+    assert is_file_of("s3://bucket/mix.yml", METADATASET_ENDINGS)
+    assert is_file_of("lines.jsonl", ".jsonl")
+    assert not is_file_of("lines.jsonl", METADATASET_ENDINGS)
+    folder = tmp_path / "shards.yaml"
+    folder.mkdir()
+    assert not is_file_of(str(folder), METADATASET_ENDINGS), "a folder that is called like a file"

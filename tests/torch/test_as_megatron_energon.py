@@ -5,7 +5,6 @@ What such programs do is in `energon_programs/`, run by `test_programs.py`.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
@@ -15,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from patience import PATIENCE_S
 
-torch = pytest.importorskip("torch")
-format_sample_compact = importlib.import_module("energon_grain_torch.energon_names").format_sample_compact
+from energon_grain.prepare import prepare_dataset
+from energon_grain.testing import write_tars
+from energon_grain_torch.energon_names import format_sample_compact
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -148,7 +149,7 @@ class Own(Encoder):
     pass
 
 if __name__ == "__main__":
-    config = WorkerConfig(rank=0, world_size=1, num_workers=1)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=int(sys.argv[2]))
     dataset = get_val_dataset(sys.argv[1], split_part="train", batch_size=2, worker_config=config, task_encoder=Own())
     print([text for batch in get_savable_loader(dataset, multiprocessing_context="spawn") for text in batch.text])
 """
@@ -156,9 +157,6 @@ if __name__ == "__main__":
 
 def texts(folder: Path) -> None:
     """A dataset of four texts, and a program that reads it in a process that begins anew."""
-    from energon_grain.prepare import prepare_dataset
-    from energon_grain.testing import write_tars
-
     write_tars(folder / "texts", ({"__key__": f"{i}", "txt": f"text {i}"} for i in range(4)))
     prepare_dataset(
         folder / "texts", split_ratio={"train": 1}, sample_type="TextSample", field_map={"text": "txt"}, num_workers=0
@@ -172,35 +170,23 @@ EXPECTED = "['TEXT 0', 'TEXT 1', 'TEXT 2', 'TEXT 3']\n"
 
 def test_a_program_runs_as_it_is_with_its_worker_processes(tmp_path: Path) -> None:
     texts(tmp_path)
-    assert run("-m", SWITCH, "program.py", "texts", folder=tmp_path) == EXPECTED
-    assert run("-m", SWITCH, "-m", "program", "texts", folder=tmp_path) == EXPECTED
+    assert run("-m", SWITCH, "program.py", "texts", "1", folder=tmp_path) == EXPECTED
+    assert run("-m", SWITCH, "-m", "program", "texts", "0", folder=tmp_path) == EXPECTED
 
 
 def test_the_environment_switches_programs_that_others_start(tmp_path: Path) -> None:
+    """Whatever is installed beside; without it nothing is imported."""
     texts(tmp_path)
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text("import builtins\nbuiltins.hidden_ran = True\n")
-    paths = [str(START), str(hidden), *PATHS]
-    assert run("program.py", "texts", folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == EXPECTED
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/sitecustomize.py").write_text("import builtins\nbuiltins.hidden_ran = True\n")
+    (tmp_path / "theirs/megatron/energon").mkdir(parents=True)
+    (tmp_path / "theirs/megatron/energon/__init__.py").write_text("WorkerConfig = 'theirs'\n")
+    paths = [str(START), str(tmp_path / "hidden"), *PATHS, str(tmp_path / "theirs")]
+    assert run("program.py", "texts", "0", folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == EXPECTED
     idle = "import sys; print(hidden_ran, 'torch' in sys.modules, 'energon_grain' in sys.modules)"
     assert run("-c", idle, folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == "True False False\n"
-    theirs = tmp_path / "theirs" / "megatron" / "energon"
-    theirs.mkdir(parents=True)
-    (theirs / "__init__.py").write_text("WorkerConfig = 'theirs'\n")
-    paths.append(str(theirs.parents[1]))
     said = "from megatron.energon import WorkerConfig; print(WorkerConfig)"
     assert run("-c", said, folder=tmp_path, paths=paths) == "theirs\n"
-    ours = "<class 'energon_grain_torch.worker_config.WorkerConfig'>\n"
-    assert run("-c", said, folder=tmp_path, paths=paths, ENERGON_IMPL="grain") == ours
-
-
-def test_modules_are_there_as_attributes(tmp_path: Path) -> None:
-    uses = "megatron.energon.task_encoder.base.Cooker, megatron.energon.errors.__name__, megatron.energon.edataclass"
-    said = f"import {SWITCH}, megatron.energon; print({uses}, hasattr(megatron.energon, 'nothing'))"
-    assert run("-c", said, folder=tmp_path).split(" at ")[0] == (
-        "<class 'energon_grain.datasets.cooker.Cooker'> megatron.energon.errors <function edataclass"
-    )
 
 
 BESIDE = f"""
@@ -209,7 +195,8 @@ import {SWITCH}
 sys.path.append("megatron_lm")  # after the fact, as Megatron-LM's examples do
 import megatron.core
 import megatron.energon
-print(megatron.core.NAME, megatron.energon.__name__)
+print(megatron.core.NAME, megatron.energon.errors.__name__, megatron.energon.task_encoder.base.Cooker)
+print(megatron.energon.edataclass, hasattr(megatron.energon, "nothing"))
 for name in [name for name in sys.modules if name.startswith("megatron")]:
     del sys.modules[name]
 sys.modules["megatron.energon"] = type(sys)("megatron.energon")
@@ -225,16 +212,15 @@ def test_the_rest_of_megatron_stays_and_the_real_energon_is_not_mixed_with_ours(
     core.mkdir(parents=True)
     (core / "__init__.py").write_text("NAME = 'core'\n")
     (tmp_path / "beside.py").write_text(BESIDE)
-    first, second = run("beside.py", folder=tmp_path).splitlines()
-    assert first == "core megatron.energon"
-    assert "has been imported from elsewhere already" in second
+    first, second, third = run("beside.py", folder=tmp_path).splitlines()
+    assert first == "core megatron.energon.errors <class 'energon_grain.datasets.cooker.Cooker'>"
+    assert second.startswith("<function edataclass")
+    assert second.endswith("False")
+    assert "has been imported from elsewhere already" in third
 
 
-def test_messages_show_numbers_of_any_type() -> None:
+def test_messages_show_numbers_and_tensors_of_any_type() -> None:
     assert format_sample_compact({"score": np.float64(0.5), "kind": socket.AF_INET}) == "score: 0.5 kind: 2"
-
-
-def test_messages_show_tensors_of_any_type() -> None:
     sample = {"half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "wide": torch.ones(1, requires_grad=True)}
     assert format_sample_compact(sample) == (
         "half: Tensor(shape=torch.Size([2]), dtype=torch.bfloat16, device=cpu, min=-2.0, max=1.5, values=[1.5, -2.0]) "

@@ -21,6 +21,8 @@ from torch_encoders import Everything, Slow
 from energon_grain import SavableDataset
 from energon_grain_torch import ConfigError, TaskEncoder, WorkerError, get_loader
 
+pytestmark = pytest.mark.slow
+
 Train = Callable[..., SavableDataset]
 
 

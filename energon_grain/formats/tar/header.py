@@ -28,6 +28,7 @@ WITHOUT_PAYLOAD = frozenset(b"123456")
 GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_MULTI_VOLUME = b"LKSM"
 PAX_MEMBER, PAX_SOLARIS, PAX_GLOBAL = b"xXg"
 
+_SEVEN_BITS = bytes(range(128))
 _OCTAL = re.compile(rb" *([0-7]*) *(?:\0.*)?", re.DOTALL)
 
 # Constants of the bulk code, which reads eight bytes of each header at once as a little-endian word.
@@ -51,8 +52,7 @@ def round_up(size_bytes: int) -> int:
 def parse_number(field: bytes) -> int:
     """Read a number field: octal digits between blanks, or base-256 (top bit set, big-endian, two's complement).
 
-    Raises:
-        ValueError: The field is neither.
+    Raises ValueError.
     """
     if field[0] & 0x80:
         bits = 8 * len(field) - 1
@@ -72,8 +72,7 @@ def text(field: bytes) -> bytes:
 def full_name(block: bytes) -> bytes:
     """Give the name in a header, with its prefix.
 
-    Raises:
-        ValueError: There are bytes where the prefix lies, but the header is not of the format that has a prefix.
+    Raises ValueError where there are bytes in the place of the prefix, but the format of the header has none.
     """
     name, prefix = text(block[NAME]), text(block[PREFIX])
     if not prefix:
@@ -91,7 +90,7 @@ def checksum_holds(block: bytes) -> bool:
         return False
     blanked = block[: CHECKSUM.start] + b" " * 8 + block[CHECKSUM.stop :]
     unsigned = sum(blanked)
-    return expected in (unsigned, unsigned - 256 * sum(byte >> 7 for byte in blanked))
+    return expected in (unsigned, unsigned - 256 * len(blanked.translate(None, _SEVEN_BITS)))
 
 
 def read_sizes(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

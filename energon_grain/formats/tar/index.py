@@ -23,14 +23,10 @@ def tar_index_path(tar: str | os.PathLike[str]) -> Path:
 
 
 def read_tar_index(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
-    """Read a `.tar.idx`: (n+1,) ascending offsets.
+    """Read the `.tar.idx` at a path or URL: (n+1,) ascending offsets.
 
-    Args:
-        path: The index file, a path or a URL.
-
-    Raises:
-        OSError: The file is not there or may not be read.
-        IndexFileError: It holds no whole number of offsets, or they are not ascending multiples of 512.
+    Raises OSError, and IndexFileError where it holds no whole number of offsets, or they are not ascending multiples of
+    512.
     """
     data = read_whole(os.fspath(path))
     if not data or len(data) % 8:
@@ -66,20 +62,12 @@ _LARGEST_BYTES = 0o77777777777
 
 
 def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int] | None = None) -> None:
-    """Check that tar shards have the size of the index, and begin and end with what it says.
+    """Check that tar shards, by number (None: all), have the size of the index, and begin and end with what it says.
 
     Reads what lies behind the last sample of each, 1 to 10 KiB as a rule, and the header of its first part. So a shard
-    of the same size with other samples is recognised by the name or the size of that part. Of a
-    shard on this machine that was written after the dataset was prepared, or copied, 16 samples are looked at so.
-
-    Args:
-        folder: Where the dataset lies.
-        index: Of the dataset.
-        shards: Numbers of the shards to look at; all of them if None.
-
-    Raises:
-        StaleIndexError: A shard has changed.
-        ReadError: A shard is gone or cannot be reached.
+    of the same size with other samples is recognised by the name or the size of that part. Of a shard on this machine
+    that was written after the dataset was prepared, or copied, 16 samples are looked at so. Raises StaleIndexError and
+    ReadError.
     """
     numbers = range(len(index.shards)) if shards is None else shards
     paths = [folder.shard(index.shards[number]) for number in numbers]

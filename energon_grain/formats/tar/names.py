@@ -30,9 +30,7 @@ _DOT, _SLASH, _NEWLINE, _UNDERSCORE = b"./\n_"
 def split_member_name(name: str, *, hidden: Hidden = "skip") -> tuple[str, str] | None:
     """Split the name of a regular tar member into key and part; None where the member is no part of a sample.
 
-    Args:
-        name: The member's full name as the archive gives it.
-        hidden: What to do with files like `d/.h.jpg`, see the table of this module.
+    Of files like `d/.h.jpg` the table of this module says what `hidden` makes of them.
     """
     raw = name.encode("utf-8", "surrogateescape")
     dot = part_dot(raw, hidden)
@@ -63,14 +61,9 @@ def part_dot(name: bytes, hidden: Hidden) -> int:
 
 
 def part_dots(names: npt.NDArray[np.uint8], hidden: Hidden) -> npt.NDArray[np.int64]:
-    """Do `part_dot` for many names at once.
+    """(n,) place of the dot that `part_dot` finds, for many names at once; -1 for members that are no parts.
 
-    Args:
-        names: (n, w) names as bytes, each padded with zeros; the last column is all zeros.
-        hidden: As in `split_member_name`.
-
-    Returns:
-        (n,) place of the dot between key and part, -1 for members that are no parts.
+    Names are (n, w) bytes, each padded with zeros; the last column is all zeros.
     """
     rows, raw = np.arange(len(names)), names.tobytes()
     is_dot = names == _DOT

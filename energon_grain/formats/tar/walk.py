@@ -84,18 +84,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28
 class TarBytes:
     """One open tar file or object, never mapped, so one that shrinks meanwhile is an error and not a crash.
 
-    Args:
-        path: The tar file, or its URL.
-        keep: See `ObjectBytes`.
-
-    Attributes:
-        path: The same as text.
-        size_bytes: Of the tar.
-        data: Its bytes.
-
-    Raises:
-        OSError: It does not exist or may not be read.
-        TarError: It is not a regular file, is empty, or is compressed.
+    Raises OSError, and TarError where it is not a regular file, is empty, or is compressed.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: bool = False) -> None:
@@ -115,11 +104,7 @@ class TarBytes:
         self.data.close()
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Read exactly `size_bytes` at `offset`.
-
-        Raises:
-            TarError: The file ends before.
-        """
+        """Read exactly `size_bytes` at `offset`. Raises TarError."""
         data = self.data.alone(offset, size_bytes)
         if len(data) < size_bytes:
             raise self.truncated(offset, f"{size_bytes} bytes are needed here")
@@ -376,12 +361,7 @@ _PLAIN_SIZE: Final = re.compile(rb"[0-7]{11}[\0 ]")
 
 
 class HeaderHops:
-    """Walks from header to header, whatever their kind.
-
-    Args:
-        tar: The file.
-        window: Read through a window (small members), else each header by itself (large ones).
-    """
+    """Walks from header to header, whatever their kind: through a window (small members) or one by one."""
 
     def __init__(self, tar: TarBytes, *, window: bool) -> None:
         self._tar = tar
@@ -526,9 +506,7 @@ _TAIL_BYTES: Final = 1 << 20
 class HeaderWalk:
     """Walks a whole tar once: iterate over it for the headers, then ask for `end`.
 
-    Args:
-        tar: The file.
-        strategy: "auto" goes by the mean size of the members seen last. All strategies give the same headers.
+    All strategies give the same headers; "auto" goes by the mean size of the members seen last.
     """
 
     def __init__(self, tar: TarBytes, strategy: Strategy = "auto") -> None:
@@ -539,8 +517,7 @@ class HeaderWalk:
     def __iter__(self) -> Iterator[HeaderBatch]:
         """Yield the headers in batches with checked chain and checksums.
 
-        Raises:
-            TarError: At the first defect in the order of the file, after everything before it.
+        Raises TarError at the first defect in the order of the file, after everything before it.
         """
         tar, strategy, grid = self._tar, self._strategy, HeaderGrid(self._tar)
         offset, small, patience, hops_due = 0, False, _FIRST_HOPS, _FIRST_HOPS

@@ -1,0 +1,313 @@
+"""What columns of Arrow tables become as parts of samples.
+
+| column | part, before the decoder | with it |
+|---|---|---|
+| truth values, integers, floating-point numbers | an array without an axis | as it is |
+| lists of these, of one length or several; Hugging Face's `Array2D` to `Array5D` | an array | as it is |
+| strings | UTF-8 | `str` |
+| bytes | bytes | by the column's name, as parts of tars |
+| Hugging Face's images, sounds and videos (`{bytes, path}`) | the file | as `jpg`, `wav`, `mp4`, of any format |
+| lists of these | `name.0`, `name.1`, … | likewise |
+| anything else: structs, lists of strings, times, decimals | JSON | what the JSON says |
+
+A part is called as its column. Where a row has no value (null), the sample lacks the part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+Take = Callable[[list[int]], list[Any]]
+"""Gives the values of some rows of a column, None where there is none."""
+_MEDIA = {"Image": "jpg", "Audio": "wav", "Video": "mp4", "Json": "json", "Npy": "npy"}
+"""What Hugging Face, or `MdsFiles`, calls a column, and which end of a part's name decodes it: by content, whatever the
+format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnKind:
+    """What a column becomes.
+
+    Attributes:
+        arrow: Its type, in the file that says what it becomes.
+        feature: What Hugging Face's `datasets` says of it there.
+        take: Makes of its Arrow array what gives values of rows.
+        ending: The end of a name by which its bytes are decoded; None: by its own name, or not at all.
+        many: Whether a value is a list of files.
+    """
+
+    arrow: Any
+    feature: Any
+    take: Callable[[Any], Take]
+    ending: str | None = None
+    many: bool = False
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether a value is a number."""
+        return self.take is _numbers
+
+    def array(self, table: Any, name: str) -> Any:
+        """The column of a table, from any of the files, as one array for `take`; None: the table lacks it.
+
+        Raises:
+            ValueError, NotImplementedError: It is something else than in the file that says what it becomes.
+        """
+        if table is None or name not in table.column_names:
+            return None
+        array = _whole(table.column(name))
+        if _is_blank(array.type):  # as pandas writes what has no value in this file
+            return array.cast(self.arrow)
+        kinds = self, _kind(array.type, self.feature)
+        mine, its = ((getattr(each.take, "func", each.take), each.many) for each in kinds)
+        if mine != its and self.take is not _json:
+            raise ValueError(f"is of type {array.type} here, and of {self.arrow} in a file before; write them alike")
+        return array
+
+
+def column_kinds(schemas: Iterator[Any], columns: Sequence[str]) -> dict[str, ColumnKind]:
+    """What each of some columns becomes, by the first `pyarrow.Schema` that has it, and values in it."""
+    kinds: dict[str, ColumnKind] = {}
+    while len(kinds) < len(columns) or any(_is_blank(kind.arrow) for kind in kinds.values()):
+        schema = next(schemas, None)
+        if schema is None:
+            break
+        features = _features(schema.metadata or {})
+        for column in schema:
+            if column.name not in kinds or _is_blank(kinds[column.name].arrow) > _is_blank(column.type):
+                kinds[column.name] = _kind(column.type, features.get(column.name))
+    return {name: kinds[name] for name in columns}
+
+
+def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """What Hugging Face's `datasets` says of columns; nothing where it does not."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", features) if isinstance(features, dict) else {}
+
+
+def _kind(kind: Any, feature: Any) -> ColumnKind:
+    import pyarrow
+
+    is_ = pyarrow.types
+    while isinstance(kind, pyarrow.BaseExtensionType):
+        kind = kind.storage_type
+    if is_.is_dictionary(kind):
+        kind = kind.value_type
+    said = feature.get("_type") if isinstance(feature, dict) else None
+    if is_.is_boolean(kind) or is_.is_integer(kind) or is_.is_floating(kind):
+        return ColumnKind(kind, feature, _numbers)
+    if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
+        return ColumnKind(kind, feature, _bytes, "txt")
+    if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
+        return ColumnKind(kind, feature, _bytes, _MEDIA.get(str(said)))
+    if said in _MEDIA and _is_file(kind):
+        return ColumnKind(kind, feature, _files, _MEDIA[said])
+    if _is_list(kind):
+        inner = feature[0] if isinstance(feature, list) and feature else feature
+        inner = inner.get("feature") if isinstance(inner, dict) and "feature" in inner else inner
+        of = inner.get("_type") if isinstance(inner, dict) else None
+        if of in _MEDIA and _is_file(kind.value_type):
+            return ColumnKind(kind, feature, _lists_of_files, _MEDIA[of], many=True)
+        shape = feature.get("shape") if isinstance(feature, dict) and str(said).startswith("Array") else None
+        depth, leaf = 0, kind
+        while _is_list(leaf):
+            depth, leaf = depth + 1, leaf.value_type
+        if is_.is_boolean(leaf) or is_.is_integer(leaf) or is_.is_floating(leaf):
+            if depth == 1:
+                return ColumnKind(kind, feature, partial(_arrays, shape=(-1,)))
+            if isinstance(shape, list) and len(shape) == depth:
+                sides = (-1, *(side for side in shape[1:] if isinstance(side, int) and side > 0))
+                if len(sides) == depth:
+                    return ColumnKind(kind, feature, partial(_arrays, shape=sides))
+    return ColumnKind(kind, feature, _json, "json")
+
+
+def _is_file(kind: Any) -> bool:
+    """Whether it is Hugging Face's `{bytes, path}`."""
+    import pyarrow
+
+    return pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow
+
+    is_ = pyarrow.types
+    return is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind)
+
+
+def _is_blank(kind: Any) -> bool:
+    """Whether nothing can stand in a column of this type, or in its lists."""
+    import pyarrow
+
+    while _is_list(kind):
+        kind = kind.value_type
+    return pyarrow.types.is_null(kind)
+
+
+def nothing(rows: list[int]) -> list[Any]:
+    """A `Take` of a column that is not there."""
+    return [None] * len(rows)
+
+
+def _whole(column: Any) -> Any:
+    """A column as one array: its pieces, where it has several, put together with offsets of 64 bits."""
+    import pyarrow
+
+    if column.num_chunks == 1:
+        array = column.chunk(0)
+    else:
+        wide = {pyarrow.string(): pyarrow.large_string(), pyarrow.binary(): pyarrow.large_binary()}
+        array = pyarrow.concat_arrays(column.cast(wide.get(column.type, column.type)).chunks)
+    while isinstance(array.type, pyarrow.BaseExtensionType):
+        array = array.storage
+    return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+
+
+def with_nan(numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+    """Numbers, floating-point with NaN where there is none."""
+    if there is None or there.all():
+        return numbers
+    numbers = numbers.astype(numbers.dtype if numbers.dtype.kind == "f" else np.float64)
+    numbers[~there] = np.nan
+    return numbers
+
+
+def values_there(array: Any) -> npt.NDArray[np.bool_] | None:
+    """(n,) where there is a value; None: everywhere."""
+    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def _leaving_out(take: Take, there: npt.NDArray[np.bool_] | None) -> Take:
+    """The same with None where there is no value."""
+    if there is None:
+        return take
+
+    def checked(rows: list[int]) -> list[Any]:
+        return [value if valid else None for value, valid in zip(take(rows), there[rows].tolist(), strict=True)]
+
+    return checked
+
+
+def plain_numbers(array: Any) -> npt.NDArray[Any]:
+    """Numbers of an Arrow array, whatever stands where there is none."""
+    import pyarrow
+    import pyarrow.compute
+
+    if array.null_count:
+        array = pyarrow.compute.fill_null(array, pyarrow.scalar(0).cast(array.type))
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _numbers(array: Any) -> Take:
+    numbers = plain_numbers(array)
+    return _leaving_out(lambda rows: [numbers[row, ...].copy() for row in rows], values_there(array))
+
+
+def _bytes(array: Any) -> Take:
+    import pyarrow
+
+    kind = array.type
+    if pyarrow.types.is_string_view(kind) or pyarrow.types.is_binary_view(kind):
+        array = array.cast(pyarrow.large_binary())
+    elif pyarrow.types.is_fixed_size_binary(kind):
+        array = array.cast(pyarrow.binary())
+    wide = pyarrow.types.is_large_string(array.type) or pyarrow.types.is_large_binary(array.type)
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64 if wide else np.int32) if offsets is not None else np.zeros(1, np.int64)
+    ends = ends[array.offset : array.offset + len(array) + 1]
+    view = memoryview(b"" if data is None else data)
+
+    def take(rows: list[int]) -> list[Any]:
+        at = np.array(rows, np.int64)
+        return [bytes(view[begin:end]) for begin, end in zip(ends[at].tolist(), ends[at + 1].tolist(), strict=True)]
+
+    return _leaving_out(take, values_there(array))
+
+
+def _files(array: Any) -> Take:
+    import pyarrow.compute
+
+    return _bytes(cast("Any", pyarrow.compute).struct_field(array, "bytes"))
+
+
+def _offsets(array: Any) -> tuple[Int64Array, Any]:
+    """(n + 1,) where each list begins in the array of all entries, and that array."""
+    import pyarrow
+
+    if not pyarrow.types.is_fixed_size_list(array.type):
+        return array.offsets.to_numpy().astype(np.int64), array.values
+    return (np.arange(len(array) + 1) + array.offset) * array.type.list_size, array.values
+
+
+def _lists_of_files(array: Any) -> Take:
+    offsets, entries = _offsets(array)
+    inner = _files(entries)
+
+    def take(rows: list[int]) -> list[Any]:
+        return [inner(list(range(offsets[row], offsets[row + 1]))) for row in rows]
+
+    return _leaving_out(take, values_there(array))
+
+
+def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
+    offsets, entries = _offsets(array)
+    while _is_list(entries.type):
+        inner, entries = _offsets(entries)
+        offsets = inner[offsets]
+    numbers, there = plain_numbers(entries), values_there(entries)
+
+    def one(begin: int, end: int) -> npt.NDArray[Any]:
+        piece = with_nan(numbers[begin:end], None if there is None else there[begin:end])
+        return piece.reshape(shape).copy()
+
+    def take(rows: list[int]) -> list[Any]:
+        return [one(offsets[row], offsets[row + 1]) for row in rows]
+
+    return _leaving_out(take, values_there(array))
+
+
+def _json(array: Any) -> Take:
+    import pyarrow
+
+    array = array.cast(_in_microseconds(array.type), safe=False)
+
+    def take(rows: list[int]) -> list[Any]:
+        values = array.take(pyarrow.array(rows, pyarrow.int64())).to_pylist()
+        return [None if value is None else msgspec.json.encode(value, enc_hook=str) for value in values]
+
+    return take
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """A type with what Python's own times can hold in place of nanoseconds, which need pandas."""
+    import pyarrow as pa
+
+    is_ = pa.types
+    if is_.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if is_.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if is_.is_time64(kind):
+        return pa.time64("us")
+    if is_.is_struct(kind):
+        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
+    if is_.is_map(kind):
+        return pa.map_(*(each.with_type(_in_microseconds(each.type)) for each in (kind.key_field, kind.item_field)))
+    if _is_list(kind):
+        size = (kind.list_size,) if is_.is_fixed_size_list(kind) else ()
+        make = pa.large_list if is_.is_large_list(kind) else pa.list_
+        return make(kind.value_field.with_type(_in_microseconds(kind.value_type)), *size)
+    return kind

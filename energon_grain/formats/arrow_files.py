@@ -1,0 +1,253 @@
+"""Arrow files, as Feather 2 and Hugging Face's `datasets` write them, and their record batches. See `TableFiles`.
+
+A file is a sequence of messages (Apache Arrow, "Serialization and Interprocess Communication"): a schema, dictionaries
+and record batches, each with a head in which FlatBuffers say how long its body is. In the file format `ARROW1` stands
+before them, and behind them a footer, which repeats what they say and is not read; the stream format has neither.
+
+The messages are walked once. To read a batch pyarrow gets a stream that is put together: the schema, the dictionaries
+before the batch, and the batch. Where nothing is compressed and the file lies on this machine that is the mapped file
+itself, so that decoding copies nothing; whoever shortens such a file while it is read ends the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from energon_grain.errors import ConfigError, StaleIndexError
+from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, Version, version_of
+from energon_grain.forms import Form
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import join
+from energon_grain.storage.read_whole import read_beginning
+
+_MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
+_NEXT = b"\xff\xff\xff\xff"
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+_LARGEST_HEAD_BYTES = 64 << 20
+_STEP_BYTES = 4096
+_SPLITS_JSON = "dataset_dict.json"
+
+
+class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What is kept of a file: messages as (first byte, bytes).
+
+    Attributes:
+        schema: The first message.
+        dictionaries: In the order of the file.
+        batches: With their rows.
+        is_compressed: Whether any body is.
+    """
+
+    schema: tuple[int, int]
+    dictionaries: list[tuple[int, int]] = []
+    batches: list[tuple[int, int, int]] = []
+    is_compressed: bool = False
+
+
+_HEAD = Form(_Head)
+
+
+class ArrowFiles(TableFiles):
+    """Arrow files, of the file format or of the stream format; see `TableFiles`."""
+
+    kind = "Arrow files"
+    endings = (".arrow", ".feather")
+    group_word = "record batch"
+    group_option = "`writer_batch_size` of `datasets`, `max_chunksize` of pyarrow"
+
+    def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
+        self._maps: dict[int, memoryview] = {}
+        self._schemas: dict[int, bytes] = {}
+        super().__init__(path, cache_dir=cache_dir)
+        self._heads = [_HEAD.from_msgpack(self._head(file)) for file in range(len(self.names))]
+        compressed = any(head.is_compressed for head in self._heads)
+        self.is_mapped = isinstance(self.store, LocalFiles) and not compressed
+
+    def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
+        if not self.location.endswith(self.endings) and read_beginning(join(self.location, _SPLITS_JSON), 1):
+            raise ConfigError(
+                f"{self.location}: holds the splits of a `DatasetDict` of Hugging Face, each in a folder of its name; "
+                f"give the one that is meant, as {join(self.location, 'train')}"
+            )
+        return super()._find()
+
+    def schema(self, file: int = 0) -> Any:
+        """See `TableFiles.schema`."""
+        return self._schema(file, self._heads[file])
+
+    def _schema(self, file: int, head: _Head) -> Any:
+        import pyarrow
+
+        with self._decoding(self.paths[file]):
+            return pyarrow.ipc.read_schema(pyarrow.py_buffer(self._pieces(file, [head.schema])[0]))
+
+    def _table(self, group: int, names: list[str]) -> Any:
+        import pyarrow
+
+        file, number = int(self.groups.file[group]), int(self.groups.number[group])
+        head = self._heads[file]
+        start, size, _ = head.batches[number]
+        before = [each for each in head.dictionaries if each[0] < start]
+        places = [self._records[file].columns.index(name) for name in names]
+        options = pyarrow.ipc.IpcReadOptions(included_fields=places, use_threads=False)
+        stream: Any = _Stream(self._pieces(file, [head.schema, *before, (start, size)]))
+        table = pyarrow.ipc.open_stream(pyarrow.PythonFile(stream, mode="r"), options=options).read_all()
+        table.validate(full=True)
+        return table.select(names)
+
+    def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Bytes of a file: views of it, where it is mapped."""
+        if self.is_mapped:
+            if file not in self._maps:
+                self._maps[file] = self._map(file)
+            return [self._maps[file][start : start + size] for start, size in places]
+        start, size = np.array(places, np.int64).T
+        return self.store.read_spans([self.paths[file]], np.zeros(len(places), np.int64), start, start + size)
+
+    def _map(self, file: int) -> memoryview:
+        path = self.paths[file]
+        with open(path, "rb") as opened:
+            mapped = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        if version_of(path) != self._versions[file]:
+            raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
+        return mapped
+
+    def _read_head(self, file: int) -> bytes:
+        path, size_bytes = self.paths[file], self._versions[file][0]
+        self.store.expect(path, self._versions[file])  # type: ignore[arg-type]
+        with self._decoding(path):
+            messages = list(self._walk(file, size_bytes))
+            if not messages or messages[0][0] != _SCHEMA or any(kind == _SCHEMA for kind, *_ in messages[1:]):
+                raise ValueError("its messages do not begin with the one schema of a table")
+        return msgspec.msgpack.encode(
+            _Head(
+                schema=messages[0][1:3],
+                dictionaries=[(at, size) for kind, at, size, *_ in messages if kind == _DICTIONARY],
+                batches=[(at, size, rows) for kind, at, size, rows, _ in messages if kind == _BATCH],
+                is_compressed=any(compressed for *_, compressed in messages),
+            )
+        )
+
+    def _walk(self, file: int, size_bytes: int) -> Iterator[tuple[int, int, int, int, bool]]:
+        """(kind, first byte, bytes, rows, is compressed) of the messages of a file. Raises ValueError."""
+        begin = self._read(file, 0, min(8, size_bytes))
+        if begin[:4] == _FEATHER_1:
+            raise ValueError("is Feather of version 1, which is not read; write it anew by `pyarrow.feather`")
+        at = 8 if begin[:6] == _MAGIC else 0
+        while at < size_bytes:
+            said = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
+            prefix = 8 if said[:4] == _NEXT else 4  # which Arrow before 0.15 did not write
+            length = int.from_bytes(said[prefix - 4 : prefix], "little", signed=True)
+            if len(said) < prefix or length == 0:
+                break
+            if not 0 < length <= min(_LARGEST_HEAD_BYTES, size_bytes - at - prefix):
+                raise ValueError(f"a message @ {at} has a head of {length} bytes, but the file has {size_bytes}")
+            if prefix + length > len(said):
+                said = self._read(file, at, at + prefix + length)
+            kind, body_bytes, rows, compressed = _message(said[prefix : prefix + length], at)
+            size = prefix + length + body_bytes
+            if not 0 <= body_bytes <= size_bytes - at - prefix - length:
+                raise ValueError(f"a message @ {at} has a body of {body_bytes} bytes, but the file has {size_bytes}")
+            yield kind, at, size, rows, compressed
+            at += size
+
+    def _record(self, file: int, head: bytes) -> Record:
+        said = _HEAD.from_msgpack(head)
+        with self._decoding(self.paths[file]):
+            names: list[str] = self._schema(file, said).names
+            if len(set(names)) < len(names):
+                raise ValueError("two columns have one name")
+        places = [(start, start + size, size) for start, size, _ in said.batches]
+        return self._recorded(file, head, names, [rows for *_, rows in said.batches], places)
+
+    def close(self) -> None:
+        """See `TableFiles`."""
+        self._maps.clear()
+        super().close()
+
+
+class _Stream:
+    """Messages one after the other as a file; no reading of pyarrow's goes over the end of one."""
+
+    closed = False
+
+    def __init__(self, messages: list[Any]) -> None:
+        self._left = [memoryview(message) for message in reversed(messages)]
+
+    def read(self, size: int) -> memoryview:
+        """The next bytes."""
+        if not self._left:
+            return memoryview(b"")
+        message = self._left.pop()
+        if len(message) > size:
+            self._left.append(message[size:])
+        return message[:size]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _message(head: bytes, at: int) -> tuple[int, int, int, bool]:
+    """Kind, bytes of the body, rows and whether it is compressed, as the head of a message says. Raises ValueError.
+
+    `Message.fbs`: Message {version, header_type, header, bodyLength}, and RecordBatch {length, nodes, buffers,
+    compression}.
+    """
+    try:
+        message = _Table(head, _offset(head, 0))
+        kind = message.number("B", 1)
+        rows, compressed = 0, False
+        if kind in (_DICTIONARY, _BATCH):
+            batch = message.table(2)
+            if kind == _DICTIONARY:  # {id, data, isDelta}
+                batch = batch.table(1)
+            rows, compressed = batch.number("q", 0), bool(batch.place(3))
+            if rows < 0:
+                raise ValueError(f"a message @ {at} has {rows} rows")
+        elif kind != _SCHEMA:
+            raise ValueError(f"a message @ {at} is of kind {kind}, which no table has")
+        return kind, message.number("q", 3), rows, compressed
+    except struct.error as error:
+        raise ValueError(f"a message @ {at} points out of its head; {DAMAGED}") from error
+
+
+def _offset(data: bytes, at: int) -> int:
+    return at + struct.unpack_from("<I", data, at)[0]
+
+
+class _Table:
+    """A table of FlatBuffers: its fields are found by a table of their places, in front of which it says how far."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        self._places = at - struct.unpack_from("<i", data, at)[0]
+        if self._places < 0:
+            raise struct.error
+        self._size = struct.unpack_from("<H", data, self._places)[0]
+
+    def place(self, field: int) -> int:
+        """Where a field is; 0: it is left out."""
+        entry = 4 + 2 * field
+        if entry + 2 > self._size:
+            return 0
+        found = struct.unpack_from("<H", self._data, self._places + entry)[0]
+        return self._at + found if found else 0
+
+    def number(self, kind: str, field: int) -> int:
+        """A number; 0 where it is left out."""
+        place = self.place(field)
+        return struct.unpack_from(f"<{kind}", self._data, place)[0] if place else 0
+
+    def table(self, field: int) -> _Table:
+        """A table that a field points to."""
+        place = self.place(field)
+        if not place:
+            raise struct.error
+        return _Table(self._data, _offset(self._data, place))

@@ -1,0 +1,554 @@
+"""Files of tables: which lie at a path, what they say of themselves, and groups of their rows as Arrow tables.
+
+A file's head says how many rows each of its groups has and where these lie: a footer, an index. The heads of all files
+are read once and kept in one file in the cache folder, so that a folder of thousands is opened by looking at sizes and
+times of modification (in a store: one list, with entity tags) and reading one file:
+
+    heads, one behind the other | records of the files (msgpack) | bytes of these (8) | XXH3-64 of these (8)
+
+Bytes are read by our own storage (pages that are kept, attempts, versions) and given to pyarrow, which decodes. All of
+it comes from strangers: what is decoded is compared with what the head said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import io
+import itertools
+import os
+import re
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, StaleIndexError
+from energon_grain.extras import needed_for
+from energon_grain.formats.brace_patterns import expand_braces
+from energon_grain.forms import Form
+from energon_grain.storage.addresses import has_lists
+from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import as_joined, is_url, join, located, name_of, no_such_path
+from energon_grain.storage.mirror import mirror_of
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
+from energon_grain.storage.spans import coalesce
+
+Int64Array = npt.NDArray[np.int64]
+Version = tuple[int, int | bytes]
+"""Size of a file, and its time of modification or generation: what `ByteStore.version` gives."""
+MOST_ROWS = 1 << 56
+_PATTERN = re.compile(r"[*?\[]")
+DAMAGED = "the file is damaged, or none of its kind; write it anew, or leave it out by a pattern"
+_Store = LocalFiles | RemoteFiles
+
+
+def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """Names of the files with these endings that a path means: its own, or those below that folder.
+
+    In a store its ending decides, or a list.
+
+    Raises:
+        ReadError: A store cannot be reached.
+    """
+    if location.endswith(endings):
+        yield name_of(location)
+    elif not is_url(location):
+        yield from _below(location, endings)
+    elif not _PATTERN.search(name_of(location)) and has_lists(location, storage_settings()):
+        yield from (name for name in shared_client(storage_settings()).list(location) if _counts(name, endings))
+
+
+def _counts(name: str, endings: tuple[str, ...]) -> bool:
+    """Whether a name below a folder is that of a file with data: hidden ones, `_metadata`, `cache-….arrow` are not."""
+    steps = name.split("/")
+    no_data = any(step.startswith((".", "_")) for step in steps) or steps[-1].startswith("cache-")
+    return name.endswith(endings) and not no_data
+
+
+def _below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """Names of the files below a folder of this machine."""
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        inside = os.path.relpath(root, folder).replace(os.sep, "/")
+        names = files if inside == "." else [f"{inside}/{name}" for name in files]
+        yield from (name for name in names if _counts(name, endings))
+
+
+def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str], dict[str, Version] | None]:
+    """A folder, names of files in it, and their versions where a list said them.
+
+    Raises:
+        DatasetNotFoundError: There is none.
+        ReadError: A store cannot be reached.
+    """
+    there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
+    patterns = expand_braces(location) if "{" in location and not there else [location]
+    wild = not there and any(map(_PATTERN.search, patterns))
+    fixed = [_PATTERN.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
+    same = next((at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1), min(map(len, fixed)))
+    cut = fixed[0][:same].rfind("/")
+    root = fixed[0][:cut] if cut > 0 else "/"[: cut + 1]
+    if not is_url(location):
+        if os.path.isdir(location):
+            return location, _sorted(_below(location, endings), location, endings), None
+        found = {path for pattern in patterns for path in glob.iglob(pattern, recursive=True)} if wild else {*patterns}
+        files = {path for path in found if os.path.isfile(path)}
+        files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in _below(path, endings)}
+        if not wild and (missing := sorted(path for path in found if not os.path.exists(path))):
+            raise DatasetNotFoundError(no_such_path(missing[0]))
+        return root, _sorted((path[len(root) + (cut > 0) :] for path in files), location, endings), None
+    client = shared_client(storage_settings())
+    if not has_lists(location, storage_settings()):
+        if wild:
+            raise ConfigError(f"{location}: this server has no lists; write the names, as {{000..009}}{endings[0]}")
+        return root, _sorted({as_joined(root, pattern[cut + 1 :]) for pattern in patterns}, location, endings), None
+    if not wild and len(patterns) == 1:
+        below: Any = client.list_versions(location)
+        if below:
+            return location, _sorted((name for name in below if _counts(name, endings)), location, endings), below
+        return root, [name_of(location)], None
+    below = client.list_versions(root)
+    wanted = [re.compile(_translated(pattern[cut + 1 :])) for pattern in patterns]
+    names = (name for name in below if _counts(name, endings) and any(each.fullmatch(name) for each in wanted))
+    return root, _sorted(names, location, endings), below
+
+
+def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> list[str]:
+    found = sorted(names)
+    if not found:
+        raise DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
+    return found
+
+
+def _translated(pattern: str) -> str:
+    """A pattern as `glob` understands it, for names in a store."""
+    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    return "".join(
+        words.get(part) or (part.replace("[!", "[^") if part.startswith("[") and len(part) > 2 else re.escape(part))
+        for part in parts
+    )
+
+
+class Record(msgspec.Struct, array_like=True, kw_only=True):
+    """What is kept of a file. Reading any bytes of a group gives its row group, record batch or run of samples.
+
+    Attributes:
+        version: When its head was read.
+        begin: Where its head lies in the file of all heads.
+        head_bytes: Of it.
+        head_sum: XXH3-64 of it.
+        columns: Names of the columns.
+        rows: (groups,) int64.
+        extents: (groups, columns, 3) int64: first byte, one past the last, and bytes uncompressed, of each column.
+    """
+
+    name: str
+    version: tuple[int, int | bytes]
+    begin: int
+    head_bytes: int
+    head_sum: int
+    columns: list[str]
+    rows: bytes
+    extents: bytes
+
+
+_RECORDS = Form(list[Record])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowGroups:
+    """All groups of rows that are decoded together, in the order of the files.
+
+    Attributes:
+        first: (groups + 1,) number of the first row of each, and of all rows.
+        file: (groups,) the file of each.
+        number: (groups,) which group of its file each is.
+        extents: (groups, columns, 3) see `Record`; zeros where a file lacks a column.
+    """
+
+    first: Int64Array
+    file: Int64Array
+    number: Int64Array
+    extents: Int64Array
+
+
+class TableFiles(ABC):
+    """The files of one kind at a path, and what they say of themselves. Picklable: copies look at the files anew.
+
+    Args:
+        path: A file, a folder (with all files below), a pattern (`data/**/train-*.parquet`), with braces too
+            (`{000..009}.parquet`); or a URL of one of these.
+        cache_dir: Where what is known of files is kept; default: with the caches of the user.
+
+    Attributes:
+        location: The path.
+        names: Of the files, relative to the folder that they have in common, in order.
+        paths: Of the files.
+        columns: Names of the columns of any file, in order.
+        content_id: Digest of names, sizes and heads.
+        is_mapped: Whether groups take no memory of their own, so that any row is as near as any other.
+        kind: What messages call the files.
+        endings: How their names end.
+        group_word: What messages call a group.
+        group_option: What says how large groups are, where such files are written.
+        reads_whole_groups: Whether all columns are read for any.
+
+    Raises:
+        DatasetNotFoundError: There is no file.
+        FormatError: A head is damaged.
+        EmptyDatasetError: There is no row.
+        MissingPackageError: pyarrow is not installed.
+        ReadError: A store cannot be reached, or a file not be read.
+    """
+
+    kind: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]]
+    group_word: ClassVar[str] = "row group"
+    group_option: ClassVar[str]
+    reads_whole_groups: ClassVar[bool] = True
+    is_mapped = False
+    _named_by = ""
+    """Digest of what names the files, where that says something of them, too."""
+
+    def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
+        with needed_for(f"reading {self.kind}"):
+            import pyarrow.parquet  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        self.location, self._cache_dir = located(path), cache_dir
+        root, self.names, versions = self._find()
+        self.paths = [join(root, name) for name in self.names]
+        self.store: _Store = RemoteFiles(storage_settings()) if is_url(root) else LocalFiles(indexed_by="")
+        if isinstance(self.store, LocalFiles):
+            self._versions: list[Version] = [version_of(path) for path in self.paths]
+        elif versions is None:
+            self._versions = shared_client(self.store.settings).map(self.store.version, self.paths)
+        else:
+            self._versions = [versions[name] for name in self.names]
+        self._index = self._index_path(root)
+        self._records = self._kept()
+        self.columns = tuple(dict.fromkeys(name for record in self._records for name in record.columns))
+        digest = hashlib.blake2b(digest_size=8)
+        for record in self._records:
+            said = msgspec.msgpack.encode((record.name, record.version[0], record.head_sum))
+            digest.update(said)
+        self.content_id = digest.hexdigest()
+        if not len(self):
+            raise EmptyDatasetError(f"{self.location}: its {len(self.names)} {self.kind} have no row")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (type(self), self.location, self._cache_dir, self.content_id)
+
+    def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
+        """See `find_files`."""
+        return find_files(self.location, self.endings)
+
+    @abstractmethod
+    def schema(self, file: int = 0) -> Any:
+        """The `pyarrow.Schema` of a file. Raises FormatError where it is not understood."""
+
+    def _read_heads(self, files: Sequence[int]) -> list[bytes]:
+        """The heads of files. Raises as `_read_head`."""
+        if isinstance(self.store, RemoteFiles):
+            return shared_client(self.store.settings).map(self._read_head, files)
+        return [self._read_head(file) for file in files]
+
+    def _read_head(self, file: int) -> bytes:
+        """The head of a file. Raises FormatError, ReadError."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _record(self, file: int, head: bytes) -> Record:
+        """What a head says. Raises FormatError where it contradicts itself or the size of the file."""
+
+    @abstractmethod
+    def _table(self, group: int, names: list[str]) -> Any:
+        """These columns of a group. What pyarrow raises, and ValueError, become a FormatError."""
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return int(self.groups.first[-1])
+
+    @cached_property
+    def groups(self) -> RowGroups:
+        """The row groups."""
+        place = {name: number for number, name in enumerate(self.columns)}
+        counts = [len(record.rows) // 8 for record in self._records]
+        rows = np.concatenate([np.frombuffer(record.rows, "<i8") for record in self._records])
+        extents = np.zeros((len(rows), len(place), 3), np.int64)
+        at = 0
+        for record, count in zip(self._records, counts, strict=True):
+            own = np.frombuffer(record.extents, "<i8").reshape(count, len(record.columns), 3)
+            extents[at : at + count, [place[name] for name in record.columns]] = own
+            at += count
+        first = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(rows, out=first[1:])
+        file = np.repeat(np.arange(len(counts)), counts)
+        starts = np.cumsum([0, *counts[:-1]])
+        return RowGroups(first=first, file=file, number=np.arange(len(rows)) - starts[file], extents=extents)
+
+    def spans(
+        self, groups: Int64Array, columns: Sequence[str]
+    ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """(file, start, size, owner) of the bytes of columns of row groups; `owner`: the place in `groups`."""
+        if self.reads_whole_groups:
+            start, stop, _ = self.groups.extents[groups].max(axis=1).T
+            return self.groups.file[groups], start, stop - start, np.arange(len(groups))
+        places = [number for number, name in enumerate(self.columns) if name in columns]
+        extents = self.groups.extents[groups][:, places]
+        start, stop = extents[..., 0].reshape(-1), extents[..., 1].reshape(-1)
+        owner = np.repeat(np.arange(len(groups)), len(places))
+        there = stop > start
+        return self.groups.file[groups][owner[there]], start[there], (stop - start)[there], owner[there]
+
+    def read(self, group: int, columns: Sequence[str]) -> Any:
+        """A group as a `pyarrow.Table` of these columns, without those that its file lacks; None: it lacks all.
+
+        Raises:
+            FormatError: It does not decode, or not to what the head says.
+            StaleIndexError, ReadError: The file was changed since it was opened, or cannot be read.
+        """
+        groups = self.groups
+        file, rows = int(groups.file[group]), int(groups.first[group + 1] - groups.first[group])
+        names = [name for name in self._records[file].columns if name in columns]
+        if not names:
+            return None
+        self.store.expect(self.paths[file], self._versions[file])  # type: ignore[arg-type]
+        with self._decoding(f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}"):
+            table = self._table(group, names)
+            if table.num_rows != rows or table.num_columns != len(names):
+                raise ValueError(f"{table.num_rows} rows of {table.num_columns} columns, not {rows} of {len(names)}")
+        return table
+
+    def _read(self, file: int, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file. Raises ReadError."""
+        one = np.zeros(1, np.int64)
+        return self.store.read_spans([self.paths[file]], one, one + start, one + stop)[0]
+
+    def _recorded(self, file: int, head: bytes, columns: list[str], rows: Sequence[int], extents: Any) -> Record:
+        """A record of a file.
+
+        Args:
+            file: Its number.
+            head: Its head.
+            columns: Names of its columns.
+            rows: Of each group.
+            extents: As the record has them; of groups that are read whole, (groups, 3) of all columns together.
+        """
+        width = 1 if self.reads_whole_groups else len(columns)
+        extents = np.asarray(extents, "<i8").reshape(len(rows), width, 3)
+        if self.reads_whole_groups:
+            share = -(-extents[..., 2:] // max(1, len(columns)))
+            extents = np.repeat(np.concatenate([extents[..., :2], share], axis=2), len(columns), axis=1)
+        if min(rows, default=0) < 0 or sum(rows) >= MOST_ROWS:
+            raise FormatError(f"{self.paths[file]}: says that it has {sum(rows)} rows; {DAMAGED}")
+        return Record(
+            name=self.names[file],
+            version=self._versions[file],
+            begin=0,
+            head_bytes=len(head),
+            head_sum=xxhash.xxh3_64_intdigest(head),
+            columns=columns,
+            rows=np.array(rows, "<i8").tobytes(),
+            extents=extents.tobytes(),
+        )
+
+    def _bytes_of(self, file: int, start: Int64Array, size: Int64Array) -> dict[int, bytes]:
+        """Pieces of a file, some of them read together, by their first places in it."""
+        spans = coalesce(
+            np.zeros(len(start), np.int64),
+            start,
+            size,
+            merge_gap_bytes=self.store.merge_gap_bytes,
+            solo_bytes=self.store.solo_bytes,
+        )
+        data = self.store.read_spans([self.paths[file]], spans.file, spans.start, spans.stop)
+        return dict(zip(spans.start.tolist(), data, strict=True))
+
+    @contextlib.contextmanager
+    def _decoding(self, where: str) -> Generator[None]:
+        """Errors of pyarrow name the place."""
+        import pyarrow
+
+        try:
+            yield
+        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, UnicodeError) as error:
+            if isinstance(error, FormatError) or type(error).__module__.startswith("energon_grain"):
+                raise
+            raise FormatError(f"{where}: {str(error).strip() or type(error).__name__}; {DAMAGED}") from error
+
+    # What is known of heads.
+
+    def _index_path(self, root: str) -> Path:
+        identity = hashlib.blake2b(
+            "\0".join([root, *self.names, self._named_by]).encode("utf-8", "surrogateescape"), digest_size=16
+        )
+        name = f"{identity.hexdigest()}.footers"
+        if self._cache_dir is None and is_url(root):
+            return mirror_of(root).folder / "parquet" / name
+        base = self._cache_dir or os.path.join(os.path.dirname(storage_settings().cache_folder), "parquet")
+        identity.update(os.fsencode(os.path.realpath(root)))
+        return Path(base) / f"{identity.hexdigest()}.footers"
+
+    def _kept(self) -> list[Record]:
+        """What is known of all files: of those that are new or changed it is read now, and written."""
+        known = {record.name: record for record in _read_records(self._index)}
+        fresh: dict[int, bytes] = {}
+        records: list[Record | None] = []
+        for number, (name, version) in enumerate(zip(self.names, self._versions, strict=True)):
+            record = known.get(name)
+            records.append(record if record is not None and tuple(record.version) == version and version[1] else None)
+            if records[-1] is None:
+                fresh[number] = b""
+        if not fresh:
+            return records  # type: ignore[return-value]
+        fresh.update(zip(fresh, self._read_heads(list(fresh)), strict=True))
+        for number, head in fresh.items():
+            records[number] = self._record(number, head)
+        return self._write(records, fresh)  # type: ignore[arg-type]
+
+    def _head(self, file: int) -> bytes:
+        """The head of a file, as it is kept; else from the file itself."""
+        record = self._records[file]
+        with contextlib.suppress(OSError), open(self._index, "rb") as kept:
+            head = os.pread(kept.fileno(), record.head_bytes, record.begin)
+            if xxhash.xxh3_64_intdigest(head) == record.head_sum:
+                return head
+        (head,) = self._read_heads([file])
+        if xxhash.xxh3_64_intdigest(head) != record.head_sum:
+            raise StaleIndexError(f"{self.paths[file]}: was changed since it was opened; begin anew")
+        return head
+
+    def _write(self, records: list[Record], fresh: dict[int, bytes]) -> list[Record]:
+        """Keep heads and records, if there is somewhere to."""
+        self._records = records
+        heads = [fresh[number] if number in fresh else self._head(number) for number in range(len(records))]
+        begins = itertools.accumulate(map(len, heads), initial=0)
+        placed = [msgspec.structs.replace(record, begin=at) for record, at in zip(records, begins, strict=False)]
+        said = msgspec.msgpack.encode(placed)
+        with contextlib.suppress(OSError):
+            self._index.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self._index) as file:
+                file.writelines(heads)
+                file.write(said)
+                file.write(len(said).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(said).to_bytes(8, "little"))
+        return placed
+
+    @property
+    def kept_ever(self) -> Path:
+        """The file in the cache folder that belongs to these, whatever becomes of them."""
+        return self._index
+
+    @property
+    def kept_beside(self) -> Path:
+        """What the names of files in the cache folder that belong to these begin with, as they are now.
+
+        By their versions, too: other numbers may well have the same head.
+        """
+        said = msgspec.msgpack.encode(self._versions)
+        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
+
+    def close(self) -> None:
+        """Close the files; reading again opens them anew."""
+        self.store.close()
+
+
+def _opened(kind: type[TableFiles], location: str, cache_dir: str | None, content_id: str) -> TableFiles:
+    files = kind(location, cache_dir=cache_dir)
+    if files.content_id != content_id:
+        raise StaleIndexError(
+            f"{location}: its files were changed since this process's parent opened them; begin anew, and write to no "
+            "files that are being read"
+        )
+    return files
+
+
+def version_of(path: str) -> Version:
+    """Of a file of this machine. Raises DatasetNotFoundError."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        raise DatasetNotFoundError(no_such_path(path)) from None
+    return status.st_size, status.st_mtime_ns
+
+
+def _read_records(path: Path) -> list[Record]:
+    """What was kept; nothing where that is damaged."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError), open(path, "rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - 16))
+        end = file.read(16)
+        length = int.from_bytes(end[:8], "little")
+        if len(end) == 16 and length <= size - 16:
+            file.seek(size - 16 - length)
+            said = file.read(length)
+            if xxhash.xxh3_64_intdigest(said) == int.from_bytes(end[8:], "little"):
+                return _RECORDS.from_msgpack(said)
+    return []
+
+
+class HeldFile:
+    """A file of which some ranges are in memory; others are read when pyarrow asks for them.
+
+    Args:
+        path: The file.
+        store: Reads what is not there.
+        held: Bytes, by their first place in the file.
+    """
+
+    closed = False
+
+    def __init__(self, path: str, store: _Store, held: dict[int, bytes]) -> None:
+        self._path, self._store = path, store
+        self._starts = sorted(held)
+        self._data = [memoryview(held[start]) for start in self._starts]
+        self._at = 0
+
+    def read(self, size: int = -1) -> memoryview | bytes:
+        """The next bytes, as `io.RawIOBase.read`."""
+        at, self._at = self._at, self._at + max(size, 0)
+        place = bisect_right(self._starts, at) - 1
+        if place >= 0:
+            begin = at - self._starts[place]
+            if begin + size <= len(self._data[place]):
+                return self._data[place][begin : begin + size]
+        stop = min(at + size, self._store.size(self._path))
+        one = np.zeros(1, np.int64)
+        return self._store.read_spans([self._path], one, np.array([at]), np.array([stop]))[0] if stop > at else b""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See `io.IOBase`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: 0}[whence]
+        self._at = (self._store.size(self._path) if whence == io.SEEK_END else base) + offset
+        return self._at
+
+    def tell(self) -> int:
+        """See `io.IOBase`."""
+        return self._at
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def writable(self) -> bool:
+        """False."""
+        return False

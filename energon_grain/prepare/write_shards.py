@@ -1,0 +1,281 @@
+"""Shards of samples, written in workers: samples are checked and encoded, and each shard appears when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from energon_grain.errors import ConfigError, ReadError
+from energon_grain.formats.columnar import find_columnar
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.shard_writer import (
+    SUFFIXES,
+    TEMPORARY,
+    Compression,
+    Container,
+    Sample,
+    ShardWriter,
+    UnfitSampleError,
+    read_shard,
+)
+from energon_grain.prepare.executors import outcomes, own_executor, portable
+from energon_grain.prepare.listing import in_order
+from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, looks, scanned
+from energon_grain.prepare.writing import PartLog
+from energon_grain.samples.sample import BASE_FIELDS
+from energon_grain.storage.atomic import remove_temporaries
+from energon_grain.transforms.encode import encode_part
+
+_LONGEST_NAME = 1000
+_PLAIN_KEY = re.compile(r"(?!__)[\w\-]+(/[\w\-]+)*")
+_CONTROL = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
+_TASKS_A_WORKER = 2
+_MOST_AHEAD = 1024
+_MANY_JOBS, _LARGE = 1 << 30, 1 << 40
+WrittenSample: TypeAlias = Mapping[str, Any]
+"""A sample to be written: its key at `__key__`, its parts by their names."""
+ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
+"""A shard to be written, what gives its samples (it goes to a worker by cloudpickle), and where these come from."""
+
+
+def records_of(container: Container) -> Literal["msgpack"] | None:
+    """How samples lie in shards that are written here; None: in tars."""
+    return None if container == "tar" else "msgpack"
+
+
+def check_container(container: Container, compression: Compression) -> None:
+    """Raise ConfigError where there is no such kind of shard."""
+    if container not in SUFFIXES or compression not in ("none", "zstd"):
+        raise ConfigError(
+            f"container={container!r}, compression={compression!r}: 'tar' or 'array-record', 'none' or 'zstd'"
+        )
+    if compression != "none" and container == "tar":
+        raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
+
+
+def write_shards(
+    root: Path,
+    jobs: Iterable[ShardJob],
+    *,
+    container: Container,
+    compression: Compression,
+    verify: bool = False,
+    count: int | None,
+    size_bytes: int | None = _LARGE,
+    num_workers: int | None,
+    executor: Executor | None = None,
+    progress: Callable[[Mapping[str, ScannedShard]], None],
+) -> tuple[dict[str, ScannedShard], int]:
+    """Write shards into a folder that `begin_writing` marked, in workers; the first that fails ends all.
+
+    Args:
+        root: The folder.
+        jobs: The shards. Without samples there is none.
+        container: Kind of the shards.
+        compression: Of each record of an ArrayRecord file.
+        verify: Read each one back and compare.
+        count: How many there are at most; None: nobody knows.
+        size_bytes: See `own_executor`.
+        num_workers: See `write_dataset`.
+        executor: See there.
+        progress: Called after every shard, with those that are in place.
+
+    Returns:
+        Those that are in place, by name, in the order of their numbers; and how many of them were there before.
+
+    Raises:
+        EnergonGrainError: A sample cannot be given, or not be held.
+        OSError: The disk is full.
+        WorkerError: A process died twice over a shard.
+    """
+    for folder in {root, *(path for path in root.rglob("*") if path.is_dir())}:
+        remove_temporaries(folder, f".*{TEMPORARY}")
+    found: dict[str, ScannedShard] = {}
+    reused = 0
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(PartLog(root, 0, 1, find_columnar(open_folder(root)))).log
+
+        def calls() -> Iterator[tuple[ShardTask, tuple[Any, ...]]]:
+            nonlocal reused
+            for task, samples, where in jobs:
+                if (known := log.find(task, str(root))) is not None:
+                    reused += 1
+                    found[known.name] = known
+                    progress(found)
+                else:
+                    sent = cloudpickle.dumps((samples, where))
+                    yield task, (make_shard, os.path.abspath(root), task, container, compression, verify, sent)
+
+        ahead = num_workers or _MANY_JOBS
+        if executor is None:
+            jobs_at_most = _MANY_JOBS if count is None else count
+            executor = stack.enter_context(own_executor(num_workers, jobs=jobs_at_most, size_bytes=size_bytes))
+            ahead = _TASKS_A_WORKER * getattr(executor, "_max_workers", 1)
+        ahead, left = min(ahead, _MOST_AHEAD), calls()
+        submit = executor.submit
+        tasks = deque(itertools.islice(left, ahead))
+        results = outcomes(
+            lambda job: submit(*job[1]),
+            tasks,
+            ahead=ahead,
+            named=lambda job: f"{root / job[0].name}: its writing",
+            salvage=lambda _, returned: log.add(returned) if returned and type(returned) is bytes else None,
+        )
+        for (task, _), returned in stack.enter_context(contextlib.closing(results)):
+            tasks.extend(itertools.islice(left, 1))
+            if returned:
+                result = logged(log, str(root), task, returned)
+                if isinstance(result, Exception):
+                    raise result
+                found[result.name] = result
+                progress(found)
+    return {name: found[name] for name in sorted(found, key=in_order)}, reused
+
+
+def make_shard(
+    root: str, task: ShardTask, container: Container, compression: Compression, verify: bool, samples: bytes
+) -> bytes | Exception:
+    """Write a shard and return its record, no bytes where there is no sample, or what is wrong with the samples.
+
+    Args:
+        root: The dataset, as an absolute path.
+        task: Its name.
+        container: Its kind.
+        compression: Of each record of an ArrayRecord file.
+        verify: Read it back and compare, before it gets its name.
+        samples: What gives them, and where they come from, by cloudpickle.
+    """
+    shard: ShardWriter | None = None
+    give, where = cloudpickle.loads(samples)
+    written, found = SampleDigest(), SampleDigest()
+
+    def compare(path: Path) -> None:
+        deque(found.of(read_shard(path, container)), maxlen=0)
+        if found != written:
+            raise ReadError(
+                f"{os.path.join(root, task.name)}: what was written is not what was to be ({found.samples} of "
+                f"{written.samples} samples came back, or others). Is the disk in order? Run the same again"
+            )
+
+    try:
+        given: Iterator[Sample] = give()
+        for key, parts in written.of(given) if verify else given:
+            shard = shard or ShardWriter(Path(root, task.name), container, compression)
+            shard.add(key, parts)
+        return b"" if shard is None else written_record(root, task, shard, compare if verify else None)
+    except UnfitSampleError as error:
+        return UnfitSampleError(f"{where}: {error}")
+    except Exception as error:
+        return portable(error)
+    finally:
+        if shard is not None:
+            shard.abandon()
+
+
+def written_record(
+    root: str, task: ShardTask, shard: ShardWriter, verify: Callable[[Path], None] | None = None
+) -> bytes:
+    """End a shard, and give its record; see `ShardWriter.close`."""
+    scan = shard.close(verify) if verify else shard.close()
+    return encode_scan(scanned(task, scan, looks(root, task)), scan)
+
+
+class SampleDigest:
+    """Digest over key and parts, in order, of one sample after the other."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.samples = 0
+
+    def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass samples on, and take them in."""
+        for key, parts in samples:
+            yield key, parts
+            self.samples += 1
+            taken = [key.encode("utf-8", "surrogateescape")]
+            for name, value in parts.items():
+                taken += [name.encode("utf-8", "surrogateescape"), value]
+            self._hash.update(np.array([len(taken), *map(len, taken)], "<u8").tobytes())
+            for data in taken:
+                self._hash.update(data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleDigest) and (self.samples, self._hash.digest()) == (
+            other.samples,
+            other._hash.digest(),
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
+    """Key and encoded parts of a sample that is to be written.
+
+    What samples of loaders carry besides their parts (`__restore_key__`, `__sources__`, `__subflavors__`) is left out,
+    and so are parts that are None.
+
+    Raises:
+        UnfitSampleError: The key, or the name of a part, breaks the rules.
+        ConfigError: A value does not fit the name of its part.
+    """
+    key = sample.get("__key__")
+    if not isinstance(key, str):
+        raise UnfitSampleError(f"a sample with the parts {sorted(map(str, sample))} has no text at '__key__'")
+    parts: dict[str, bytes] = {}
+    given: Any = sample  # whose keys nobody checked
+    for part, value in given.items():
+        if part in BASE_FIELDS or value is None:
+            continue
+        if not isinstance(part, str) or not part or "/" in part or part.startswith("__") or _CONTROL.search(part):
+            raise UnfitSampleError(
+                f"sample {key!r}: the part {part!r} must have a name, such as 'jpg' or 'seg.png', without slashes, "
+                f"backslashes and control characters, that does not begin with '__'"
+            )
+        try:
+            parts[part] = encode_part(part, value)
+        except ConfigError as error:
+            error.add_note(f"sample {key!r}")
+            raise ConfigError(f"sample {key!r}, {error}") from error
+    if not parts:
+        raise UnfitSampleError(f"sample {key!r} has no part: in a shard it would not be a sample of its own")
+    if not _PLAIN_KEY.fullmatch(key):
+        _check_key(key)
+    longest = max(map(len, parts))
+    if len(key) + longest >= _LONGEST_NAME // 4:  # characters, of at most four bytes
+        found = max(len(f"{key}.{part}".encode()) for part in parts)
+        if found > _LONGEST_NAME:
+            raise UnfitSampleError(
+                f"sample {key[:40]!r}…: the name of a member of it has {found} bytes, of {_LONGEST_NAME} at most; give "
+                f"it a shorter key, and keep the long one in a part"
+            )
+    return key, parts
+
+
+def _check_key(key: str) -> None:
+    folders = key.split("/")
+    rules = {
+        "is empty": not key,
+        "is absolute": key.startswith("/"),
+        "has a folder '..' or '.'": bool({"..", "."} & set(folders)),
+        "has an empty folder": "" in folders[1:] or (len(folders) > 1 and not folders[0]),
+        "has a control character, a backslash or a surrogate": bool(_CONTROL.search(key)),
+        "has a dot behind its last slash": "." in folders[-1],
+        "lies in a reserved folder '__…__'": bool(re.fullmatch(r"__.*__", folders[0])) and len(folders) > 1,
+    }
+    broken = [rule for rule, breaks in rules.items() if breaks]
+    if broken:
+        raise UnfitSampleError(
+            f"the key {key[:80]!r} {' and '.join(broken)}: a key is a relative path like 'cats/000123', in UTF-8, "
+            f"whose last name has no dot, because the first one there ends the key in a member's name"
+        )

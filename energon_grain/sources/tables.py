@@ -1,0 +1,694 @@
+"""Random access to the rows of files of tables (Parquet, Arrow, MDS): a crude sample each.
+
+A row group is the least that can be decoded, so it is decoded whole, but for the columns that nobody wants, and stays
+decoded while others may ask for its rows: up to `memory_bytes()` in memory, and what does not fit goes to files that
+are mapped (uncompressed, in the cache folder, without names, so that they vanish with the process). So a shuffle should
+read row group by row group, and these are its blocks: see `block_starts`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
+from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
+from energon_grain.formats.arrow_files import ArrowFiles
+from energon_grain.formats.columns import Columns, columns_of_tables
+from energon_grain.formats.mds_files import MdsFiles
+from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.formats.parquet import ParquetFiles
+from energon_grain.formats.table_files import TableFiles
+from energon_grain.samplers.hashing import fold
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.file_store import FileStore, with_sources
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
+
+Int64Array = npt.NDArray[np.int64]
+KEY_COLUMN = "__key__"
+_SIZES = "bytes"
+_MOST_MEMORY_BYTES = 4 << 30
+_MEMORY_SHARE = 4
+_DISK_SHARE = 4
+_MAPPED_BYTES = 64 << 10
+"""What a group that is mapped counts for, so that not any number of them is kept."""
+
+
+@cache
+def memory_bytes() -> int:
+    """How much is kept decoded in memory, of all sources of a process: a quarter of the machine's, at most 4 GiB."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(_MOST_MEMORY_BYTES, total // _MEMORY_SHARE)
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A decoded row group.
+
+    Attributes:
+        table: Its columns, a `pyarrow.Table`; None: it has none of those wanted.
+        size_bytes: Of it, in memory of its own.
+        is_mapped: Whether it lies in a file as it is, and so takes next to none.
+        takes: What gives the values of columns, those that were asked for.
+    """
+
+    table: Any
+    size_bytes: int
+    is_mapped: bool = False
+    takes: dict[str, Take] = field(default_factory=dict[str, Take])
+
+
+class _Kept:
+    """The row groups in memory, or those on disk, the ones used longest ago first."""
+
+    def __init__(self) -> None:
+        self.groups: OrderedDict[tuple[object, int], _Group] = OrderedDict()
+        self.size_bytes = 0
+
+    def get(self, key: tuple[object, int]) -> _Group | None:
+        if key in self.groups:
+            self.groups.move_to_end(key)
+        return self.groups.get(key)
+
+    def put(self, key: tuple[object, int], group: _Group, limit_bytes: int) -> list[tuple[tuple[object, int], _Group]]:
+        """Keep a row group; give those that have to leave for it."""
+        before = self.groups.pop(key, None)  # decoded again while it was moved here
+        self.groups[key] = group
+        self.size_bytes += group.size_bytes - (before.size_bytes if before is not None else 0)
+        leaving: list[tuple[tuple[object, int], _Group]] = []
+        while self.size_bytes > limit_bytes and len(self.groups) > 1:
+            leaving.append(self.groups.popitem(last=False))
+            self.size_bytes -= leaving[-1][1].size_bytes
+        return leaving
+
+    def forget(self, owner: object) -> None:
+        for key in [key for key in self.groups if key[0] is owner]:
+            self.size_bytes -= self.groups.pop(key).size_bytes
+
+
+class DecodedGroups:
+    """Row groups that stay decoded, those used last: in memory, and behind that in mapped files. Thread-safe.
+
+    Args:
+        limit_bytes: In memory; one row group at least.
+        folder: Where files are made.
+
+    Attributes:
+        decoded: How many were, ever.
+    """
+
+    def __init__(self, limit_bytes: int, folder: str) -> None:
+        self.limit_bytes, self._folder = limit_bytes, folder
+        self.decoded = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Keep nothing: in a forked child nobody is left to bring what another thread was decoding."""
+        self._lock = threading.Lock()
+        self._memory, self._disk = _Kept(), _Kept()
+        self._coming: dict[tuple[object, int], Future[_Group]] = {}
+
+    def __contains__(self, key: tuple[object, int]) -> bool:
+        return key in self._memory.groups or key in self._disk.groups
+
+    def get(self, key: tuple[object, int], decode: Callable[[], Any], *, is_mapped: bool = False) -> _Group:
+        """The row group of this name; of several threads that ask for it one decodes it. Raises as `decode`."""
+        with self._lock:
+            found = self._memory.get(key) or self._disk.get(key)
+            if found is not None:
+                return found
+            mine = Future[_Group]()
+            coming = self._coming.setdefault(key, mine)
+        if coming is not mine:
+            return coming.result()
+        try:
+            table = decode()
+            found = _Group(table, _MAPPED_BYTES if is_mapped else 0 if table is None else table.nbytes, is_mapped)
+        except BaseException as error:
+            with self._lock:
+                self._coming.pop(key, None)
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            self.decoded += 1
+            self._coming.pop(key, None)
+            leaving = self._memory.put(key, found, self.limit_bytes)
+        mine.set_result(found)
+        for other, group in leaving:
+            self._move_to_disk(other, group)
+        return found
+
+    @cached_property
+    def _disk_bytes(self) -> int:
+        with suppress(OSError):
+            os.makedirs(self._folder, exist_ok=True)
+            return shutil.disk_usage(self._folder).free // _DISK_SHARE
+        return 0
+
+    def room_bytes(self) -> int:
+        """How much is kept, in memory and on disk."""
+        return self.limit_bytes + self._disk_bytes
+
+    def _move_to_disk(self, key: tuple[object, int], group: _Group) -> None:
+        """Keep a row group in a file; where that cannot be written it is decoded again when it is asked for."""
+        import pyarrow
+
+        if group.table is None or group.is_mapped or group.size_bytes > self._disk_bytes:
+            return
+        with suppress(OSError, pyarrow.ArrowException):
+            descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="rows-")
+            try:
+                with os.fdopen(descriptor, "wb") as file, pyarrow.ipc.new_file(file, group.table.schema) as writer:
+                    writer.write_table(group.table)
+                table = pyarrow.ipc.open_file(pyarrow.memory_map(name)).read_all()
+            finally:
+                os.unlink(name)
+            with self._lock:
+                self._disk.put(key, _Group(table, group.size_bytes), self._disk_bytes)
+
+    def forget(self, owner: object) -> None:
+        """Let go of what has a name that begins with `owner`."""
+        with self._lock:
+            self._memory.forget(owner)
+            self._disk.forget(owner)
+
+
+@cache
+def decoded_groups() -> DecodedGroups:
+    """What all sources of this process keep together."""
+    return DecodedGroups(memory_bytes(), os.path.join(os.path.dirname(storage_settings().cache_folder), "decoded"))
+
+
+os.register_at_fork(after_in_child=lambda: decoded_groups().renew() if decoded_groups.cache_info().currsize else None)
+
+
+TABLES: dict[DatasetKind, type[TableFiles]] = {
+    DatasetKind.PARQUET: ParquetFiles,
+    DatasetKind.ARROW: ArrowFiles,
+    DatasetKind.MDS: MdsFiles,
+}
+"""Kinds of files whose rows are samples."""
+
+
+class TableSource(Cut):
+    """The rows of files of tables, in the order of the files' names and of the rows in each.
+
+    The key of a row is the name of its file without the ending, a slash, and the row's number in the file, from 0; or
+    what stands in a column `__key__`. Opening reads footers, and those once (see `TableFiles`); a read decodes the
+    row groups that it touches, unless they still are decoded. Thread-safe and picklable.
+
+    Args:
+        files: The files.
+        parts: Which columns to read, names or a predicate.
+
+    Raises:
+        ConfigError: No column is to be read.
+        FormatError: A schema is not understood.
+    """
+
+    _has_slices = True
+
+    def __init__(self, files: TableFiles, *, parts: PartFilter = None) -> None:
+        self.files, self.path = files, files.location
+        self._parts = parts
+        self._kinds = column_kinds(map(files.schema, range(len(files.names))), files.columns)
+        entries = [] if parts is None or callable(parts) else list(parts)
+        self._wanted = [
+            name
+            for name in self._kinds
+            if name != KEY_COLUMN and (accepts(parts, name) or any(entry.startswith(f"{name}.") for entry in entries))
+        ]
+        if not self._wanted:
+            raise ConfigError(f"{self.path}: part_filter lets none of its columns pass: {', '.join(self._kinds)}")
+        self._key = KEY_COLUMN if KEY_COLUMN in self._kinds else None
+        self._read = (*self._wanted, *([self._key] if self._key else []))
+        groups = self.files.groups
+        self._first = groups.first
+        places = [self.files.columns.index(name) for name in self._wanted]
+        self._group_bytes = groups.extents[:, places, 2].sum(axis=1)
+        self._row_bytes = -(-self._group_bytes // np.maximum(1, np.diff(self._first)))
+        stems = [_stem(name, files.endings) for name in files.names]
+        self._stems = stems if len(set(stems)) == len(stems) else files.names
+        begins = np.searchsorted(groups.file, np.arange(len(files.names)))
+        self._file_first = self._first[begins]
+        ends = self._first[np.searchsorted(groups.file, np.arange(len(files.names)), side="right")]
+        self.shard_counts = dict(zip(files.names, (ends - self._file_first).tolist(), strict=True))
+        self._files_id = files.content_id
+        self._owner = object()  # whose row groups are whose
+        self._reading_column = threading.Lock()
+        self._serve()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(TableSource, parts=self._parts), (self.files,), self._state()
+
+    def __repr__(self) -> str:
+        return f"TableSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of all columns, read or not; of lists of files, one stands for all entries."""
+        return tuple(name for name in self._kinds if name != KEY_COLUMN)
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """Columns with lists of files."""
+        return frozenset(name for name, kind in self._kinds.items() if kind.many)
+
+    @property
+    def endings(self) -> dict[str, str]:
+        """Which ends of names decode columns that are not decoded by their own."""
+        return {name: kind.ending for name, kind in self._kinds.items() if kind.ending}
+
+    def _rows(self, indices: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
+        """(n,) number of each row among those of all files, and of its row group."""
+        rows = self._numbers(indices)
+        return rows, np.searchsorted(self._first, rows, side="right") - 1
+
+    # Row groups as blocks.
+
+    @property
+    def run_samples(self) -> int | None:
+        """Rows of a row group, in the mean; None: any row is as near as any other."""
+        return None if self.files.is_mapped else max(1, len(self) // (len(self.block_starts()) - 1))
+
+    def block_starts(self, at_least: int | None = None) -> Int64Array:
+        """(blocks + 1,) the first sample of each block, and how many samples there are.
+
+        A block is a row group, or as many neighbours as have `at_least` samples; by default, in an object store, 4 MiB.
+        """
+        if at_least is None and self.remote_files:
+            at_least = remote_run(int(self._group_bytes.sum()), len(self.files))
+        low, high = np.zeros(len(self._first), np.int64), np.full(len(self._first), len(self), np.int64)
+        while (open_ := low < high).any():  # how many samples lie before each bound: `to_raw` ascends
+            middle = (low + high) // 2
+            before = np.where(open_, self._selection.to_raw(np.minimum(middle, len(self) - 1)) < self._first, False)
+            low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
+        bounds = np.unique(low)
+        if at_least is not None:
+            kept = [0]
+            for bound in bounds[1:-1].tolist():
+                if bound - kept[-1] >= at_least:
+                    kept.append(bound)
+            bounds = np.array([*kept, len(self)], np.int64)
+        return bounds
+
+    def warn_of_order(self, blocks_at_once: int | None) -> str | None:
+        """What to warn of where an order keeps so many blocks in use at a time (None: all); None: it is cheap."""
+        if self.files.is_mapped:
+            return None
+        touched = np.unique(self._rows(np.array([0, len(self) - 1]))[1])
+        sizes = self._group_bytes[touched[0] : touched[-1] + 1]
+        count = len(sizes) if blocks_at_once is None else min(len(sizes), blocks_at_once)
+        in_use = int(np.sort(sizes)[-count:].sum()) if blocks_at_once is None else int(sizes.mean() * count)
+        kept = decoded_groups()
+        if in_use <= kept.limit_bytes:
+            return None
+        beyond = in_use - kept.room_bytes()
+        outcome = (
+            f"what passes {_gigabytes(kept.limit_bytes)} goes to a cache on disk"
+            if beyond <= 0
+            else f"memory and disk have room for {_gigabytes(kept.room_bytes())}, so that most rows decode a whole "
+            f"{self.files.group_word}"
+        )
+        return (
+            f"{self.path}: this order has {count:,} {self.files.group_word}s of {_megabytes(float(sizes.mean()))} in "
+            f"use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
+            f"are best: write the files anew so ({self.files.group_option}), or take fewer `lanes`"
+        )
+
+    # Reading.
+
+    @property
+    def remote_files(self) -> Sequence[RemoteFiles]:
+        """What reads the files where they lie in an object store."""
+        return (self.files.store,) if isinstance(self.files.store, RemoteFiles) else ()
+
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """See `RemoteSource`: of each row group what is wanted of it, for the first sample that needs it."""
+        groups, first = np.unique(self._rows(indices)[1], return_index=True)
+        file, start, size, owner = self.files.spans(groups, self._read)
+        return [remote_extents(each, self.files.paths, file, start, size, first[owner]) for each in self.remote_files]
+
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`.
+
+        Raises:
+            FormatError: A row group is damaged.
+            StaleIndexError: A file was changed since it was opened.
+        """
+        indices = np.asarray(indices, np.int64)
+        rows, group = self._rows(indices)
+        files = self.files.groups.file[group].tolist()
+        columns: dict[str, list[PartValue | None]] = {}
+        keys = self._usual_keys(rows, files)
+        order = np.argsort(group, kind="stable")
+        cuts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
+        runs = [order[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(order)], strict=True)]
+        # What is decoded comes first: what comes then takes the place of what was used before, and not of that.
+        for at in sorted(runs, key=lambda run: (self._owner, int(group[run[0]])) not in decoded_groups()):
+            places, number = at.tolist(), int(group[at[0]])
+            decoded = self._decoded(number)
+            within = (rows[at] - self._first[number]).tolist()
+            for name in self._wanted:
+                self._scatter(name, number, decoded, within, places, columns, len(indices))
+            if self._key is not None:
+                self._take_keys(number, decoded, within, places, keys)
+        return RawBatch(indices=indices, keys=keys, shards=[self.files.names[file] for file in files], columns=columns)
+
+    def _scatter(
+        self,
+        name: str,
+        number: int,
+        decoded: _Group,
+        within: list[int],
+        places: list[int],
+        columns: dict[str, list[PartValue | None]],
+        count: int,
+    ) -> None:
+        values = self._values(name, number, decoded, within)
+        if not self._kinds[name].many:
+            column = columns.setdefault(name, [None] * count)
+            for place, value in zip(places, values, strict=True):
+                column[place] = value
+            return
+        for place, entries in zip(places, values, strict=True):
+            for entry, value in enumerate(entries or ()):
+                part = f"{name}.{entry}"
+                if value is not None and (accepts(self._parts, part) or accepts(self._parts, name)):
+                    columns.setdefault(part, [None] * count)[place] = value
+
+    def _decoded(self, number: int) -> _Group:
+        return decoded_groups().get(
+            (self._owner, number), lambda: self.files.read(number, self._read), is_mapped=self.files.is_mapped
+        )
+
+    def _values(self, name: str, number: int, decoded: _Group, within: list[int]) -> list[Any]:
+        """Values of rows of a row group."""
+        try:
+            take = decoded.takes.get(name)
+            if take is None:
+                array = self._kinds[name].array(decoded.table, name)
+                take = decoded.takes[name] = nothing if array is None else self._kinds[name].take(array)
+            return take(within)
+        except (ValueError, OverflowError, NotImplementedError) as error:
+            raise self._wrong(name, number, error) from error
+
+    def _wrong(self, name: str, number: int, error: Exception) -> FormatError:
+        file = int(self.files.groups.file[number])
+        within = int(self.files.groups.number[number])
+        return FormatError(f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}: {error}")
+
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample. Raises as `read`, which it does where a column says them."""
+        if self._key is not None:
+            return self.read(indices).keys
+        rows, group = self._rows(indices)
+        return self._usual_keys(rows, self.files.groups.file[group].tolist())
+
+    def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
+        within = (rows - self._file_first[files]).tolist() if files else []
+        return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
+
+    def _take_keys(self, number: int, decoded: _Group, within: list[int], places: list[int], keys: list[str]) -> None:
+        for place, value in zip(places, self._values(self._key or "", number, decoded, within), strict=True):
+            if value is not None:  # else it keeps its usual one
+                keys[place] = _key_of(value)
+
+    def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
+        """The keys of all rows, some at a time; those of a column, where one is named. Raises as `read` too.
+
+        Raises:
+            KeyNotFoundError: There is no such column.
+            FormatError: A row has nothing in it.
+        """
+        name = column or self._key
+        if column is not None and column not in self._kinds:
+            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+        for number in np.flatnonzero(np.diff(self._first)).tolist():
+            rows = np.arange(self._first[number], self._first[number + 1])
+            file = int(self.files.groups.file[number])
+            keys = self._usual_keys(rows, [file] * len(rows))
+            if name is not None:
+                found = self._values(name, number, _Group(self.files.read(number, (name,)), 0), list(range(len(rows))))
+                lacking = [place for place, value in enumerate(found) if value is None]
+                if column is not None and lacking:
+                    row = int(rows[lacking[0]] - self._file_first[file])
+                    raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
+                keys = [key if value is None else _key_of(value) for key, value in zip(keys, found, strict=True)]
+            yield keys
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes of each sample: the mean of its row group, uncompressed."""
+        return self._sizes(self._numbers(indices))
+
+    def _sizes(self, rows: Int64Array) -> Int64Array:
+        return self._row_bytes[np.searchsorted(self._first, rows, side="right") - 1]
+
+    def locate(self, index: int) -> SampleLocation:
+        """Which row a sample is; places are counted as if rows were equally long. Raises IndexError, as `read` too."""
+        rows, group = self._rows(np.array([index], np.int64))
+        file, number = int(self.files.groups.file[group[0]]), int(group[0])
+        keys = self._usual_keys(rows, [file])
+        if self._key is not None:
+            self._take_keys(number, self._decoded(number), [int(rows[0] - self._first[number])], [0], keys)
+        size = int(self._row_bytes[number])
+        start = int(rows[0] - self._file_first[file]) * size
+        return SampleLocation(
+            index=index,
+            shard=self.files.names[file],
+            key=keys[0],
+            start=start,
+            stop=start + size,
+            parts=dict.fromkeys(self._wanted, (0, size)),
+        )
+
+    def place_of(self, index: int) -> str:
+        """The file, and the row in it: `train-00000.parquet: row 123`. Raises IndexError as `locate` does."""
+        rows, group = self._rows(np.array([index], np.int64))
+        file = int(self.files.groups.file[group[0]])
+        return f"{self.files.names[file]}: row {int(rows[0] - self._file_first[file])}"
+
+    # Columns of numbers.
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: `bytes`, as `sizes` says it, and the columns of numbers, one a row, read or not."""
+        own = [name for name in self._kinds if name in self._numeric]
+        return tuple(dict.fromkeys((_SIZES, *own, *self.kept)))
+
+    @cached_property
+    def kept(self) -> Columns:
+        """What was measured of all rows, by their numbers, and does not lie in the files."""
+        return columns_of_tables(self.files)
+
+    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        """See `Cut`. Raises as `read` too.
+
+        That of all files is read when it is first asked for, kept beside the footers and mapped. Where a number is
+        missing it is NaN, and the column floating-point.
+        """
+        if name in self.kept:
+            return self.kept.at(name, numbers)
+        if name == _SIZES and name not in self._numeric:
+            return self._sizes(np.arange(numbers.start, numbers.stop) if isinstance(numbers, slice) else numbers)
+        return np.asarray(self._column(name)[numbers])
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`: of what is in the files, that of these."""
+        self._check_column(name)
+        return self.kept.id(name) if name in self.kept else f"{self.files.content_id}-{fold(name):016x}"
+
+    @cached_property
+    def _numeric(self) -> frozenset[str]:
+        return frozenset(name for name, kind in self._kinds.items() if kind.is_numeric)
+
+    def _check_column(self, name: str) -> None:
+        if name not in self.columns:
+            raise KeyNotFoundError(
+                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
+                f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
+            )
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        self._check_column(name)
+        with self._reading_column:  # else threads that ask for parts of it would each read the whole
+            return self._whole_column(name)
+
+    def _whole_column(self, name: str) -> npt.NDArray[Any]:
+        beside = self.files.kept_beside
+        path = beside.with_name(f"{beside.name}-{self.column_id(name)}.npy")
+        with suppress(OSError, ValueError):
+            found = np.load(path, mmap_mode="r")
+            if found.shape == (len(self.files),):
+                return np.asarray(found)
+        whole = np.concatenate([self._numbers_of(name, each) for each in np.flatnonzero(np.diff(self._first)).tolist()])
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".column-")
+            with os.fdopen(descriptor, "wb") as file:
+                np.save(file, whole)
+            os.replace(temporary, path)
+            return np.asarray(np.load(path, mmap_mode="r"))
+        return whole
+
+    def _numbers_of(self, name: str, number: int) -> npt.NDArray[Any]:
+        """The numbers of a row group that has rows; floating-point where one is missing."""
+        try:
+            array = self._kinds[name].array(self.files.read(number, (name,)), name)
+            if array is None:
+                return np.full(int(self._first[number + 1] - self._first[number]), np.nan)
+            numbers = plain_numbers(array)
+            if numbers.dtype == np.uint64:  # which NumPy puts together with others as floats
+                if numbers.max(initial=0) >= 2**63:
+                    raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
+                numbers = numbers.astype(np.int64)
+        except (ValueError, NotImplementedError, OverflowError) as error:
+            raise self._wrong(name, number, error) from error
+        return with_nan(numbers, values_there(array))
+
+    def close(self) -> None:
+        """Close the files, and let go of what is decoded; reading again opens them anew."""
+        decoded_groups().forget(self._owner)
+        self.files.close()
+
+
+class TableFileStore(FileStore[Any]):
+    """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
+
+    All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
+    which stays as with `TableSource`. Where keys are in a column `__key__`, the first one asked for takes all of
+    them into memory: about 200 bytes a row.
+
+    Args:
+        files: The files.
+    """
+
+    def __init__(self, files: TableFiles) -> None:
+        self._whole = TableSource(files)
+        self._sources: dict[str, TableSource] = {}
+        self._finding = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableFileStore, (self._whole.files,)
+
+    def __repr__(self) -> str:
+        return f"TableFileStore({self.get_path()!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableFileStore) and self._whole.content_id == other._whole.content_id
+
+    def __hash__(self) -> int:
+        return hash(self._whole.content_id)
+
+    @property
+    def endings(self) -> dict[str, str]:
+        """See `TableSource.endings`."""
+        return self._whole.endings
+
+    def get_path(self) -> str:
+        """The files, as they were given."""
+        return self._whole.path
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is such a row, with something in that column."""
+        try:
+            return isinstance(key, str) and bool(self.read((key,)))
+        except KeyNotFoundError:
+            return False
+
+    def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
+        """Read parts in the order asked for; those of one column are read together. See `FileStore.read`."""
+        places: dict[str, list[int]] = {}
+        split = [part_of_key(key) for key in keys]
+        for place, (_, part) in enumerate(split):
+            places.setdefault(part, []).append(place)
+        values: list[Any] = [None] * len(keys)
+        shards = [""] * len(keys)
+        for part, at in places.items():
+            rows = [self._row(split[place][0]) for place in at]
+            if None in rows or not (source := self._source_of(part)):
+                raise self._missing(keys[at[rows.index(None)] if None in rows else at[0]])
+            batch = source.read(np.array(rows, np.int64))
+            found = batch.columns.get(part) or [None] * len(at)
+            for place, shard, value in zip(at, batch.shards, found, strict=True):
+                if value is None:
+                    raise self._missing(keys[place])
+                shards[place], values[place] = shard, value
+        return with_sources(self.get_path(), keys, shards, values)
+
+    def _missing(self, key: str) -> KeyNotFoundError:
+        source = self._whole
+        usual = f"{source._stems[0]}/0" if source._key is None else f"what column {source._key} says"
+        return KeyNotFoundError(
+            f"{source.path}: there is no {key!r}; a key is {usual}, a dot, and a column that has something there: "
+            f"{', '.join(source.part_names)}"
+        )
+
+    def _source_of(self, part: str) -> TableSource | None:
+        column = part if part in self._whole.part_names else part.rpartition(".")[0]
+        if column not in self._sources and column in self._whole.part_names:
+            self._sources[column] = TableSource(self._whole.files, parts={column})
+        return self._sources.get(column)
+
+    def _row(self, key: str) -> int | None:
+        """The number of a row; None: there is none of that key."""
+        source = self._whole
+        if source._key is not None:
+            with self._finding:
+                return self._rows_by_key.get(key)
+        stem, _, number = key.rpartition("/")
+        if stem not in source._stems or not (number.isascii() and number.isdecimal()) or str(int(number)) != number:
+            return None
+        file = source._stems.index(stem)
+        count = source.shard_counts[source.files.names[file]]
+        return int(source._file_first[file]) + int(number) if int(number) < count else None
+
+    @cached_property
+    def _rows_by_key(self) -> dict[str, int]:
+        return {key: row for row, key in enumerate(chain.from_iterable(self._whole.key_blocks()))}
+
+    def close(self) -> None:
+        """Close the files; reading again opens them anew."""
+        self._whole.close()
+
+
+def part_of_key(key: str) -> tuple[str, str]:
+    """The key of a row, and the part, of what a store of tables calls a part of a row."""
+    dot = key.find(".", key.rfind("/") + 1)
+    return (key[:dot], key[dot + 1 :]) if dot >= 0 else (key, "")
+
+
+def _key_of(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _stem(name: str, endings: tuple[str, ...]) -> str:
+    ending = next((each for each in endings if name.endswith(each)), "")
+    return name.removesuffix(ending)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.3g} MB"

@@ -1,0 +1,199 @@
+"""Random access to Megatron-LM's indexed datasets: tokens in `x.bin`, and where each document lies in `x.idx`.
+
+    MMIDIDX and two zeros (9) | version, 1 (8) | type of the tokens (1) | sequences (8) | documents and 1 (8)
+    tokens of each sequence (4 each) | its first byte in x.bin (8 each) | first sequence of each document (8 each)
+
+A sample is a document with the one part `tokens`, an array. Modes of multimodal datasets, behind, are not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
+from energon_grain.samplers.hashing import fold
+from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
+from energon_grain.storage.local import LocalFiles
+from energon_grain.storage.location import folder_of, is_url, located, name_of
+from energon_grain.storage.mirror import mirror_of
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
+from energon_grain.storage.spans import coalesce
+
+Int64Array = npt.NDArray[np.int64]
+PART = "tokens"
+_MAGIC = b"MMIDIDX\0\0"
+_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+_HEAD_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
+_DIGESTED_BYTES = 1 << 20
+
+
+class TokenSource(Cut):
+    """The documents of an indexed dataset, in its order. The key of one is its number, from 0.
+
+    `tokens`, how many a document has, is a column, known from the index. Opening maps that; of an object store it is
+    copied first, once for each version. Thread-safe and picklable.
+
+    Args:
+        path: `x`, `x.bin` or `x.idx`; a path or a URL.
+        parts: Which parts to read, names or a predicate: there is only `tokens`.
+
+    Attributes:
+        shard: The name of the file with tokens.
+        size_bytes: Of all tokens.
+        type: Of a token.
+
+    Raises:
+        DatasetNotFoundError: One of the two files is missing.
+        ConfigError: No part is to be read.
+        FormatError: The index is damaged, or of another file.
+        EmptyDatasetError: There is no document.
+        ReadError: An object store cannot be reached.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, parts: PartFilter = None) -> None:
+        location = located(path)
+        self._stem = location[:-4] if location.endswith((".bin", ".idx")) else location
+        self.path, self._parts = f"{self._stem}.bin", parts
+        if not accepts(parts, PART):
+            raise ConfigError(f"{self.path}: part_filter does not let its one part pass, {PART!r}")
+        self.shard = name_of(self.path)
+        self._store = RemoteFiles(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
+        self._version: Any = self._store.version(self.path)
+        self.size_bytes = self._store.size(self.path)
+        self._map(self._local_index())
+        self.shard_counts = {self.shard: len(self._documents) - 1}
+        self._serve()
+
+    def _local_index(self) -> Path:
+        index = f"{self._stem}.idx"
+        if not isinstance(self._store, RemoteFiles):
+            self._store.size(index)  # says that it is missing
+            return Path(index)
+        mirror, name, version = mirror_of(folder_of(index)), name_of(index), self._store.versions.of(index)
+        copy = mirror.folder / f"{name}-{version.generation.hex()[-32:]}"
+        with mirror.locked():
+            mirror.copy_file(name, copy, version.size_bytes)
+        return copy
+
+    def _map(self, index: Path) -> None:
+        data = np.memmap(index, np.uint8, "r") if index.stat().st_size else np.zeros(0, np.uint8)
+        head = data[:_HEAD_BYTES].tobytes()
+        numbers = np.frombuffer(head[len(_MAGIC) + 9 :], "<u8")
+        if head[: len(_MAGIC)] != _MAGIC or len(numbers) < 2 or head[len(_MAGIC) : len(_MAGIC) + 8] != b"\1" + bytes(7):
+            raise FormatError(f"{self._stem}.idx: is no index of Megatron-LM, version 1; it begins with {head[:17]!r}")
+        kind, (sequences, documents) = head[len(_MAGIC) + 8], map(int, numbers)
+        ends = np.cumsum([_HEAD_BYTES, 4 * sequences, 8 * sequences, 8 * documents], dtype=object).tolist()
+        if kind not in _TYPES or not documents or ends[-1] > len(data):
+            said = f"says {documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
+            raise FormatError(f"{self._stem}.idx: {said}; it is damaged")
+        self.type = np.dtype(_TYPES[kind])
+        self._lengths, self._starts, self._documents = (
+            np.asarray(data[begin:end]).view(dtype)
+            for begin, end, dtype in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
+        )
+        self._pages = IndexPages((data,), samples=documents, rows=len(data) // 8)
+        digest = xxhash.xxh3_64(data[:_DIGESTED_BYTES].tobytes())
+        digest.update(data[-_DIGESTED_BYTES:].tobytes())
+        self._files_id = f"{fold(digest.intdigest(), len(data), self.size_bytes):016x}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {"_selection": self._selection, "_version": self._version}  # a file that changed is noticed
+        return partial(TokenSource, parts=self._parts), (self._stem,), state
+
+    def __repr__(self) -> str:
+        return f"TokenSource({self.path!r}, samples={len(self)})"
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of a file in an object store, documents in about 4 MiB; None: it lies on this machine."""
+        return remote_run(self.size_bytes, len(self._documents) - 1) if is_url(self.path) else None
+
+    def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
+        """(n,) first byte of each document, and one past the last. Raises FormatError where the index is damaged."""
+        first, last = self._documents[numbers], self._documents[numbers + 1]
+        if len(first) and not ((first >= 0).all() and (first <= last).all() and last.max() <= len(self._starts)):
+            raise FormatError(f"{self._stem}.idx: its documents do not ascend; it is damaged")
+        full = last > first
+        start, stop = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+        start[full], final = self._starts[first[full]], last[full] - 1
+        stop[full] = self._starts[final] + self._lengths[final].astype(np.int64) * self.type.itemsize
+        size = stop - start
+        if (start < 0).any() or (size < 0).any() or (size % self.type.itemsize).any() or (stop > self.size_bytes).any():
+            where = f"a document does not lie in {self.shard}, which has {self.size_bytes} bytes"
+            raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged, or of another dataset")
+        return start, stop
+
+    @property
+    def remote_files(self) -> Sequence[RemoteFiles]:
+        """What reads the tokens where they lie in an object store."""
+        return (self._store,) if isinstance(self._store, RemoteFiles) else ()
+
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        """See `RemoteSource`."""
+        start, stop = self._bounds(self._numbers(indices))
+        file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
+        return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
+
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read documents in the order asked for. See `Source.read`."""
+        numbers = self._numbers(indices)
+        start, stop = self._bounds(numbers)
+        self._store.expect(self.path, self._version)
+        size = stop - start
+        gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
+        spans = coalesce(np.zeros(len(start), np.int64), start, size, merge_gap_bytes=gap, solo_bytes=solo)
+        data = spans.cut(self._store.read_spans([self.path], spans.file, spans.start, spans.stop), size)
+        self._pages.touch(numbers)
+        return RawBatch(
+            indices=np.asarray(indices, np.int64),
+            keys=list(map(str, numbers.tolist())),
+            shards=[self.shard] * len(numbers),
+            columns={PART: [np.frombuffer(each, self.type).copy() for each in data]} if len(numbers) else {},
+        )
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes of each document."""
+        return self._column_at("bytes", self._numbers(indices))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: how many bytes a document has, and how many tokens."""
+        return ("bytes", PART)
+
+    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        if name not in self.columns:
+            raise KeyNotFoundError(f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}")
+        start, stop = self._bounds(numbers)
+        self._pages.touch(numbers)
+        return (stop - start) // (1 if name == "bytes" else self.type.itemsize)
+
+    def column_id(self, name: str) -> str:
+        """See `Source.column_id`: that of the files."""
+        self._column_at(name, np.zeros(0, np.int64))
+        return f"{self._files_id}-{fold(name):016x}"
+
+    def locate(self, index: int) -> SampleLocation:
+        """Where a document lies. Raises IndexError when `index` is out of range."""
+        numbers = self._numbers(np.array([index], np.int64))
+        (start,), (stop,) = (each.tolist() for each in self._bounds(numbers))
+        parts = {PART: (start, stop - start)}
+        return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), start=start, stop=stop, parts=parts)
+
+    def place_of(self, index: int) -> str:
+        """The file and the document: `corpus.bin: 123`. Raises IndexError."""
+        return f"{self.shard}: {self.locate(index).key}"
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self._store.close()
