@@ -436,7 +436,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             )
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        made_by = _made_by(dataset, self._folder.is_bare).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        made_by = _made_by(dataset, self.folder.is_bare).replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
 
 

@@ -347,7 +347,8 @@ class TableFiles(ABC):
             rows: Of each group.
             extents: As the record has them; of groups that are read whole, (groups, 3) of all columns together.
         """
-        extents = np.asarray(extents, "<i8").reshape(len(rows), -1, 3)
+        width = 1 if self.reads_whole_groups else len(columns)
+        extents = np.asarray(extents, "<i8").reshape(len(rows), width, 3)
         if self.reads_whole_groups:
             share = -(-extents[..., 2:] // max(1, len(columns)))
             extents = np.repeat(np.concatenate([extents[..., :2], share], axis=2), len(columns), axis=1)

@@ -6,6 +6,7 @@ rank says where a row stands in the join.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -376,12 +377,11 @@ def _key_columns(
     """(n + 1,) where each key begins, and all of them, mapped; from blocks of where keys end, and text."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     starts, text = ColumnWriter(folder / "start", np.int64), ColumnWriter(folder / "text", np.uint8)
-    starts.append(np.zeros(1, np.int64))
-    for ends, block in blocks:
-        starts.append(text.rows + ends)
-        text.append(block)
-    starts.close()
-    text.close()
+    with contextlib.closing(starts), contextlib.closing(text):
+        starts.append(np.zeros(1, np.int64))
+        for ends, block in blocks:
+            starts.append(text.rows + ends)
+            text.append(block)
     return (
         read_column(folder / "start", np.int64, starts.rows, block_sums=starts.block_sums),
         read_column(folder / "text", np.uint8, text.rows, block_sums=text.block_sums),
