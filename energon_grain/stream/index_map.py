@@ -202,39 +202,10 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class EqualPasses:
-    """Passes of one length."""
-
-    samples: int
-
-    def start(self, epoch: int) -> int:
-        """First position of a pass."""
-        return epoch * self.samples
-
-    def length(self, epoch: int) -> int:
-        """Positions of a pass."""
-        del epoch
-        return self.samples
-
-    def epoch_at(self, position: int) -> int:
-        """Pass of a position."""
-        return position // self.samples
-
-    @property
-    def period(self) -> int:
-        return 1
-
-    def lengths(self, first: int, count: int) -> Int64Array:
-        """Positions of each of `count` passes from `first` on."""
-        del first
-        return np.full(count, self.samples, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
 class FractionalPasses:
     """Passes of a fractional number of samples: each goes on where the last ended, and they add up exactly."""
 
-    samples: Fraction
+    samples: int | Fraction
 
     def start(self, epoch: int) -> int:
         return math.floor(epoch * self.samples)
@@ -243,7 +214,7 @@ class FractionalPasses:
         return self.start(epoch + 1) - self.start(epoch)
 
     def epoch_at(self, position: int) -> int:
-        return math.ceil((position + 1) / self.samples) - 1
+        return -(-(position + 1) // self.samples) - 1
 
     @property
     def period(self) -> int:
@@ -251,6 +222,13 @@ class FractionalPasses:
 
     def lengths(self, first: int, count: int) -> Int64Array:
         return epoch_lengths((self.samples,), first, count)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualPasses(FractionalPasses):
+    """Passes of one length."""
+
+    samples: int
 
 
 class ItemMap(Protocol):

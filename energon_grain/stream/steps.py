@@ -293,13 +293,16 @@ class Production:
     def _behind(self, item: int, made: int) -> Progress:
         """The place behind a step that ends before `item`."""
         before, assembly, steps = self.progress, self._assembly, made * self.share.stride
-        return before._replace(
+        return Progress(  # sooner made than by `_replace`, once a step
+            drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
             step=before.step + steps,
+            pass_number=before.pass_number,
             pass_step=before.pass_step + steps,
             item=item,
-            drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
             lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
             ended=self._plan.over(before.pass_step + steps, item),
+            history=before.history,
+            skipped=before.skipped,
         )
 
     def _lanes_ended(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE_S
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -151,11 +151,9 @@ def test_the_inputs_of_a_function_from_stream_to_stream(text_dataset: MakeDatase
             except Exception as error:  # a user's, that handles whatever comes
                 told.append(error)
 
-    leaf = get_train_dataset(
+    leaf = train_on(
         text_dataset(1000),
         batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         lanes=1,
         task_encoder=Concurrent(hook),
         worker_config=config(num_workers=1, global_error_handler=lambda error, *_: told.append(error)),
@@ -212,11 +210,9 @@ def test_what_fails_below_such_a_function_is_not_its_failure(
         told.append(error)
         raise error
 
-    leaf = get_train_dataset(
+    leaf = train_on(
         text_dataset(100),
         batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         lanes=1,
         repeat=False,
         task_encoder=FailsBelow(FatalSampleError("it ends here") if fatal else ValueError("it ends here")),
@@ -256,14 +252,7 @@ def test_a_collection_in_a_thread_of_the_loader(text_dataset: MakeDataset) -> No
     trainer = Trainer()
     trainer.me = trainer
     trainer.loader = Stream.of(
-        get_train_dataset(
-            text_dataset(100),
-            batch_size=4,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            task_encoder=encoder,
-            worker_config=config(num_workers=2),
-        )
+        train_on(text_dataset(100), batch_size=4, task_encoder=encoder, worker_config=config(num_workers=2))
     )
     trainer.loader.start_prefetch()
     assert encoder.entered.wait(PATIENCE_S)

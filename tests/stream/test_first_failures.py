@@ -7,7 +7,7 @@ import traceback
 from typing import Any
 
 import pytest
-from stream_hosts import MakeDataset, config, open_stream
+from stream_hosts import MakeDataset, config, open_stream, train_on
 
 from energon_grain import (
     FatalSampleError,
@@ -111,13 +111,7 @@ def test_hooks_of_packs_too(text_dataset: MakeDataset, hook: str) -> None:
 
 
 def test_a_loader_ends_too(text_dataset: MakeDataset) -> None:
-    dataset = get_train_dataset(
-        text_dataset(24),
-        batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=Wrong("batch"),
-    )
+    dataset = train_on(text_dataset(24), batch_size=4, task_encoder=Wrong("batch"))
     with pytest.raises(FatalSampleError, match=f"batch {NEVER}a batch \\(what was made of 4 samples, the first '"):
         next(get_loader(dataset))
 

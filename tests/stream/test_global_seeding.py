@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
-from energon_grain import Stream, TaskEncoder, TextSample, get_train_dataset, stateless
+from energon_grain import Stream, TaskEncoder, TextSample, stateless
 
 
 class OnSamples(TaskEncoder):
@@ -31,12 +31,10 @@ class OnPacks(TaskEncoder):
 
 def batches(path: Path, encoder: TaskEncoder, workers: int, worker_type: Any, packing: int | None) -> list[Any]:
     """Texts of 40 batches, and what the program drew between them."""
-    dataset = get_train_dataset(
+    dataset = train_on(
         path,
         worker_config=config(0, 1, workers, worker_type=worker_type),
         batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         packing_buffer_size=packing,
         task_encoder=encoder,
     )

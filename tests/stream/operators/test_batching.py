@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from small_graphs import flat, mixed, on_hosts, ordered, roll, take
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -19,7 +19,6 @@ from energon_grain import (
     SavableDataset,
     SkipSample,
     Stream,
-    get_train_dataset,
 )
 
 
@@ -38,13 +37,7 @@ def same(value: Any) -> Any:
 
 def test_a_blend_of_batched_datasets_gives_whole_batches(text_dataset: MakeDataset) -> None:
     def part(n: int, batch_size: int) -> SavableDataset:
-        return get_train_dataset(
-            text_dataset(n),
-            batch_size=batch_size,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            worker_config=config(),
-        )
+        return train_on(text_dataset(n), batch_size=batch_size, worker_config=config())
 
     steps = take(Stream.of(BlendDataset((part(24, 5), 0.6), (part(31, 3), 0.4))), 200)
     assert Counter(len(step.__key__) for step in steps) == {5: 120, 3: 80}

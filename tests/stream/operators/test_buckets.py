@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from small_graphs import flat, mixed, ordered, require_exact_states, rolled
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     FatalSampleError,
@@ -15,7 +15,6 @@ from energon_grain import (
     Stream,
     TaskEncoder,
     current_draw,
-    get_train_dataset,
 )
 
 
@@ -128,15 +127,7 @@ class ByLength(TaskEncoder):
 
 
 def test_the_task_encoders_criterion(text_dataset: MakeDataset) -> None:
-    dataset = get_train_dataset(
-        text_dataset(60),
-        batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        lanes=2,
-        task_encoder=ByLength(),
-        worker_config=config(),
-    )
+    dataset = train_on(text_dataset(60), batch_size=4, lanes=2, task_encoder=ByLength(), worker_config=config())
     stream = Stream.of(dataset)
     for _ in range(20):
         lengths, _ = next(stream)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_graphs import flat, mixed, number, on_hosts, ordered, pairs, rolled, take
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -31,7 +31,6 @@ from energon_grain import (
     concat_pad,
     generic_batch,
     generic_concat,
-    get_train_dataset,
     homogeneous_concat_mix,
 )
 
@@ -184,15 +183,7 @@ class ToPicture(DefaultTaskEncoder):
 
 
 def part(path: Any, encoder: Any, batch_size: int = 1, **options: Any) -> SavableDataset:
-    return get_train_dataset(
-        path,
-        batch_size=batch_size,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=encoder,
-        worker_config=config(),
-        **options,
-    )
+    return train_on(path, batch_size=batch_size, task_encoder=encoder, worker_config=config(), **options)
 
 
 def test_batches_of_one_type_are_joined(text_dataset: MakeDataset) -> None:

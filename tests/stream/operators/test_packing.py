@@ -21,7 +21,7 @@ from small_graphs import (
     take,
     threes,
 )
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     ConfigError,
@@ -34,7 +34,6 @@ from energon_grain import (
     SavableDataset,
     Stream,
     TaskEncoder,
-    get_train_dataset,
     greedy_knapsack,
 )
 
@@ -200,12 +199,10 @@ class Texts(TaskEncoder):
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])
 def test_packs_in_batches(text_dataset: MakeDataset, last_batch: Any) -> None:
-    dataset = get_train_dataset(
+    dataset = train_on(
         text_dataset(24),
         batch_size=5,
         packing_buffer_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         lanes=3,
         repeat=False,
         last_batch=last_batch,

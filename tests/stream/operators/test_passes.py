@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from small_graphs import flat, mixed, on_hosts, ordered, pairs, roll, take
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -22,7 +22,6 @@ from energon_grain import (
     RepeatDataset,
     SavableDataset,
     Stream,
-    get_train_dataset,
 )
 
 
@@ -120,13 +119,7 @@ def test_mixtures_are_cut_into_epochs(text_dataset: MakeDataset, batch_size: int
     """As the original's documentation shows it: epochs after mixing."""
 
     def part(n: int) -> SavableDataset:
-        return get_train_dataset(
-            text_dataset(n),
-            batch_size=batch_size,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            worker_config=config(),
-        )
+        return train_on(text_dataset(n), batch_size=batch_size, worker_config=config())
 
     mixture = BlendDataset((part(24), 3), (part(31), 1))
     assert [len(each) for each in passes_of(EpochizeDataset(mixture, length=10), 3)] == [10, 10, 10]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from small_graphs import number, ordered, pairs, take
-from stream_hosts import MakeDataset
+from stream_hosts import MakeDataset, train_on
 
 from energon_grain import (
     ConcatDataset,
@@ -17,7 +17,6 @@ from energon_grain import (
     SavableDataset,
     ShuffleBufferDataset,
     Stream,
-    get_train_dataset,
 )
 
 
@@ -37,15 +36,7 @@ def test_windows_of_positions_are_mixed(text_dataset: MakeDataset, size: int, la
 
 
 def test_each_pass_has_each_sample_once_in_an_order_of_its_own(text_dataset: MakeDataset) -> None:
-    train = get_train_dataset(
-        text_dataset(53),
-        batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        shuffle_over_epochs_multiplier=None,
-        repeat=False,
-        lanes=4,
-    )
+    train = train_on(text_dataset(53), batch_size=None, shuffle_over_epochs_multiplier=None, repeat=False, lanes=4)
     stream = Stream.of(ShuffleBufferDataset(MapDataset(train, number), 10))
     found = [list(stream) for _ in range(3)]
     assert all(sorted(each) == list(range(53)) for each in found)
