@@ -281,9 +281,11 @@ def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None
         measure_dataset(tmp_path / "meta.yaml", {"words": words})
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     for path in (tmp_path / "rows.parquet", tmp_path / "*.parquet"):
-        with pytest.raises(ConfigError, match="columns are not added to Parquet files; write the numbers into the f"):
+        with pytest.raises(
+            ConfigError, match="is a Parquet file, to which no columns are added; write the numbers into it"
+        ):
             measure_dataset(path, {"words": words})
-        with pytest.raises(ConfigError, match="the columns of Parquet files lie in them"):
+        with pytest.raises(ConfigError, match="is a Parquet file, whose columns lie in the data"):
             open_columns(path)
     write_tars(tmp_path / "bare", [{"__key__": "a", "txt": "a"}])
     with pytest.raises(ConfigError, match=r"nobody prepared these tars, .* run `energon-grain prepare .*bare` first"):
