@@ -494,6 +494,10 @@ class _Metrics:
         yield counter("leaf_samples", "Samples that were read, by dataset", *leaves)
         targets = [({"leaf": each.name}, each.expected) for each in stats.leaves if each.expected is not None]
         yield counter("leaf_target_samples", "As many as the weights ask for", *targets)
+        costs = [({"leaf": each.name}, each.cost) for each in stats.leaves if each.cost is not None]
+        yield counter("leaf_cost", "What they cost, in the unit of the weights", *costs)
+        targets = [({"leaf": each.name}, each.expected_cost) for each in stats.leaves if each.expected_cost is not None]
+        yield counter("leaf_target_cost", "What the weights ask for", *targets)
         dropped = [
             ({"leaf": leaf, "reason": reason}, count)
             for leaf, reasons in stats.dropped.items()
