@@ -388,6 +388,8 @@ def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSu
             size_bytes=tokens.size_bytes,
             content_id=tokens.content_id,
             columns={"tokens": f"list of {tokens.type}"},
+            measured={},
+            stale_columns=(),
             row_group_bytes=(0, 0),
         )
     files = TABLES[kind](path)

@@ -134,10 +134,6 @@ class JsonlSource(Cut):
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
         return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
 
-    def keys(self, indices: Int64Array) -> list[str]:
-        """The key of each sample: its number in the file. Raises IndexError."""
-        return list(map(str, self._bounds(indices)[0].tolist()))
-
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""
         numbers, start, stop = self._bounds(indices)

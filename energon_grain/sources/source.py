@@ -198,6 +198,10 @@ class Cut(Selected):
         """(n,) number of each sample among those of all files. Raises IndexError."""
         return self._selection.to_raw(in_range(indices, len(self), where=self.path))
 
+    def keys(self, indices: Int64Array) -> list[str]:
+        """See `Source.keys`: the number of each sample among those of all files."""
+        return list(map(str, self._numbers(indices).tolist()))
+
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
         """See `Source.column`."""
         if not isinstance(indices, slice):
@@ -405,6 +409,10 @@ class Source(Protocol):
             IndexError: An index is out of range.
             ReadError: Bytes could not be read after retries.
         """
+        ...
+
+    def keys(self, indices: npt.NDArray[np.int64]) -> list[str]:
+        """The key of each sample. Raises IndexError, and as `read` where only the data says it."""
         ...
 
     def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
