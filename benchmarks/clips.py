@@ -5,10 +5,10 @@
     python -m benchmarks.clips --indexed          # after `index_videos`
 
 One video of 1080p with sound (H.264, groups of 250 pictures with B-frames, 3 Mbit/s; AAC) in every container, each a
-sample of its own in one tar. "needed" are the bytes of the groups of pictures that a clip touches, with what lies between them, and
-the header: everything in front of the first group and the index, where that stands behind. In the bucket, a real S3
-server on loopback, every answer takes 20 ms and all share a link (`--link`, megabytes a second), and nothing is kept
-from one clip to the next.
+sample of its own in one tar. "needed" are the bytes of the groups of pictures that a clip touches, with what lies
+between them, and the header: everything in front of the first group and the index, where that stands behind. In the
+bucket, a real S3 server on loopback, every answer takes 20 ms and all share a link (`--link`, megabytes a second), and
+nothing is kept from one clip to the next.
 
 Seconds are those of the clock and, where it says so, of the processor in this process. The floor is what nobody can go
 below who gives these frames: a loop over PyAV that decodes a file in memory from the keyframe to the end of the clip,
@@ -207,7 +207,8 @@ def measure(
         )
         print(
             f"{key:<24} {need / 1e6:5.2f}M {read / 1e6:5.2f}M {read / need:6.2f} {count:6.0f} |"
-            f" {clip_s:6.3f}s {clip_cpu_s:6.3f}s | {whole_s:6.3f}s {whole_cpu_s:6.3f}s | {whole_s / clip_s:4.1f}x {whole_cpu_s / clip_cpu_s:4.1f}x |"
+            f" {clip_s:6.3f}s {clip_cpu_s:6.3f}s | {whole_s:6.3f}s {whole_cpu_s:6.3f}s |"
+            f" {whole_s / clip_s:4.1f}x {whole_cpu_s / clip_cpu_s:4.1f}x |"
             f" {floor_s:6.3f}s   {clip_cpu_s / floor_s:5.2f}x",
             flush=True,
         )

@@ -1,8 +1,9 @@
 """Hostile and damaged answers of the Hub and its content network: `python tests/hub_fuzzing.py SEED COUNT [FIRST]`.
 
-In each case some answers are other ones than a Hub's. What was asked for must come as it is, or be refused by an error
-with a name, soon and in bounded memory; the token may go to the Hub alone, and nothing may be written but what the
-cache folder holds. Prints how many did which; a case that breaks a rule is named with what it was, and the status is 1.
+In each case some answers are other ones than a Hub's, or some files of the dataset are damaged. What was asked for must
+come as it is (of damaged files: anything), or be refused by an error with a name, soon and in bounded memory; the token
+may go to the Hub alone, and nothing may be written but what the cache folder holds. Prints how many did which; a case
+that breaks a rule is named with what it was, and the status is 1.
 """
 
 from __future__ import annotations
@@ -22,13 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hub_server import TOKEN, Answer, HubServer, running_hub
+from parquet_files import write_numbers
 
-from energon_grain import EnergonGrainError, EPath, StorageSettings, get_train_dataset, use_storage
-from energon_grain.prepare.bare_tars import open_data
-from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.prepared import open_prepared
+from energon_grain import EnergonGrainError, EPath, StorageSettings, WorkerConfig, get_train_dataset, use_storage
 from energon_grain.testing import make_text_dataset
 
 MOST_BYTES = 2 << 30
@@ -158,6 +156,31 @@ def hostile(random: random.Random, of: str, path: str, answer: Answer, url: str)
     return status, headers, body
 
 
+def damaged(random: random.Random, files: dict[str, bytes], of: str) -> dict[str, bytes]:
+    """The files, some of those whose names begin so cut, changed, emptied, missing or exchanged."""
+    found = dict(files)
+    for name in random.choices([name for name in sorted(found) if name.startswith(of)], k=random.choice((1, 1, 2, 5))):
+        if name not in found:
+            continue
+        data = bytearray(found[name])
+        kind = random.randrange(5)
+        if kind == 0:
+            del data[random.randrange(len(data) + 1) :]
+        elif kind == 1 and data:
+            for _ in range(random.choice((1, 4, 64))):
+                data[random.randrange(len(data))] = random.choice((0, 255, random.randrange(256)))
+        elif kind == 2:
+            data = bytearray(
+                random.choice((b"", b"version https://git-lfs.github.com/spec/v1\n", b"<html>", bytes(4096)))
+            )
+        elif kind == 3:
+            data = bytearray(found[random.choice(sorted(found))])
+        found[name] = bytes(data)
+        if kind == 4:
+            del found[name]
+    return found
+
+
 def bytes_of(url: str) -> Any:
     """A file, and an end of another one."""
     with EPath(f"{url}/lines.jsonl").open("rb") as file:
@@ -170,49 +193,42 @@ def names_of(url: str) -> Any:
     return sorted(path.relative_to(EPath(url)) for path in EPath(url).walk())
 
 
-def samples_of(url: str) -> Any:
-    """Samples of tars that were prepared, through all that opens these."""
-    dataset = get_train_dataset(f"{url}/set", batch_size=5, shuffle_buffer_size=None, max_samples_per_sequence=None)
-    assert dataset is not None
-    source = open_prepared(f"{url}/set")
-    return source.read(np.arange(len(source))).columns["txt"]
+def served(path: str, part: str) -> list[Any]:
+    """A part of all samples, through all that a pass over them opens."""
+    workers, whole = WorkerConfig(rank=0, world_size=1, num_workers=0), {"repeat": False, "batch_size": None}
+    shuffle = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    dataset: Any = get_train_dataset(path, worker_config=workers, **whole, **shuffle)
+    return [sample[part] if isinstance(sample, dict) else getattr(sample, part) for sample in dataset]
 
 
-def bare_samples_of(url: str) -> Any:
-    """Samples of tars that nobody prepared."""
-    source = open_prepared(open_data(f"{url}/bare"))
-    return source.read(np.arange(len(source))).columns["txt"]
-
-
-def lines_of(url: str) -> Any:
-    """Samples of a JSONL file without an index."""
-    source = JsonlSource(f"{url}/lines.jsonl")
-    return source.read(np.arange(len(source))).columns["json"]
-
-
-WAYS: tuple[tuple[Callable[[str], Any], int], ...] = (
-    (bytes_of, 8),
-    (names_of, 4),
-    (samples_of, 1),
-    (bare_samples_of, 1),
-    (lines_of, 2),
+WAYS: tuple[tuple[Callable[[str], Any], int, str], ...] = (
+    (bytes_of, 8, ""),
+    (names_of, 4, ""),
+    (lambda url: served(f"{url}/set", "text"), 2, "set/"),
+    (lambda url: served(f"{url}/bare", "txt"), 2, "bare/"),
+    (lambda url: served(f"{url}/lines.jsonl", "json"), 2, "lines.jsonl"),
+    (lambda url: served(f"{url}/rows.parquet", "text"), 2, "rows.parquet"),
 )
+"""What is asked for, how often, and what the names of its files begin with."""
 
 
 def case(hub: HubServer, files: dict[str, bytes], seed: str, expected: dict[str, Any]) -> str:
     """One case: what it came to. Raises AssertionError where a rule is broken."""
     chosen = random.Random(seed)
     repo = f"team/{seed}"
-    hub.commit(repo, files)
+    is_damaged = chosen.random() < 0.4
+    ways = WAYS[2:] if is_damaged else WAYS
+    way, _, names = chosen.choices(ways, [weight for _, weight, _ in ways])[0]
+    name = names or way.__name__
+    hub.commit(repo, damaged(chosen, files, names) if is_damaged else files)
     hub.page = chosen.choice((2, 1000))
-    way = chosen.choices([each for each, _ in WAYS], [weight for _, weight in WAYS])[0]
     rate, whole = chosen.choice(((1.0, 0), (0.5, 0), (1.0, chosen.randrange(8)), (0.1, 0)))
     only = chosen.choice(("", "/revision/", "/tree/", "/resolve/", "cdn"))
     count = 0
 
     def changed(of: str, path: str, answer: Answer) -> Answer:
         nonlocal count
-        if only and only not in (of if only == "cdn" else path):
+        if is_damaged or (only and only not in (of if only == "cdn" else path)):
             return answer
         count += 1
         if count <= whole or chosen.random() > rate:
@@ -225,16 +241,18 @@ def case(hub: HubServer, files: dict[str, bytes], seed: str, expected: dict[str,
     try:
         found = way(f"hf://datasets/{repo}")
     except (EnergonGrainError, FileNotFoundError) as error:
-        said, outcome = str(error), f"{way.__name__} {type(error).__name__}"
+        said, outcome = str(error), f"{name} {type(error).__name__}"
     else:
-        hidden = way is names_of and only in ("", "/tree/")  # a list that says less, or other names, is the Hub's word
-        assert hidden or found == expected[way.__name__], f"{way.__name__} gave {str(found)[:300]}"
-        outcome = f"{way.__name__} as it is"
+        hidden = is_damaged or (
+            way is names_of and only in ("", "/tree/")
+        )  # a list that says less, or other names, is the Hub's word
+        assert hidden or found == expected[name], f"{name} gave {str(found)[:300]}"
+        outcome = f"{name} {'of some damaged files' if is_damaged else 'as it is'}"
     finally:
         hub.changed = lambda of, path, answer: answer
     assert TOKEN not in said, f"said: {said[:1000]}"
     assert len(said) < 20_000, f"said: {said[:1000]}"
-    assert time.monotonic() - began < SLOW_S, f"{way.__name__} took {time.monotonic() - began:.0f} s"
+    assert time.monotonic() - began < SLOW_S, f"{name} took {time.monotonic() - began:.0f} s"
     told = [each for each in hub.asked if TOKEN in str(each.headers) and each.of != "hub"]
     assert not told, f"the token went to {told[0].of} {told[0].path}"
     return outcome
@@ -248,13 +266,14 @@ def main(seed: int, count: int, first: int = 0) -> int:
         root = Path(scratch, "home", "data")
         make_text_dataset(root / "set", n=20, shards=2)
         make_text_dataset(root / "bare", n=20, shards=2, prepared=False)
+        write_numbers(root / "rows.parquet", 200, row_group_size=50)
         files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         files |= {"lines.jsonl": LINES, "small": b"1234"}
         cache = Path(scratch, "cache")
         os.environ |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "XDG_CACHE_HOME": str(cache)}
         use_storage(StorageSettings(attempts=3, first_pause_s=0.001, timeout_s=2.0, cache_bytes=0))
         hub.commit("team/whole", files)
-        expected = {way.__name__: way("hf://datasets/team/whole") for way, _ in WAYS}
+        expected = {names or way.__name__: way("hf://datasets/team/whole") for way, _, names in WAYS}
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES + _mapped_bytes(), -1))
         outcomes: collections.Counter[str] = collections.Counter()
         for number in range(first, first + count):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from patience import PATIENCE_S
@@ -62,7 +62,6 @@ class Request:
         status: Of the answer, 0 if there was none.
         sent_bytes: Length of the body sent.
         concurrent: Number of requests that were being answered when this one came, with it.
-        agent: The header that names the client.
     """
 
     method: str
@@ -71,7 +70,6 @@ class Request:
     status: int
     sent_bytes: int
     concurrent: int
-    agent: str
 
 
 @dataclass(frozen=True)
@@ -162,16 +160,6 @@ class Bucket:
     @property
     def url(self) -> str:
         return f"s3://{self.name}"
-
-    def kvstore(self, prefix: str = "") -> dict[str, Any]:
-        """What TensorStore opens."""
-        return {
-            "driver": "s3",
-            "bucket": self.name,
-            "endpoint": self.server.endpoint,
-            "aws_region": REGION,
-            "path": prefix,
-        }
 
     def put(self, key: str, content: bytes, *, public: bool = False) -> None:
         """Write or replace an object; a public one can be read without credentials."""

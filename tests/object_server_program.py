@@ -147,7 +147,6 @@ class Handler(MotoRequestHandler):
                 "status": int(status.split()[0]),
                 "sent_bytes": length if self.command != "HEAD" else 0,
                 "concurrent": concurrent,
-                "agent": self.headers.get("User-Agent", ""),
             }
         )
         return fault, (status, headers, content[:length] if kind == "short" else content, length)

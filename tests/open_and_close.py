@@ -67,7 +67,10 @@ def open_loader(kind: str, path: Path, way: str) -> Any:
     options: dict[str, Any] = {"global_error_handler": again} if "handler" in way else {}
     dataset = modules.get_train_dataset(
         path,
-        worker_config=modules.WorkerConfig(0, 1, 2, worker_type="thread" if kind == "grain" else kind, **options),
+        # Starting an interpreter takes long, and one that is left behind would be seen as well as two.
+        worker_config=modules.WorkerConfig(
+            0, 1, 1 if kind == "process" else 2, worker_type="thread" if kind == "grain" else kind, **options
+        ),
         batch_size=4,
         shuffle_buffer_size=10,
         max_samples_per_sequence=10,

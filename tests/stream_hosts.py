@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 
-from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+from energon_grain import SavableDataset, Stream, TaskEncoder, WorkerConfig, get_train_dataset
 
 MakeDataset = Callable[..., Path]
 LANES = 24
@@ -32,17 +32,14 @@ class Tolerant(TaskEncoder):
     __default_failure_tolerance__ = 0
 
 
+def train_on(path: Any, **options: Any) -> SavableDataset[Any]:
+    """A dataset in an order without blocks, unless asked otherwise."""
+    return get_train_dataset(path, **{"shuffle_buffer_size": None, "max_samples_per_sequence": None, **options})
+
+
 def open_stream(path: Any, **options: Any) -> Stream:
     """Batches of 4 in an order without blocks, on one host, unless asked otherwise."""
-    arguments: dict[str, Any] = {
-        "batch_size": 4,
-        "shuffle_buffer_size": None,
-        "max_samples_per_sequence": None,
-        "lanes": LANES,
-        "worker_config": config(),
-        **options,
-    }
-    return Stream.of(get_train_dataset(path, **arguments))
+    return Stream.of(train_on(path, **{"batch_size": 4, "lanes": LANES, "worker_config": config(), **options}))
 
 
 def open_share(

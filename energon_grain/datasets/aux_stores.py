@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.formats.data_folder import kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.prepare.bare_tars import open_data
@@ -20,6 +22,7 @@ from energon_grain.samples.source_info import SourceInfo
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
 from energon_grain.sources.jsonl import JsonlFileStore
+from energon_grain.sources.tables import TABLES, TableFileStore, part_of_key
 from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.storage.location import absolute, check_url, is_url, located
 
@@ -127,8 +130,25 @@ def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_ty
     )
 
 
-def _decoded(store: FileStore[bytes], decoder: FileStoreDecoder | None) -> FileStore[Any]:
-    return store if decoder is None else DecodeFileStore(store, decoder=decoder)
+def _decoded(store: FileStore[Any], decoder: FileStoreDecoder | None) -> FileStore[Any]:
+    if decoder is None:
+        return store
+    if isinstance(store, TableFileStore):
+        decoder = _ColumnFileDecoder(decoder, store.endings)
+    return DecodeFileStore(store, decoder=decoder)
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnFileDecoder:
+    """Decodes parts of rows of tables, which are called as columns; see `TableFileStore`."""
+
+    inner: FileStoreDecoder
+    endings: Mapping[str, str] = field(hash=False)
+
+    def decode(self, fname: str, data: bytes, /) -> Any:
+        part = part_of_key(fname)[1]
+        ending = self.endings.get(part) or self.endings.get(part.rpartition(".")[0])
+        return self.inner.decode(f"{fname}.{ending}" if ending else fname, data)
 
 
 def _open(reference: AuxReference) -> FileStore[bytes]:
@@ -281,15 +301,24 @@ def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
     return ArrayRecordFileStore(folder)
 
 
-def _no_store_of_rows(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    raise ConfigError(
-        f"{path}: is an array or Parquet, whose rows cannot be read by key; give the cooker no `need_primary`"
-    )
+def _store_of_tables(path: str | os.PathLike[str], *, files: type[TableFiles]) -> FileStore[Any]:
+    return TableFileStore(files(path))
+
+
+def _no_store(path: str | os.PathLike[str]) -> FileStore[bytes]:
+    kind = kind_at(located(path)).described
+    raise ConfigError(f"{path}: is {kind}, whose samples cannot be read by key; give the cooker no `need_primary`")
 
 
 _STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
     DatasetKind.ARRAY_RECORD: _store_of_records,
     DatasetKind.JSONL: JsonlFileStore,
-    DatasetKind.ARRAY: _no_store_of_rows,
-    DatasetKind.PARQUET: _no_store_of_rows,
+    DatasetKind.ARRAY: _no_store,
+    DatasetKind.TOKENS: _no_store,
+    **{kind: partial(_store_of_tables, files=files) for kind, files in TABLES.items()},
 }
+
+
+def may_be_auxiliary(kind: DatasetKind) -> bool:
+    """Whether what lies at a path can be read by key."""
+    return kind.has_shards or _STORES.get(kind, _no_store) is not _no_store

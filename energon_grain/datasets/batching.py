@@ -14,7 +14,16 @@ from energon_grain.datasets.mixtures import BlendDataset, Weighted
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.balance import Balance
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, MadeOfSeveral, Making, Reference, State
+from energon_grain.stream.lanes import (
+    Item,
+    Items,
+    ItemsOver,
+    Lane,
+    MadeOfSeveral,
+    Making,
+    Reference,
+    State,
+)
 from energon_grain.stream.passes import check_last_batch
 from energon_grain.stream.spec import BatchSpec, LastBatch
 from energon_grain.stream.state import Form
@@ -138,7 +147,6 @@ class BatchDataset(SavableDataset):
         object.__setattr__(self, "last_batch", choose_last_batch(last_batch, drop_last, self.worker_config.world_size))
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`: the outermost batch is that of a step."""
         if is_generator(self.batcher) or not steps.of_batches:
             return None
         named = [self._hook()]
@@ -154,7 +162,6 @@ class BatchDataset(SavableDataset):
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         if self.balance is not None:
             raise ConfigError(
                 f"balance={self.balance.by!r} is for the batches of steps, one of each host: for the outermost "
@@ -220,16 +227,11 @@ class MixBatchDataset(BatchDataset):
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """A batcher as a function of one sample: batches of one.
-
-    Attributes:
-        batcher: Takes a list of samples.
-    """
+    """A batcher as a function of one sample: batches of one."""
 
     batcher: Callable[[list[Any]], Any]
 
     def __call__(self, sample: Any) -> Any:
-        """The batch of one sample."""
         return self.batcher([sample])
 
 
@@ -237,19 +239,13 @@ class OneByOne:
 class BatchLanes(MadeOfSeveral):
     """Each `size` consecutive items of a lane, as one item.
 
+    A hook that is a generator function makes several of each.
+
     Attributes:
-        child: Of whose items batches are made.
-        hook: Takes a list of values; may be a generator function, and then each batch becomes several.
-        generates: Whether it is one.
-        key: 64-bit key of the node.
         size: Items of a batch.
         drop_last: Whether a short batch at the end of a lane's pass is left out.
     """
 
-    child: LaneOperator
-    hook: HookSpec
-    generates: bool
-    key: int
     size: int
     drop_last: bool
 
@@ -259,12 +255,10 @@ class BatchLanes(MadeOfSeveral):
         return self.generates
 
     def items(self) -> int:
-        """Full batches, and a short one."""
         count = self.child.items()
         return count // self.size if self.drop_last else -(-count // self.size)
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The batches of a lane."""
         below, making = (None, None) if state is None else state
         return _Batch(self, lane, self.child.open(lane, below), Making(self, lane, making))
 
@@ -274,13 +268,11 @@ class BatchLanes(MadeOfSeveral):
         return self.child.state_form, self.making_form
 
 
-class _Batch:
-    __slots__ = ("_child", "_lane", "_making", "_node")
+class _Batch(ItemsOver[BatchLanes]):
+    __slots__ = ("_making",)
 
     def __init__(self, node: BatchLanes, lane: Lane, child: Items, making: Making) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._making = making
 
     def next(self) -> Item | None:

@@ -65,12 +65,10 @@ class Cooker:
 
     @property
     def need_cache(self) -> bool:
-        """Whether the function takes `cache=`."""
         return bool(getattr(self.cook, "__cooker_need_cache__", False))
 
     @property
     def need_primary(self) -> bool:
-        """Whether the function takes `primary=`."""
         return bool(getattr(self.cook, "__cooker_need_primary__", False))
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
@@ -133,13 +131,6 @@ def cooking(
 ) -> HookSpec | None:
     """What cooks a leaf: the task encoder's first cooker that fits it. Without any, crude samples pass as they are.
 
-    Args:
-        encoder: The task encoder.
-        leaf: What its samples are.
-        aux: Its auxiliary stores.
-        path: Where it lies, for messages.
-        cache_pool: What cookers get as `cache`; None: what the task encoder says.
-
     Raises:
         ConfigError: None fits, or the one that does does not take what it is given.
     """
@@ -174,7 +165,6 @@ class BoundCooker:
     """Cooks crude samples. Picklable: in another process the stores open their files anew.
 
     Attributes:
-        cooker: What to call.
         given: Arguments that are the same for every sample, by name.
         primary: The leaf as a store, for cookers that need it; each sample gets a view of its own.
         through: A task encoder's own `cook_crude_sample`; None: the cooker is called directly.
@@ -186,7 +176,6 @@ class BoundCooker:
     through: CookCrudeSample | None = None
 
     def __call__(self, sample: Any) -> Any:
-        """Cook one sample."""
         arguments = dict(self.given)
         if self.primary is not None:
             arguments["primary"] = PrimaryFileStore(self.primary, sample["__key__"])

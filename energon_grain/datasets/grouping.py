@@ -15,8 +15,8 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
     Item,
     Items,
+    ItemsOver,
     Lane,
-    LaneOperator,
     MadeOfSeveral,
     Making,
     NumberOf,
@@ -73,7 +73,6 @@ class GroupBatchDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         require_one_value(self.hook, self.batcher)
         require_one_value(self.group_hook, self.sample_group_key)
         to.graph.ragged = True
@@ -98,33 +97,23 @@ class GroupLanes(MadeOfSeveral):
     Buckets that are not full at the end of a pass are handed out in the order in which they were begun.
 
     Attributes:
-        child: Of whose items batches are made.
-        hook: Takes a list of values.
-        generates: False.
-        key: 64-bit key of the node.
         criterion: Gives (what items of one batch have in common, batch size or None) of a value.
         size: Batch size where the criterion gives None; None: it must give one.
         drop_last: Whether buckets that are not full at the end are left out.
     """
 
-    child: LaneOperator
-    hook: HookSpec
-    generates: bool
-    key: int
     criterion: HookSpec
     size: int | None
     drop_last: bool
 
     def buffers(self) -> Iterator[int]:
-        """How often a pass fills the buckets, and what is below."""
         if self.finite:
             yield self.child.items() // ((self.size or _BUCKETS) * _BUCKETS)
         yield from self.child.buffers()
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The buckets of a lane."""
         below, making, buckets = (None, None, ()) if state is None else state
-        operator = Buckets(self, lane, self.child.open(lane, below), Making(self, lane, making))
+        operator = _Buckets(self, lane, self.child.open(lane, below), Making(self, lane, making))
         for references in buckets:
             operator.fill((reference, self.child.rebuild(reference, lane)) for reference in references)
         return operator
@@ -141,7 +130,6 @@ class GroupLanes(MadeOfSeveral):
         return value
 
     def criterion_key(self, lane: Lane) -> int:
-        """Key of the criterion's random numbers."""
         return fold(self.key, "criterion", lane.number, lane.pass_number)
 
 
@@ -157,22 +145,13 @@ class _Bucket:
         return tuple(self.references), self.values
 
 
-class Buckets:
-    """One bucket for each criterion, in the order in which they were begun.
+class _Buckets(ItemsOver[GroupLanes]):
+    """One bucket for each criterion, in the order in which they were begun."""
 
-    Args:
-        node: The description.
-        lane: Where.
-        child: Gives the items.
-        making: Makes the batches.
-    """
-
-    __slots__ = ("_buckets", "_child", "_key", "_lane", "_making", "_node")
+    __slots__ = ("_buckets", "_key", "_making")
 
     def __init__(self, node: GroupLanes, lane: Lane, child: Items, making: Making) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._making = making
         self._key = node.criterion_key(lane)
         self._buckets: dict[Hashable, _Bucket] = {}
@@ -221,7 +200,6 @@ class Buckets:
         return criterion, size
 
     def next(self) -> Item | None:
-        """The next batch."""
         node = self._node
         while True:
             item = self._making.next()
@@ -247,16 +225,13 @@ class Buckets:
         self._making.start(*self._buckets.pop(criterion).take())
 
     def begin(self, pass_number: int) -> None:
-        """Empty all buckets."""
         self._making.stop()
         self._buckets.clear()
         self._child.begin(pass_number)
 
     def state(self) -> State:
-        """References of what is in the buckets."""
         buckets = tuple(tuple(bucket.references) for bucket in self._buckets.values())
         return self._child.state(), self._making.state(), buckets
 
     def expect(self, items: float) -> None:
-        """Read a batch's worth of samples ahead for each."""
-        self._child.expect(items * (self._node.size or 8))
+        self._child.expect(items * (self._node.size or _BUCKETS))

@@ -134,14 +134,7 @@ def _function(hook: Any) -> Any:
 def hook_spec(
     name: str, function: Callable[..., Any], owner: HookOwner | None, failure_tolerance: int | None = None
 ) -> HookSpec:
-    """The spec of a hook.
-
-    Args:
-        name: In random keys, failure budgets and statistics.
-        function: The user's.
-        owner: Whose hook it is.
-        failure_tolerance: In place of what the function or the owner says.
-    """
+    """The spec of a hook."""
     default = DEFAULT_FAILURE_TOLERANCE if owner is None else owner.__default_failure_tolerance__
     restore_seeds = restores_seeds(function)
     return HookSpec(

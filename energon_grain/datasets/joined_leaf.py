@@ -16,7 +16,8 @@ from energon_grain.datasets.open_join import open_join
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.forms import Place, asked_at
-from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, Nonmatch
+from energon_grain.prepare import join_members as joining
+from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import Sample
@@ -24,7 +25,6 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.prepared import PreparedSource
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
 
@@ -66,11 +66,19 @@ class JoinMember:
         leaf: The dataset, whose order and subset have no meaning; or the array.
         nonmatch: What happens to a row whose key this dataset lacks.
         argument: Under which name the joiner gets its sample; None: by position.
+        keys: How samples of a dataset are found where it is not prepared.
     """
 
     leaf: LeafDataset | ArrayDataset
     nonmatch: Nonmatch = "error"
     argument: str | None = None
+    keys: Keys | None = None
+
+    def opened(self) -> joining.JoinMember:
+        """What a join is made of."""
+        if isinstance(self.leaf, ArrayDataset):
+            return self.leaf.joined(self.nonmatch)
+        return self.leaf.joined(self.nonmatch, self.keys or Keys())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,14 +169,13 @@ class JoinedLeafDataset(SavableDataset):
         return {}
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.leaf(self)
 
     def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
         """What turns crude samples of rows into samples. Joined samples have no auxiliary stores."""
         return cooking(self.task_encoder, leaf, {}, self.path, cache_pool)
 
-    def inputs(self) -> tuple[JoinedDataset | JoinedArray, ...]:
+    def inputs(self) -> tuple[joining.JoinMember, ...]:
         """Open the datasets and arrays that are joined.
 
         Raises:
@@ -176,7 +183,7 @@ class JoinedLeafDataset(SavableDataset):
             SplitError: A dataset has no such split part.
             EmptyDatasetError: A split part is empty.
         """
-        return tuple(member.leaf.joined(member.nonmatch) for member in self.members)
+        return tuple(member.opened() for member in self.members)
 
     def resolve(self) -> ResolvedJoin:
         """Read the datasets' configurations and open the join index.
@@ -206,7 +213,7 @@ class JoinedLeafDataset(SavableDataset):
         with asked_at(self.place):
             source = JoinedSource(
                 index,
-                [_joinable(member) for member in members],
+                [member.source for member in members],
                 names=[member.argument or getattr(member.leaf, "field", None) for member in self.members],
                 start=start,
                 stop=stop,
@@ -223,12 +230,6 @@ class JoinedLeafDataset(SavableDataset):
         """Raise what `resolve` would, as far as it can be told without an index."""
         for leaf in self.datasets:
             leaf.check(whole=True)
-
-
-def _joinable(member: ResolvedLeaf | ResolvedArray) -> PreparedSource | ArraySource:
-    source = member.source
-    assert isinstance(source, PreparedSource | ArraySource)  # metadatasets refuse to join others
-    return source
 
 
 def bind_joiner(

@@ -21,12 +21,20 @@ from energon_grain.errors import ConfigError, SplitError, UntrustedCodeError
 from energon_grain.formats.class_ref import function_beside, resolve_class
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, DatasetKind, read_info
+from energon_grain.formats.nv_meta import (
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    READ_AS_IT_IS,
+    DatasetInfo,
+    DatasetKind,
+    read_info,
+)
 from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
-from energon_grain.prepare.join_members import JoinedDataset, Nonmatch
+from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
@@ -210,19 +218,25 @@ class LeafDataset(SavableDataset):
         return "/".join(map(without_revision, (*self.through, written)))
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.leaf(self)
 
     def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
         """What turns its crude samples into samples. See `cooking`."""
         return cooking(self.task_encoder, leaf, self.aux, self.path, cache_pool)
 
-    def joined(self, nonmatch: Nonmatch) -> JoinedDataset:
-        """What a join is made of it. Raises as `JoinedDataset`."""
+    def joined(self, nonmatch: Nonmatch, keys: Keys) -> JoinMember:
+        """What a join is made of it. Raises as `JoinedDataset`, or `JoinedFiles`."""
         if self.split_ratio is not None:
             raise ConfigError(
-                f"{self.path}: a dataset that is joined takes no split_ratio: prepare it, or join all of it"
+                f"{self.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
+                "take a `subset` of the join, or `where` with a column that says which part a sample is in"
             )
+        kind = self.kind or kind_at(located(self.path))
+        if kind in READ_AS_IT_IS and not kind.has_shards:
+            source = self._container().open(self, True).source
+            return JoinedFiles(source, keys, nonmatch=nonmatch, written=self.written)
+        if keys != Keys():
+            raise ConfigError(f"{self.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
         return JoinedDataset(
             self.path,
             self.split_part,

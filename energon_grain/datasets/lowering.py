@@ -55,13 +55,9 @@ class Node(Protocol):
     """A dataset, as far as lowering knows one. See `SavableDataset`."""
 
     @property
-    def worker_config(self) -> WorkerConfig:
-        """The host that it is for."""
-        ...
+    def worker_config(self) -> WorkerConfig: ...
 
-    def lower(self, to: Lowering, /) -> Part:
-        """What the engine runs for it."""
-        ...
+    def lower(self, to: Lowering, /) -> Part: ...
 
     def on_steps(self, steps: Steps, /) -> Node | None:
         """Take part in what works on whole steps, and say what it stands on; None: it is lowered for lanes instead."""
@@ -95,13 +91,10 @@ class LeafPart:
     """One leaf of the graph.
 
     Attributes:
-        node: The description.
-        resolved: Its configuration and open index.
         key: Its identity in random keys, the occurrence among equal ones included.
         seed: 64-bit hash of the seed that holds where it stands.
         number: Among all leaves, in document order.
         in_lane: Whether batches, groups or packs are formed in a lane above it.
-        hooks: On its samples, in order.
     """
 
     node: LeafNode
@@ -168,9 +161,7 @@ class LeafPart:
 class Packing(Protocol):
     """A part whose items are packs that are planned."""
 
-    def spec(self) -> PackSpec:
-        """How they are made."""
-        ...
+    def spec(self) -> PackSpec: ...
 
 
 @dataclass(slots=True)
@@ -181,7 +172,6 @@ class IndexPart:
         leaves: From left to right.
         routes: None for a single leaf.
         passes: None where it is endless.
-        mixture: For the manifest.
         drops: Whether it has a filter, so that positions are not items.
         same_pass: Every pass is the first again.
         batches: Whether its samples are batches.
@@ -207,7 +197,6 @@ class IndexPart:
             leaf.add_hook(hook)
 
     def repeat_for_ever(self) -> None:
-        """Make it endless."""
         self.one_pass, self.passes = self.items(), None
 
     def over(self, router: Router) -> RouteTree:
@@ -252,8 +241,6 @@ class LanePart:
     """A part of the graph whose items depend on data.
 
     Attributes:
-        operator: Makes them.
-        mixture: For the manifest.
         batches: Whether its items are batches.
     """
 
@@ -274,10 +261,8 @@ class Steps:
     """What stands above the graph that lanes run: it works on whole steps.
 
     Attributes:
-        below: The rest.
         of_batches: Whether steps are batches; else items are delivered one by one, and no hook works on steps.
         batch: Makes the batches of a step.
-        hooks: On batches, in order.
         epochs: Lengths of virtual epochs that cut the stream, the outermost first: in batches, of how many items a pass
             has and how many a step of all hosts takes.
         limit: Batches per host after which a pass ends.
@@ -285,7 +270,6 @@ class Steps:
         repeat_for_limit: Each pass is the first again, and repeats what is below as often as `limit` takes; makes of
             what lanes run passes of so many items, given their number of lanes.
         seed: 64-bit hash of the seed that holds below, where it differs from the run's.
-        same_pass: Every pass is the first again.
         watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
     """
 
@@ -334,12 +318,8 @@ class _Graph:
     """What all places of a graph share while it is lowered.
 
     Attributes:
-        lanes: L.
         hosts: Number of hosts, for blends that choose once a step.
         resolved: The leaves in document order, where they were resolved before.
-        leaves: Those met so far.
-        feeds: Likewise.
-        parts_of: Of each feed.
         packs: Parts whose items are packs that are planned.
         runs: For each leaf by its number, whether lanes ask for contiguous runs.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
@@ -363,8 +343,6 @@ class Lowering:
     """A place in the graph that is lowered: what holds there, and what a node needs of its surroundings.
 
     Attributes:
-        graph: What all places share.
-        seed: 64-bit hash of the seed.
         place: Numbers of the children of mixtures on the way down.
         level: Stateful nodes on the way down; with `place` it keys a node's random choices.
         in_lane: Whether batches, groups or packs are formed in a lane above.
@@ -385,27 +363,12 @@ class Lowering:
     iterated: bool = False
     outermost: bool = True
 
-    @classmethod
-    def begin(
-        cls,
-        *,
-        seed: int,
-        endless: bool,
-        lanes: int,
-        hosts: int,
-        resolved: Sequence[ResolvedLeaf | ResolvedJoin] | None = None,
-    ) -> Lowering:
-        """The outermost place of a graph."""
-        return cls(graph=_Graph(lanes=lanes, hosts=hosts, resolved=resolved), seed=seed, endless=endless)
-
     @property
     def lanes(self) -> int:
-        """L."""
         return self.graph.lanes
 
     @property
     def hosts(self) -> int:
-        """Number of hosts."""
         return self.graph.hosts
 
     def lower(self, dataset: Node, **changes: Any) -> Part:
@@ -436,7 +399,6 @@ class Lowering:
         ]
 
     def leaf(self, node: LeafNode) -> IndexPart:
-        """A leaf."""
         graph = self.graph
         occurrence = graph.seen[node.identity]
         graph.seen[node.identity] += 1
@@ -516,7 +478,6 @@ class Settings:
 
     @property
     def key(self) -> int:
-        """64-bit hash of the seed."""
         return fold(self.seed, self.seed_offset)
 
 
@@ -538,13 +499,13 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     seed = settings.key if steps.seed is None else steps.seed
     endless = steps.repeat is not None
     lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
-    to = Lowering.begin(seed=seed, endless=endless, lanes=lanes, hosts=hosts)
+    to = Lowering(graph=_Graph(lanes, hosts), seed=seed, endless=endless)
     part = steps.below.lower(to)
     if settings.lanes is None and isinstance(part, LanePart) and part.operator.finite:
         lanes = _lanes_for(part.operator, hosts)
         if lanes != to.lanes:
             resolved = [leaf.resolved for leaf in to.graph.leaves]
-            to = Lowering.begin(seed=seed, endless=endless, lanes=lanes, hosts=hosts, resolved=resolved)
+            to = Lowering(graph=_Graph(lanes, hosts, resolved), seed=seed, endless=endless)
             part = steps.below.lower(to)
     same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
     at_once = hosts * (1 if steps.batch is None else steps.batch.size)

@@ -13,7 +13,7 @@ from energon_grain.datasets.stream_map import GenerateLanes
 from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
 from energon_grain.stream.worker_config import WorkerConfig
 
 
@@ -62,7 +62,6 @@ class MapDataset(SavableDataset):
         settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         if is_generator(self.map_fn) or not (steps.of_batches or self._watches):
             return None
         if steps.of_batches:
@@ -72,7 +71,6 @@ class MapDataset(SavableDataset):
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         hook = self._hook()
         if not is_generator(self.map_fn):
             return add_hook(to.lower(self.dataset), hook, to)
@@ -118,14 +116,12 @@ class FilterDataset(SavableDataset):
         settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         if not steps.of_batches:
             return None
         steps.hooks.insert(0, self._hook())
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         require_one_value(self.hook, self.filter_fn)
         hook = self._hook()
         part = to.lower(self.dataset)
@@ -153,16 +149,11 @@ def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A filter as a hook: it returns what it is given, or drops it.
-
-    Attributes:
-        accepts: The user's function.
-    """
+    """A filter as a hook: it returns what it is given, or drops it."""
 
     accepts: Any
 
     def __call__(self, value: Any) -> Any:
-        """The value, or SkipSample."""
         if not self.accepts(value):
             raise SkipSample("the filter did not accept it")
         return value
@@ -173,9 +164,6 @@ class MapLanes(LaneOperator):
     """A hook on each item. Items keep their references.
 
     Attributes:
-        child: What it is applied to.
-        hook: Takes and returns a value; may raise to drop it.
-        key: 64-bit key of the node.
         outermost: Whether what it returns is an item of the lane, so that the batch is known.
     """
 
@@ -190,24 +178,20 @@ class MapLanes(LaneOperator):
         return self.hook.filters
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The map of a lane."""
         return _Map(self, lane, self.child.open(lane, state))
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The hook applied to what is below."""
         value = self.child.rebuild(reference, lane)
         key = fold(self.key, lane.number, lane.pass_number)
         batch = lane.around.batch if self.outermost else None
         return lane.call(self.hook, key, NumberOf(self.child, reference), value, batch=batch)
 
 
-class _Map:
-    __slots__ = ("_child", "_key", "_lane", "_node")
+class _Map(ItemsOver[MapLanes]):
+    __slots__ = ("_key",)
 
     def __init__(self, node: MapLanes, lane: Lane, child: Items) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._key = fold(node.key, lane.number, lane.pass_number)
 
     def next(self) -> Item | None:
@@ -222,12 +206,3 @@ class _Map:
                 return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value, batch=batch)
             except Exception as error:
                 lane.drop(node.child, reference, node.hook, error, value)
-
-    def begin(self, pass_number: int) -> None:
-        self._child.begin(pass_number)
-
-    def state(self) -> State:
-        return self._child.state()
-
-    def expect(self, items: float) -> None:
-        self._child.expect(items)

@@ -219,7 +219,6 @@ class BlendEpochizedDataset(SavableDataset):
         object.__setattr__(self, "repetitions", repetitions)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         parts: list[IndexPart] = []
         for part in to.children(self.datasets):
             if not isinstance(part, IndexPart):
@@ -266,7 +265,6 @@ class ConcatDataset(SavableDataset):
         object.__setattr__(self, "datasets", parts)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         parts = to.children(self.datasets)
         mixture = {"concat": len(parts), "of": [part.mixture for part in parts]}
         batches = any(part.batches for part in parts)
@@ -359,34 +357,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _OfSeveral(LaneOperator):
     """What operators over several have in common. A reference is (number of the child, its reference)."""
-
-    __slots__ = ()
 
     chooses: ClassVar[bool] = True
     parts: tuple[LaneOperator, ...]
 
     @property
     def reference_form(self) -> Form:
-        """Number of the child, and its reference."""
         return OneOf(tuple(part.reference_form for part in self.parts))
 
     def number(self, reference: Reference) -> int:
-        """A hash of both."""
         return fold(self.parts[reference[0]].number(reference[1]), reference[0])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The child's."""
         return self.parts[reference[0]].rebuild(reference[1], lane)
 
     @property
     def children(self) -> tuple[LaneOperator, ...]:
-        """All of them."""
         return self.parts
 
     def items(self) -> int:
-        """Of all of them; endless: of one pass over each."""
         return sum(part.items() for part in self.parts)
 
 
@@ -397,24 +389,19 @@ class BlendLanes(_OfSeveral):
     Each child's items are handed out in order; a child whose pass ends begins the next one.
 
     Attributes:
-        parts: What is blended.
         router: A `Blend`, from positions `r * L + lane` to children.
-        lanes: L.
         shares: Fraction of the items that each child gets, for reading ahead.
     """
 
-    parts: tuple[LaneOperator, ...]
     router: Router
     lanes: int
     shares: tuple[float, ...]
 
     @property
     def finite(self) -> bool:
-        """Endless."""
         return False
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The blend of a lane."""
         rounds, places = (0, ((0, None),) * len(self.parts)) if state is None else state
         first = lane.at_pass(0)
         children = [part.open(first, below) for part, (_, below) in zip(self.parts, places, strict=True)]
@@ -426,7 +413,6 @@ class BlendLanes(_OfSeveral):
         return Number(), tuple((Number(), part.state_form) for part in self.parts)
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The child's."""
         return self.parts[reference[0]].rebuild(reference[1], lane.at_pass(0))
 
 
@@ -472,21 +458,13 @@ class _Blend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConcatLanes(_OfSeveral):
-    """The children one after the other, in each lane by itself.
-
-    Attributes:
-        parts: Finite ones.
-    """
-
-    parts: tuple[LaneOperator, ...]
+    """The children, finite ones, one after the other, in each lane by itself."""
 
     @property
     def finite(self) -> bool:
-        """It ends."""
         return True
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The concatenation of a lane."""
         at, pass_number, below = (0, lane.pass_number, (None,) * len(self.parts)) if state is None else state
         children = [part.open(lane, child) for part, child in zip(self.parts, below, strict=True)]
         return _Concat(children, at, pass_number)

@@ -96,7 +96,7 @@ def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
         _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
     if len(primary) > joined_on_use:
         raise DatasetNotFoundError(
-            f"{join.place}: {len(primary)} samples of {primary.folder.location} are to be joined with other "
+            f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
     return build_join(samples, cache if cache is not None and is_writable(cache) else None)
@@ -131,7 +131,7 @@ def _refuse_stale(prepared: Iterable[JoinHeader], samples: Sequence[JoinMember],
 
 def _change(old: JoinedMember, new: JoinedMember) -> str:
     if old.content_id != new.content_id and new.array is not None:
-        return f"the array {new.path} or the keys of its rows were changed ({old.samples} rows then, {new.samples} now)"
+        return f"{new.path} or the keys of its rows were changed ({old.samples} rows then, {new.samples} now)"
     if old.content_id != new.content_id:
         return f"{new.path} was prepared with other samples ({old.samples} then, {new.samples} now)"
     if old.shards != new.shards or old.excludes != new.excludes:

@@ -20,8 +20,8 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
     Item,
     Items,
+    ItemsOver,
     Lane,
-    LaneOperator,
     MadeOfSeveral,
     Making,
     Members,
@@ -90,7 +90,6 @@ class PackingDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         require_one_value("select_samples_to_pack", self.pre_packer)
         if self.sample_encoder is not None:
             require_one_value("postencode_sample", self.sample_encoder)
@@ -125,44 +124,32 @@ class PackLanes(MadeOfSeveral):
     of each buffer, and takes those before it last.
 
     Attributes:
-        child: Of whose items packs are made.
-        hook: Packs a list of values into one; may be a generator function.
-        generates: Whether it is one.
-        key: 64-bit key of the node.
         size: Items that are candidates at once.
         selector: Takes all candidates and returns lists of them; those in none are dropped.
         encoder: Hook on each selected item; None: there is none.
         phases: (L,) a permutation of [0, L).
     """
 
-    child: LaneOperator
-    hook: HookSpec
-    generates: bool
-    key: int
     size: int
     selector: HookSpec
     encoder: HookSpec | None
     phases: tuple[int, ...]
 
     def buffers(self) -> Iterator[int]:
-        """How often a pass fills the buffer, and what is below."""
         if self.finite:
             yield self.child.items() // self.size
         yield from self.child.buffers()
 
     def encoder_key(self, lane: Lane) -> int:
-        """Key of the encoder's random numbers."""
         return fold(self.key, "encoder", lane.number, lane.pass_number)
 
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
-        """An item, encoded."""
         value = self.child.rebuild(reference, lane)
         if self.encoder is None:
             return value
         return lane.call(self.encoder, self.encoder_key(lane), NumberOf(self.child, reference), value)
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The packer of a lane."""
         if state is None:
             return _Pack(self, lane, self.child.open(lane, None), Making(self, lane, None))
         below, making, rounds, buffer, groups = state
@@ -177,24 +164,11 @@ class PackLanes(MadeOfSeveral):
         return self.child.state_form, self.making_form, Number(), *held
 
 
-class _Pack:
-    __slots__ = (
-        "_buffer",
-        "_child",
-        "_encoder_key",
-        "_groups",
-        "_held",
-        "_lane",
-        "_making",
-        "_node",
-        "_rounds",
-        "_waiting",
-    )
+class _Pack(ItemsOver[PackLanes]):
+    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_making", "_rounds", "_waiting")
 
     def __init__(self, node: PackLanes, lane: Lane, child: Items, making: Making) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._making = making
         self._encoder_key = node.encoder_key(lane)
         self._rounds = 0

@@ -13,7 +13,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.samplers.passes import Limit
 from energon_grain.samplers.weights import exact
 from energon_grain.stream.index_map import EqualPasses, FractionalPasses
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
+from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
@@ -51,14 +51,12 @@ class RepeatDataset(SavableDataset):
         settle(self, self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         if self.repeats is not None or not steps.of_batches:
             return None
         steps.repeat = _for_ever
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, endless=self.repeats is None, outermost=False)
         times = None if self.repeats is None else exact(self.repeats)
         if isinstance(part, LanePart):
@@ -129,13 +127,11 @@ class LimitDataset(SavableDataset):
         settle(self, below)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         steps.limit = self.length if steps.limit is None else min(steps.limit, self.length)
         steps.cut()
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, endless=False, outermost=False)
         mixture = {"limit": self.length, "of": part.mixture}
         if isinstance(part, LanePart) or part.drops:
@@ -189,14 +185,12 @@ class EpochizeDataset(SavableDataset):
         describe(self, dataset, worker_config, dataset=dataset, length=length, num_epochs=num_epochs)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         steps.epochs.append(self._length_over)
         steps.repeat = _for_ever
         steps.cut()
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, endless=True, outermost=False)
         length = self._length_over(part.items())
         mixture = {"epochs": length, "of": part.mixture}
@@ -219,7 +213,6 @@ class RepeatLanes(LaneOperator):
     """A finite child, over and over.
 
     Attributes:
-        child: What is repeated.
         times: Passes of the child that make one pass; None: for ever.
     """
 
@@ -229,15 +222,12 @@ class RepeatLanes(LaneOperator):
 
     @property
     def finite(self) -> bool:
-        """Unless it goes on for ever."""
         return self.times is not None
 
     def items(self) -> int:
-        """Of all passes; endless: of one."""
         return self.child.items() * (self.times or 1)
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The repetition of a lane."""
         first = lane.pass_number * self.times if self.times is not None else 0
         done, child_pass, below = (0, first, None) if state is None else state
         child = self.child.open(lane, below)
@@ -260,13 +250,11 @@ def _repeated_up_to(child: LaneOperator, items: int, lanes: int) -> LaneOperator
     return CutLanes(RepeatLanes(child, items), items * lanes, lanes, goes_on=False)
 
 
-class _Repeat:
-    __slots__ = ("_child", "_done", "_lane", "_node", "_pass")
+class _Repeat(ItemsOver[RepeatLanes]):
+    __slots__ = ("_done", "_pass")
 
     def __init__(self, node: RepeatLanes, lane: Lane, child: Items, done: int, child_pass: int) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._done = done
         self._pass = child_pass
 
@@ -291,18 +279,13 @@ class _Repeat:
     def state(self) -> State:
         return (self._done if self._node.times is not None else 0), self._pass, self._child.state()
 
-    def expect(self, items: float) -> None:
-        self._child.expect(items)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutLanes(LaneOperator):
     """The first items of each pass of a child, counted over all lanes; an endless child goes on where it was cut.
 
     Attributes:
-        child: What is cut.
         length: Items of a pass, of which lane l gets those with numbers l, l + L, l + 2 L, …
-        lanes: L.
         goes_on: Whether a finite child too goes on where it was cut, and begins again when it ends (epochs); otherwise
             it begins its next pass (a limit).
     """
@@ -314,25 +297,20 @@ class CutLanes(LaneOperator):
 
     @property
     def finite(self) -> bool:
-        """It ends."""
         return True
 
     @property
     def looks(self) -> bool:
-        """It counts."""
         return False
 
     def items(self) -> int:
-        """As many as it is cut to."""
         return self.length if self.goes_on else min(self.length, self.child.items())
 
     @property
     def outlives_passes(self) -> bool:
-        """If it goes on where it was cut."""
         return self.goes_on or self.child.outlives_passes
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The cut of a lane."""
         below = self._below(lane)
         made, child_pass, child = (0, below.pass_number, None) if state is None else state
         return _Cut(self, lane, self.child.open(below, child), made, child_pass)
@@ -347,17 +325,14 @@ class CutLanes(LaneOperator):
         return lane.at_pass(0) if self.goes_on else lane
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The child's."""
         return self.child.rebuild(reference, self._below(lane))
 
 
-class _Cut:
-    __slots__ = ("_child", "_count", "_lane", "_made", "_node", "_pass")
+class _Cut(ItemsOver[CutLanes]):
+    __slots__ = ("_count", "_made", "_pass")
 
     def __init__(self, node: CutLanes, lane: Lane, child: Items, made: int, child_pass: int) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._made = made
         self._pass = child_pass
         self._count = max(0, -(-(node.length - lane.number) // node.lanes))

@@ -32,13 +32,11 @@ class SeededDataset(SavableDataset):
             object.__setattr__(self, "lanes", operator.index(self.lanes))
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         steps.seed = self.settings.key
         steps.same_pass = self.same_pass
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, seed=self.settings.key)
         if isinstance(part, IndexPart):
             part.same_pass = part.same_pass or self.same_pass

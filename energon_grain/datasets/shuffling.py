@@ -13,7 +13,7 @@ from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 from energon_grain.samplers.window_shuffle import WindowShuffle
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, State
+from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, State
 from energon_grain.stream.state import Form, Many, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
@@ -43,7 +43,6 @@ class ShuffleBufferDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         part = to.lower(self.dataset, outermost=self.size == 1 and to.outermost)
         if self.size == 1:
             return part
@@ -58,13 +57,7 @@ class ShuffleBufferDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShuffleLanes(LaneOperator):
-    """Each `window` consecutive items of a lane in a random order.
-
-    Attributes:
-        child: What is shuffled.
-        window: Items of a window.
-        key: 64-bit key of the node.
-    """
+    """Each `window` consecutive items of a lane in a random order."""
 
     chooses: ClassVar[bool] = True
     child: LaneOperator
@@ -72,7 +65,6 @@ class ShuffleLanes(LaneOperator):
     key: int
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The shuffle of a lane."""
         if state is None:
             return _Shuffle(self, lane, self.child.open(lane, None), 0, [])
         below, windows, references = state
@@ -86,12 +78,11 @@ class ShuffleLanes(LaneOperator):
         return self.child.state_form, Number(), Many(self.child.reference_form)
 
 
-class _Shuffle:
-    __slots__ = ("_child", "_key", "_node", "_rest", "_windows")
+class _Shuffle(ItemsOver[ShuffleLanes]):
+    __slots__ = ("_key", "_rest", "_windows")
 
     def __init__(self, node: ShuffleLanes, lane: Lane, child: Items, windows: int, rest: list[Item]) -> None:
-        self._node = node
-        self._child = child
+        super().__init__(node, lane, child)
         self._key = fold(node.key, lane.number, lane.pass_number)
         self._windows = windows
         self._rest = deque(rest)

@@ -13,7 +13,7 @@ from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.given_up import GivenUp
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
-from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, NumberOf, Reference, State
+from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
 from energon_grain.stream.state import Form, Many, Marked, Number, Same
 from energon_grain.stream.worker_config import WorkerConfig
 
@@ -62,7 +62,6 @@ class IterMapDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         below = to.below(self.dataset, iterated=True)
         iterate = IterateLanes(
             child=to.operator(below),
@@ -84,9 +83,6 @@ class IterateLanes(LaneOperator):
     A reference is (items of the call before this one, number of the call, state below where it began).
 
     Attributes:
-        child: Gives the inputs.
-        hook: Takes an iterator and returns one.
-        key: 64-bit key of the node.
         inputs: Items that a call sees at most.
         length: From a number of inputs to the number of outputs, as an estimate.
     """
@@ -98,11 +94,9 @@ class IterateLanes(LaneOperator):
     length: Callable[[int], int]
 
     def items(self) -> int:
-        """As the user says."""
         return self.length(self.child.items())
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The function at work in a lane."""
         began, call, made = (None, 0, 0) if state is None else state
         return _Iterate(self, lane, self.child.open(lane, began), call, made)
 
@@ -117,11 +111,9 @@ class IterateLanes(LaneOperator):
         return Number(), Number(), Same(self.key, self.child.state_form)
 
     def number(self, reference: Reference) -> int:
-        """A hash of both numbers."""
         return fold(reference[1], reference[0])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The call run again, up to the item."""
         made, call, began = reference
         running = lane.replays.get((self.key, call))
         if running is None or running[0] > made:
@@ -177,13 +169,11 @@ class _Inputs:
         return item[1]
 
 
-class _Iterate:
-    __slots__ = ("_began", "_call", "_child", "_inputs", "_key", "_lane", "_made", "_node", "_outputs")
+class _Iterate(ItemsOver[IterateLanes]):
+    __slots__ = ("_began", "_call", "_inputs", "_key", "_made", "_outputs")
 
     def __init__(self, node: IterateLanes, lane: Lane, child: Items, call: int, made: int) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._call = call
         self._key = fold(node.key, lane.number, lane.pass_number)
         self._began = child.state()
@@ -263,9 +253,6 @@ class _Iterate:
     def state(self) -> State:
         return self._began, self._call, self._made
 
-    def expect(self, items: float) -> None:
-        self._child.expect(items)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateLanes(LaneOperator):
@@ -276,9 +263,6 @@ class GenerateLanes(LaneOperator):
     (number among them, reference of the item below, batches up to it).
 
     Attributes:
-        child: What it is applied to.
-        hook: A generator function.
-        key: 64-bit key of the node.
         knows_batches: Whether the hook is told which batch it makes an item for: not where a function from stream to
             stream asks for its items, which is run again without this being known.
     """
@@ -289,7 +273,6 @@ class GenerateLanes(LaneOperator):
     knows_batches: bool
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The generator of a lane."""
         if state is None:
             return _Generate(self, lane, self.child.open(lane, None))
         below, running = state
@@ -309,11 +292,9 @@ class GenerateLanes(LaneOperator):
         return Marked(self.child.reference_form, Many((Number(), Number())))
 
     def number(self, reference: Reference) -> int:
-        """A hash of both."""
         return fold(self.child.number(reference[1]), reference[0])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The hook run again, up to the item."""
         made, source, batches = reference
         generator = self.run(lane, self.lane_key(lane), source, self.child.rebuild(source, lane), batches)
         generator.skip(made)
@@ -329,13 +310,11 @@ class GenerateLanes(LaneOperator):
         return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
 
 
-class _Generate:
-    __slots__ = ("_child", "_generator", "_key", "_lane", "_made", "_node", "_source", "_value")
+class _Generate(ItemsOver[GenerateLanes]):
+    __slots__ = ("_generator", "_key", "_made", "_source", "_value")
 
     def __init__(self, node: GenerateLanes, lane: Lane, child: Items) -> None:
-        self._node = node
-        self._lane = lane
-        self._child = child
+        super().__init__(node, lane, child)
         self._key = node.lane_key(lane)
         self._generator: HookGenerator | None = None
         self._source: Reference = None
@@ -390,6 +369,3 @@ class _Generate:
         if self._generator is None:
             return self._child.state(), ()
         return self._child.state(), ((self._made, self._source, self._generator.draw.batches),)
-
-    def expect(self, items: float) -> None:
-        self._child.expect(items)

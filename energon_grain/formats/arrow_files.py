@@ -20,18 +20,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from energon_grain.errors import StaleIndexError
-from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, version_of
+from energon_grain.errors import ConfigError, StaleIndexError
+from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, Version, version_of
 from energon_grain.forms import Form
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.location import join
+from energon_grain.storage.read_whole import read_beginning
 
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _NEXT = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _LARGEST_HEAD_BYTES = 64 << 20
 _STEP_BYTES = 4096
+_SPLITS_JSON = "dataset_dict.json"
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -68,6 +69,14 @@ class ArrowFiles(TableFiles):
         self._heads = [_HEAD.from_msgpack(self._head(file)) for file in range(len(self.names))]
         compressed = any(head.is_compressed for head in self._heads)
         self.is_mapped = isinstance(self.store, LocalFiles) and not compressed
+
+    def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
+        if not self.location.endswith(self.endings) and read_beginning(join(self.location, _SPLITS_JSON), 1):
+            raise ConfigError(
+                f"{self.location}: holds the splits of a `DatasetDict` of Hugging Face, each in a folder of its name; "
+                f"give the one that is meant, as {join(self.location, 'train')}"
+            )
+        return super()._find()
 
     def schema(self, file: int = 0) -> Any:
         """See `TableFiles.schema`."""
@@ -109,11 +118,6 @@ class ArrowFiles(TableFiles):
         if version_of(path) != self._versions[file]:
             raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
         return mapped
-
-    def _read_heads(self, files: Sequence[int]) -> list[bytes]:
-        if isinstance(self.store, RemoteFiles):
-            return shared_client(self.store.settings).map(self._read_head, files)
-        return [self._read_head(file) for file in files]
 
     def _read_head(self, file: int) -> bytes:
         path, size_bytes = self.paths[file], self._versions[file][0]
@@ -160,10 +164,8 @@ class ArrowFiles(TableFiles):
             names: list[str] = self._schema(file, said).names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
-        extents = [
-            [(start, start + size, -(-size // max(1, len(names))))] * len(names) for start, size, _ in said.batches
-        ]
-        return self._recorded(file, head, names, [rows for *_, rows in said.batches], extents)
+        places = [(start, start + size, size) for start, size, _ in said.batches]
+        return self._recorded(file, head, names, [rows for *_, rows in said.batches], places)
 
     def close(self) -> None:
         """See `TableFiles`."""

@@ -110,18 +110,21 @@ class ColumnFolder:
         location: Path or URL of the folder with `columns.json`.
         local: That folder on this machine: the same, or a copy of it.
         mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
+        is_bare: Whether nobody prepared the dataset, so that no columns are added to it.
     """
 
     dataset: str
     location: str
     local: Path
     mirrored: str | None = None
+    is_bare: bool = False
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
         """That of a prepared dataset."""
         return cls(
             dataset=folder.location,
+            is_bare=folder.bare is not None,
             location=folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}"),
             local=columnar_folder(folder.local),
             mirrored=folder.location if folder.is_mirrored else None,
@@ -141,7 +144,7 @@ class ColumnFolder:
     def read(self) -> dict[str, StoredColumn]:
         """The columns that have files, those of other samples too. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
-        mending = f"remove it, and make the columns again; {_made_by(self.dataset)}"
+        mending = f"remove it, and make the columns again; {_made_by(self.dataset, self.is_bare)}"
         try:
             found = _FILE.from_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -217,7 +220,13 @@ class ColumnFolder:
                 old.unlink(missing_ok=True)
 
 
-def _made_by(dataset: str) -> str:
+def _made_by(dataset: str, is_bare: bool) -> str:
+    if is_bare:
+        return (
+            f"nobody prepared these tars, and columns lie beside the index that this makes: after "
+            f"`energon-grain prepare {dataset}`, `energon-grain measure {dataset} --column NAME=module:function` makes "
+            "any"
+        )
     any_of_them = f"`energon-grain measure {dataset} --column NAME=module:function` makes any"
     if dataset.endswith(".jsonl"):
         return any_of_them
@@ -427,7 +436,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             )
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        made_by = _made_by(dataset, self.folder.is_bare).replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
 
 

@@ -2,9 +2,8 @@
 
     number of samples (4) | where each begins, and the end (4 each) | what the columns are (JSON) | samples
 
-A sample is the sizes (4 each) of those of its columns whose size the index leaves open, then its values, column by
-column. Numbers are little-endian. Runs of samples of about a mebibyte are what is read at a time; of a shard that is
-compressed, which can only be unpacked from its beginning, it is the whole.
+A sample is the sizes (4 each) of those of its columns whose size the index leaves open, then its values. Numbers are
+little-endian. Runs of samples of about a mebibyte are read at a time; of a shard that is compressed, the whole.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+import xxhash
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
 from energon_grain.formats.nv_meta import INDEX_JSON
@@ -27,22 +26,19 @@ from energon_grain.storage.location import folder_of, join
 from energon_grain.storage.read_whole import read_whole
 
 _GROUP_BYTES = 1 << 20
-_LARGEST_SHARD_BYTES = 4 << 30  # places in it have 32 bits
-_NUMBERS = {"int": "int64"} | {
-    f"{kind}{bits}": f"{kind}{bits}"
-    for kind, sizes in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)), ("float", (16, 32, 64)))
-    for bits in sizes
-}
+_SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
+_NUMBERS = {"int": "int64"} | {f"{kind}{bits}": f"{kind}{bits}" for kind, sizes in _SIZES.items() for bits in sizes}
 _TEXTS = ("str", "str_int", "str_float", "str_decimal")
-_FILES = {"jpeg": "Image", "jpegarray": "Image", "jpeg_array": "Image", "png": "Image", "json": "Json"}
+_FILES = dict.fromkeys(("jpeg", "jpegarray", "jpeg_array", "png"), "Image") | {"json": "Json", "ndarray": "Npy"}
 """What a schema says of values that are files, see `ColumnKind`. Encodings that are not known stay bytes."""
-_CODECS = {"zstd": "zstd", "gz": "gzip", "br": "brotli"}
 _TYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4", 64: "u8", 65: "i8", 66: "f8"}
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=4 << 30)]  # places in a shard have 32 bits
 
 
 class _File(msgspec.Struct):
-    basename: str
-    bytes: int
+    basename: Annotated[str, msgspec.Meta(pattern="^[^/.][^/]*(/[^/.][^/]*)*$")]
+    bytes: _Size
 
 
 class _Shard(msgspec.Struct):
@@ -50,16 +46,16 @@ class _Shard(msgspec.Struct):
 
     column_names: list[str]
     column_encodings: list[str]
-    column_sizes: list[int | None]
-    samples: int
+    column_sizes: list[_Size | None]
+    samples: _Size
     raw_data: _File
-    format: str = "mds"
-    compression: str | None = None
+    format: Literal["mds"] = "mds"
+    compression: Annotated[str, msgspec.Meta(pattern="^zstd(:|$)")] | None = None
     zip_data: _File | None = None
 
-    @property
-    def file(self) -> _File:
-        return self.raw_data if self.compression is None or self.zip_data is None else self.zip_data
+    def __post_init__(self) -> None:
+        if not len(self.column_names) == len(self.column_encodings) == len(self.column_sizes):
+            raise ValueError("a shard has other numbers of names, encodings and sizes of columns")
 
 
 class _Index(msgspec.Struct):
@@ -81,32 +77,21 @@ class MdsFiles(TableFiles):
     """The shards that an `index.json` names; see `TableFiles`. The path is that file, or its folder."""
 
     kind = "MDS shards"
-    endings = (INDEX_JSON,)
+    endings = (".mds", ".mds.zstd")
     group_word = "run of samples"
     group_option = "without compression, or with a smaller `size_limit`"
 
     def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
-        named = self.location.endswith(INDEX_JSON)
-        root, index = (folder_of(self.location), self.location) if named else (self.location, "")
-        index = index or join(root, INDEX_JSON)
+        root = folder_of(self.location) if self.location.endswith(INDEX_JSON) else self.location
+        index = join(root, INDEX_JSON)
         try:
-            said = _INDEX.from_json(read_whole(index))
+            self._shards = _INDEX.from_json(text := read_whole(index)).shards
         except FileNotFoundError as error:
             raise DatasetNotFoundError(f"{index}: there is no such file, which names the shards of MDS") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise FormatError(f"{index}: {error}; it is damaged, or of no MDS dataset") from error
-        self._shards = said.shards
-        for shard in said.shards:
-            steps = shard.file.basename.split("/")
-            counts = {len(shard.column_names), len(shard.column_encodings), len(shard.column_sizes)}
-            sizes = [shard.samples, shard.raw_data.bytes, *(size for size in shard.column_sizes if size is not None)]
-            if not steps[0] or ".." in steps or len(counts) > 1 or min(sizes) < 0 or max(sizes) > _LARGEST_SHARD_BYTES:
-                raise FormatError(f"{index}: what it says of {shard.file.basename!r} is wrong; it is damaged")
-            if shard.format != "mds":
-                raise FormatError(f"{index}: its shards are {shard.format!r}, and only MDS is read")
-            if (shard.compression or "zstd").partition(":")[0] not in _CODECS:
-                raise FormatError(f"{index}: its shards are compressed by {shard.compression!r}, which is not read")
-        names = [shard.file.basename for shard in said.shards]
+            raise FormatError(f"{index}: {error}; it is damaged, or of no MDS dataset that is read") from error
+        self._named_by = xxhash.xxh3_64_hexdigest(text)
+        names = [(shard.zip_data or shard.raw_data).basename for shard in self._shards]
         if not names or len(set(names)) < len(names):
             raise FormatError(f"{index}: names {'a shard twice' if names else 'no shard'}")
         return root, names, None
@@ -120,20 +105,17 @@ class MdsFiles(TableFiles):
         features: dict[str, Any] = {}
         for name, encoding in zip(shard.column_names, shard.column_encodings, strict=True):
             base = encoding.partition(":")[0]
-            kind = pa.large_string() if base in _TEXTS else pa.large_binary()
-            fields.append((name, pa.from_numpy_dtype(np.dtype(_NUMBERS[base])) if base in _NUMBERS else kind))
-            features[name] = {"_type": "Npy" if base == "ndarray" else _FILES.get(base)}
+            kind = pa.from_numpy_dtype(_NUMBERS[base]) if base in _NUMBERS else pa.large_binary()
+            fields.append((name, pa.large_string() if base in _TEXTS else kind))
+            features[name] = {"_type": _FILES.get(base)}
         return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": features}})})
-
-    def _read_heads(self, files: Sequence[int]) -> list[bytes]:
-        return [self._read_head(file) for file in files]
 
     def _read_head(self, file: int) -> bytes:
         shard, path, size = self._shards[file], self.paths[file], self._versions[file][0]
-        if shard.file.bytes != size:
-            raise FormatError(f"{path}: has {size} bytes, but {INDEX_JSON} says {shard.file.bytes}; {DAMAGED}")
-        if shard.compression is not None:
+        if shard.compression:
             return msgspec.msgpack.encode(_Head(shard, [0], [0, size]))
+        if shard.raw_data.bytes != size:
+            raise FormatError(f"{path}: has {size} bytes, but {INDEX_JSON} says {shard.raw_data.bytes}; {DAMAGED}")
         self.store.expect(path, self._versions[file])  # type: ignore[arg-type]
         with self._decoding(path):
             begins = _begins(self._read(file, 0, min(4 * (shard.samples + 2), size)), shard.samples, size)
@@ -142,15 +124,10 @@ class MdsFiles(TableFiles):
 
     def _record(self, file: int, head: bytes) -> Record:
         said = _HEAD.from_msgpack(head)
-        if said.shard != self._shards[file]:
-            raise FormatError(f"{self.paths[file]}: {INDEX_JSON} says something else of it by now; begin anew")
-        names, size = said.shard.column_names, said.shard.raw_data.bytes
-        extents = [
-            [(start, stop, -(-(stop - start if said.shard.compression is None else size) // max(1, len(names))))]
-            * len(names)
-            for start, stop in pairwise(said.start)
-        ]
-        return self._recorded(file, head, names, np.diff([*said.first, said.shard.samples]).tolist(), extents)
+        shard = said.shard
+        plain = shard.compression and shard.raw_data.bytes
+        places = [(start, stop, plain or stop - start) for start, stop in pairwise(said.start)]
+        return self._recorded(file, head, shard.column_names, np.diff([*said.first, shard.samples]).tolist(), places)
 
     def _table(self, group: int, names: list[str]) -> Any:
         import pyarrow as pa
@@ -160,28 +137,25 @@ class MdsFiles(TableFiles):
         count = int(self.groups.first[group + 1] - self.groups.first[group])
         start, stop, _ = self.groups.extents[group].max(axis=0).tolist()
         data = self._read(file, start, stop)
-        if shard.compression is None:
+        if not shard.compression:
             number = int(self.groups.first[group] - self.groups.first[np.searchsorted(self.groups.file, file)])
             begins = np.frombuffer(self._read(file, 4 + 4 * number, 8 + 4 * (number + count)), "<u4").astype(np.int64)
             begins -= start
         else:
-            codec = _CODECS[shard.compression.partition(":")[0]]
-            data = pa.decompress(data, shard.raw_data.bytes, codec, asbytes=True)
+            data = pa.decompress(data, shard.raw_data.bytes, "zstd", asbytes=True)
             begins = _begins(data[: 4 * (count + 2)], count, len(data))
         bounds = _bounds(data, begins, shard.column_sizes)
         arrays: list[Any] = []
         for name in names:
             place = shard.column_names.index(name)
             encoding, kind = shard.column_encodings[place], schema.field(name).type
-            begin, end = bounds[:, place].tolist(), bounds[:, place + 1].tolist()
-            values = [data[b:e] for b, e in zip(begin, end, strict=True)]
+            values = [data[begin:end] for begin, end in bounds[:, place : place + 2].tolist()]
             base, _, detail = encoding.partition(":")
             if base in _NUMBERS:
                 arrays.append(pa.array(np.frombuffer(b"".join(values), np.dtype(_NUMBERS[base]).newbyteorder("<"))))
-            elif base == "ndarray":
-                arrays.append(pa.array([_npy(value, detail) for value in values], kind))
-            else:
-                arrays.append(pa.array(values, pa.large_binary()).view(kind))
+                continue
+            files = [_npy(value, detail) for value in values] if base == "ndarray" else values
+            arrays.append(pa.array(files, pa.large_binary()).view(kind))
         return pa.table(arrays, names=names)
 
 
@@ -199,15 +173,11 @@ def _begins(data: bytes, count: int, size: int) -> Int64Array:
 def _bounds(data: bytes, begins: Int64Array, sizes: Sequence[int | None]) -> Int64Array:
     """(samples, columns + 1) where each value begins, and the last one ends. Raises ValueError."""
     count, said = len(begins) - 1, 4 * sizes.count(None)
-    lengths = np.empty((count, len(sizes)), np.int64)
     if not (begins[0] >= 0 and (np.diff(begins) >= said).all() and begins[-1] <= len(data)):
         raise ValueError("its samples are not where it says")
-    at = begins[:-1, None] + np.arange(said)
-    told = np.frombuffer(data, np.uint8)[at].copy().view("<u4")
-    open_ = 0
-    for place, size in enumerate(sizes):
-        lengths[:, place] = told[:, open_] if size is None else size
-        open_ += size is None
+    told = np.frombuffer(data, np.uint8)[begins[:-1, None] + np.arange(said)]
+    lengths = np.tile(np.array([size or 0 for size in sizes], np.int64), (count, 1))
+    lengths[:, [size is None for size in sizes]] = told.reshape(count, said).copy().view("<u4")
     bounds = np.cumsum(np.concatenate([begins[:-1, None] + said, lengths], axis=1), axis=1)
     if (bounds[:, -1] != begins[1:]).any():
         raise ValueError("the values of a sample are not as long as the sample")
@@ -224,18 +194,9 @@ def _npy(value: bytes, detail: str) -> bytes:
             shape = tuple(map(int, written.split(",")))
         else:
             axes, step = value[0] >> 2, 1 << (value[0] & 3)
-            shape = tuple(np.frombuffer(value[1 : 1 + axes * step], f"<u{step}").tolist())
+            shape = tuple(np.frombuffer(value, f"<u{step}", axes, 1).tolist())
             value = value[1 + axes * step :]
-            if len(shape) != axes:
-                raise ValueError("an array ends within its shape")
-        return _npy_head(dtype, shape) + value
+        np.save(file := io.BytesIO(), np.frombuffer(value, np.dtype(dtype).newbyteorder("<")).reshape(shape))
+        return file.getvalue()
     except (IndexError, KeyError, TypeError) as error:
         raise ValueError(f"an array that is none: {error!r}") from error
-
-
-@lru_cache(1024)
-def _npy_head(dtype: str, shape: tuple[int, ...]) -> bytes:
-    file = io.BytesIO()
-    described = np.lib.format.dtype_to_descr(np.dtype(dtype).newbyteorder("<"))
-    np.lib.format.write_array_header_1_0(file, {"descr": described, "fortran_order": False, "shape": shape})
-    return file.getvalue()

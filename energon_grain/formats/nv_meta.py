@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import uuid
+from collections.abc import Collection
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def not_prepared(location: str) -> str:
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
         records = any(name.endswith(RECORD_SUFFIX) for name in names or ())
-        found = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(location, records=records)}`"
+        lines = _lines_in(location, [name for name in names or () if "/" not in name])
+        found = lines or _NOT_PREPARED.format(preparing(location, records=records))
     return f"{location}: {found}"
 
 
@@ -76,6 +78,7 @@ RECORD_SUFFIX = ".array_record"
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{}}`"
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
@@ -135,6 +138,7 @@ _ENDINGS = {
     DatasetKind.ARROW: (".arrow", ".feather"),
     DatasetKind.TOKENS: (".bin", ".idx"),
 }
+_SHARD_ENDINGS = (".mds", ".mds.zstd")
 _FOLDERS = (DatasetKind.PARQUET, DatasetKind.ARROW)
 """Those that may be all such files in a folder."""
 
@@ -155,9 +159,10 @@ def kinds_of_files(location: str) -> list[DatasetKind]:
     if not is_url(location) and isfile(f"{location}.idx") and isfile(f"{location}.bin"):
         return [DatasetKind.TOKENS]
     endings = {ending: kind for kind in _FOLDERS for ending in _ENDINGS[kind]}
-    found = {os.path.splitext(name)[1] for name in names_at(location, (*endings, ".mds", ".zstd", INDEX_JSON))}
+    names = set(names_at(location, (*endings, *_SHARD_ENDINGS, INDEX_JSON)))
+    found = {os.path.splitext(name)[1] for name in names}
     kinds = list(dict.fromkeys(kind for ending, kind in endings.items() if ending in found))
-    if found & {".mds", ".zstd"} and ".json" in found:
+    if INDEX_JSON in names and any(name.endswith(_SHARD_ENDINGS) for name in names):
         kinds.append(DatasetKind.MDS)
     return kinds
 
@@ -283,7 +288,20 @@ def not_prepared_here(root: Path) -> str:
         return f"{root}: {IS_ARRAY}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
-    return f"{root}: not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root)}`"
+    names = os.listdir(root) if root.is_dir() else []
+    return f"{root}: {_lines_in(str(root), names) or _NOT_PREPARED.format(preparing(root))}"
+
+
+def _lines_in(folder: str, names: Collection[str]) -> str | None:
+    """What a folder is that has JSONL files and no shards; None: it is something else."""
+    lines = sorted(name for name in names if name.endswith(".jsonl"))
+    if not lines or any(name.endswith((".tar", RECORD_SUFFIX)) for name in names):
+        return None
+    one = f"{folder.rstrip('/')}/{lines[0]}"
+    return (
+        f"holds JSONL files, each of which is a dataset, read as it is: give one, as {one}, or a metadataset that "
+        "names them, in a `concat` or a `blend`"
+    )
 
 
 def compressed_lines(location: str) -> str | None:

@@ -221,6 +221,8 @@ class TableFiles(ABC):
     group_option: ClassVar[str]
     reads_whole_groups: ClassVar[bool] = True
     is_mapped = False
+    _named_by = ""
+    """Digest of what names the files, where that says something of them, too."""
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
         with needed_for(f"reading {self.kind}"):
@@ -257,9 +259,15 @@ class TableFiles(ABC):
     def schema(self, file: int = 0) -> Any:
         """The `pyarrow.Schema` of a file. Raises FormatError where it is not understood."""
 
-    @abstractmethod
     def _read_heads(self, files: Sequence[int]) -> list[bytes]:
-        """The heads of files. Raises FormatError, ReadError."""
+        """The heads of files. Raises as `_read_head`."""
+        if isinstance(self.store, RemoteFiles):
+            return shared_client(self.store.settings).map(self._read_head, files)
+        return [self._read_head(file) for file in files]
+
+    def _read_head(self, file: int) -> bytes:
+        """The head of a file. Raises FormatError, ReadError."""
+        raise NotImplementedError
 
     @abstractmethod
     def _record(self, file: int, head: bytes) -> Record:
@@ -330,7 +338,20 @@ class TableFiles(ABC):
         return self.store.read_spans([self.paths[file]], one, one + start, one + stop)[0]
 
     def _recorded(self, file: int, head: bytes, columns: list[str], rows: Sequence[int], extents: Any) -> Record:
-        """A record of a file; `extents` as it has them."""
+        """A record of a file.
+
+        Args:
+            file: Its number.
+            head: Its head.
+            columns: Names of its columns.
+            rows: Of each group.
+            extents: As the record has them; of groups that are read whole, (groups, 3) of all columns together.
+        """
+        width = 1 if self.reads_whole_groups else len(columns)
+        extents = np.asarray(extents, "<i8").reshape(len(rows), width, 3)
+        if self.reads_whole_groups:
+            share = -(-extents[..., 2:] // max(1, len(columns)))
+            extents = np.repeat(np.concatenate([extents[..., :2], share], axis=2), len(columns), axis=1)
         if min(rows, default=0) < 0 or sum(rows) >= MOST_ROWS:
             raise FormatError(f"{self.paths[file]}: says that it has {sum(rows)} rows; {DAMAGED}")
         return Record(
@@ -341,7 +362,7 @@ class TableFiles(ABC):
             head_sum=xxhash.xxh3_64_intdigest(head),
             columns=columns,
             rows=np.array(rows, "<i8").tobytes(),
-            extents=np.asarray(extents, "<i8").tobytes(),
+            extents=extents.tobytes(),
         )
 
     def _bytes_of(self, file: int, start: Int64Array, size: Int64Array) -> dict[int, bytes]:
@@ -371,7 +392,9 @@ class TableFiles(ABC):
     # What is known of heads.
 
     def _index_path(self, root: str) -> Path:
-        identity = hashlib.blake2b("\0".join([root, *self.names]).encode("utf-8", "surrogateescape"), digest_size=16)
+        identity = hashlib.blake2b(
+            "\0".join([root, *self.names, self._named_by]).encode("utf-8", "surrogateescape"), digest_size=16
+        )
         name = f"{identity.hexdigest()}.footers"
         if self._cache_dir is None and is_url(root):
             return mirror_of(root).folder / "parquet" / name

@@ -250,7 +250,7 @@ def _small(image: Image.Image, longest: int) -> Image.Image:
 def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Numbers of any range, from black to white; those within 0 and 1 as they are."""
     low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
-    if pixels.dtype.kind == "f" and 0 <= low and high <= 1:
+    if pixels.dtype.kind == "f" and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     scaled = (pixels.astype(np.float64) - low) * (255 / (high - low if high > low else 1))
     return np.nan_to_num(scaled).astype(np.uint8)

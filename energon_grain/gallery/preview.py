@@ -99,7 +99,7 @@ def preview(
             each; of a step, its first ones.
         step: Show the samples of this global batch of a run, as `loader.which` knows them.
         state: With `step`: a saved state of the run, to begin at where the steps before must be made again.
-        encoded: With `step`: also make the step, all hosts of it, and show beside each sample what hooks made of it: its
+        encoded: With `step`: make the step too, on all hosts, and show beside each sample what hooks made of it: its
             row of the batch; and with the first one what of the batch has no rows.
         media_bytes: A file is in the page up to this size; of larger ones a small picture, an outline or some frames.
         **arguments: Of a path, those of `get_train_dataset`. Without `step`, all have defaults.

@@ -16,7 +16,7 @@ from energon_grain.loader.jax_processes import JaxProcesses, gather_over_jax, is
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, with_agreement
-from energon_grain.stream.stage import approximate_bytes
+from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig

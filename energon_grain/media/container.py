@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import operator
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ _SLACK_S = Fraction(1, 4)
 _REORDERED_FRAMES = 16
 """A frame may be shown so many places after it is stored, and a decoder with threads asks for some more before."""
 _FAR = 1 << 62
+_CLOCK = re.compile(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)")
 
 
 def require_av() -> Any:
@@ -295,22 +298,14 @@ class Track:
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
             over, announced = last, self.index[-1].timestamp
         elif self.format in ("avi", "flac", "matroska"):
-            announced = self.first + self.stream.duration if self.stream.duration is not None else self._tagged_end()
+            # The tag has the end, but for what is cut off the last packet.
+            tagged = tagged_end_s(self.stream) if self.format == "matroska" else None
+            announced = None if tagged is None else tagged / self.tick
+            announced = announced if self.stream.duration is None else self.first + self.stream.duration
             announced = None if announced is None else announced - _SLACK_S / self.tick
         if over is not None and announced is not None and over < announced:
             end_s, announced_s = float(over * self.tick), float(announced * self.tick)
             raise DecodingError(f"the file is cut short: it ends at {end_s:.3f} s, of {announced_s:.3f} s at least")
-
-    def _tagged_end(self) -> Fraction | None:
-        """When it is over by a tag of Matroska, in ticks, but for what is cut off the last packet."""
-        tags = {name.upper(): value for name, value in self.stream.metadata.items()}
-        if self.format != "matroska" or "DURATION" not in tags:
-            return None
-        try:
-            hours, minutes, seconds = tags["DURATION"].split(":")
-            return (int(hours) * 3600 + int(minutes) * 60 + Fraction(seconds)) / self.tick
-        except ValueError:
-            return None
 
     @cached_property
     def stated_times(self) -> list[int] | None:
@@ -319,6 +314,13 @@ class Track:
         if self.format in _FORMATS_WITH_INDEX and 0 < self.stream.frames <= 2 * len(self.index):
             return [entry.timestamp for entry in self.index if not entry.is_discard]
         return None
+
+
+def tagged_end_s(stream: Any) -> Fraction | None:
+    """When a stream is over, in seconds: as the tag says that Matroska has for it, in whatever case."""
+    clocks = (_CLOCK.match(value) for name, value in stream.metadata.items() if name.upper() == "DURATION")
+    clock = next(clocks, None)
+    return None if clock is None else sum(map(operator.mul, map(Fraction, clock.groups()), (3600, 60, 1)), Fraction(0))
 
 
 def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:

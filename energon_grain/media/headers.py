@@ -348,18 +348,18 @@ def _of_streams(container: Any) -> AVMetadata:
 
 _COVER = 1024
 """libav's AV_DISPOSITION_ATTACHED_PIC: the picture on a record's sleeve is no video."""
-_CLOCK = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 
 def _seconds(container: Any, stream: Any) -> float | None:
     """How long a stream is: as it says itself, as Matroska's tag says, or as its container."""
+    from energon_grain.media.container import tagged_end_s
+
     base = stream.time_base
     if stream.duration is not None and base is not None:
         return max(0.0, float(stream.duration * base))
-    if clock := _CLOCK.match(stream.metadata.get("DURATION", "")):
-        hours, minutes, seconds = map(float, clock.groups())
-        began = float(stream.start_time * base) if stream.start_time is not None and base is not None else 0.0
-        return max(0.0, 3600 * hours + 60 * minutes + seconds - began)
+    if (end := tagged_end_s(stream)) is not None:
+        began = stream.start_time * base if stream.start_time is not None and base is not None else 0
+        return max(0.0, float(end - began))
     return None if container.duration is None else max(0.0, container.duration / 1e6)
 
 

@@ -348,7 +348,24 @@ _NONMATCH, _BY = ["error", "skip", "none"], ["row", "key"]
 class JoinDatasetReference(_Tagged, frozen=True, kw_only=True):
     """A dataset that takes part in a join."""
 
-    path: Annotated[PathText, _doc("A prepared dataset folder, relative to this file.")]
+    path: Annotated[
+        PathText,
+        _doc(
+            "A dataset folder, prepared or of tars, or files of another kind that is read as it is, from this file on."
+        ),
+    ]
+    by: Annotated[
+        Any,
+        _doc(
+            "How samples of files without preparation are found: by their keys, or by the number of the sample in the "
+            "first dataset.",
+            enum=_BY,
+        ),
+    ] = "key"
+    keys: Annotated[
+        Text | None,
+        _doc("The column that holds the keys, in Parquet, Arrow and MDS. Default: the keys that the samples have."),
+    ] = None
     nonmatch: Annotated[
         Any,
         _doc(
@@ -597,6 +614,8 @@ def _member(value: Any, place: Place) -> JoinDatasetReference | JoinArrayReferen
         for name, reason in meaningless_keys(mapping):
             raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
         dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
+        if _choose(dataset, "by", _BY).by == "row" and dataset.keys is not None:
+            raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
         return _choose(dataset, "nonmatch", _NONMATCH)
     array = _choose(JOINED_ARRAY.read(mapping, place), "nonmatch", _NONMATCH)
     if array.by is not None:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.datasets.aux_stores import AuxReference, may_be_auxiliary
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.datasets.leaf import LeafDataset
@@ -34,6 +34,7 @@ from energon_grain.metadataset.forms import (
     Node,
     read_node,
 )
+from energon_grain.prepare.join_members import Keys
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.location import METADATASET_ENDINGS, absolute, folder_of, is_file_of, is_url
@@ -217,7 +218,10 @@ class Resolver:
                 leaf = self._array(member, argument, inner)
             else:
                 leaf = self._joined(member, node, inner)
-            members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument))
+            found = (
+                None if isinstance(member, JoinArrayReference) else Keys(by_row=member.by == "row", column=member.keys)
+            )
+            members.append(JoinMember(leaf=leaf, nonmatch=member.nonmatch, argument=argument, keys=found))
         assert isinstance(members[0].leaf, LeafDataset)
         return JoinedLeafDataset(
             worker_config=members[0].leaf.worker_config,
@@ -234,9 +238,10 @@ class Resolver:
         place = member.at.at("path")
         path = _absolute(member.path, outer.folder, place)
         kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
-        if kind in (DatasetKind.METADATASET, DatasetKind.JSONL, DatasetKind.ARRAY):
-            found = "write `array:` for an array" if kind is DatasetKind.ARRAY else f"not a {kind.value} file"
-            raise wrong(place, f"{path}: only prepared WebDataset folders can be joined by `path`; {found}")
+        if kind is DatasetKind.METADATASET:
+            raise wrong(place, f"{path}: is a metadataset; join the datasets in it, and mix the joins")
+        if kind is DatasetKind.ARRAY:
+            raise wrong(place, f"{path}: is an array, which is joined by `array:` in place of `path:`")
         inner = replace(
             outer, split_part=member.split_part or outer.split_part, subflavors={**member.tags, **outer.subflavors}
         )
@@ -278,7 +283,7 @@ class Resolver:
         if self._require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and not _kind_at(path, place).has_shards:
+            if aux.kind == "webdataset" and not may_be_auxiliary(_kind_at(path, place)):
                 may_be_plain = is_url(path) or os.path.isdir(path)
                 plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
                 raise DatasetNotFoundError(f"{place}: {not_prepared(path)}{plain}")

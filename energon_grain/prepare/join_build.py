@@ -42,7 +42,7 @@ from energon_grain.formats.join_index import (
 )
 from energon_grain.formats.key_order import hash_keys
 from energon_grain.formats.nv_meta import read_uuid
-from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember
+from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember, Primary
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -54,13 +54,15 @@ _BLOCK_ROWS = 1 << 18
 _LISTED = 5
 
 
-def primary_of(members: Sequence[JoinMember]) -> JoinedDataset:
+def primary_of(members: Sequence[JoinMember]) -> Primary:
     """The first of a join. Raises ConfigError."""
     if not members:
         raise ConfigError("a join needs at least one dataset")
     primary = members[0]
-    if isinstance(primary, JoinedArray):
+    if not isinstance(primary, Primary):
         raise ConfigError(f"{primary.label}: an array cannot be the primary of a join; put a dataset before it")
+    if primary.by_row:
+        raise ConfigError(f"{primary.label}: is the primary of the join, whose rows it counts; leave `by: row` out")
     if primary.nonmatch != "error":
         raise ConfigError(
             f"{primary.label}: is the primary of the join, whose keys are looked up in the others; "
@@ -309,7 +311,7 @@ def _refuse_repeated(member: JoinMember, count: int, pairs: Sequence[Sequence[in
         )
 
 
-def keys_agree(primary: JoinedDataset, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:
+def keys_agree(primary: Primary, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:
     """Say whether samples of two datasets have the same keys, pair by pair; -1 in `others` agrees with any."""
     hit = np.flatnonzero(others >= 0)
     samples, others = samples[hit], others[hit]

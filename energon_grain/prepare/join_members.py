@@ -6,13 +6,15 @@ rank says where a row stands in the join.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArraySource
+from energon_grain.sources.tables import TableSource
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.read_whole import read_whole
 
@@ -37,6 +40,7 @@ Nonmatch = Literal["error", "skip", "none"]
 Identity: TypeAlias = tuple[str, str, Sequence[str], Sequence[str], str]
 """What the name of a join is made of: see `formats.join_index.join_name`."""
 _TEXT_BYTES = 16 << 20
+_KEYS_AT_ONCE = 1 << 16
 
 
 class JoinedDataset:
@@ -215,7 +219,7 @@ class JoinedArray:
     ) -> None:
         self.nonmatch, self.by_row = nonmatch, keys is None
         self.written = os.fspath(path) if written is None else written
-        self._source = ArraySource(path)
+        self._source: Any = ArraySource(path)
         self._content_id = self._source.content_id
         self.label, self.key_label = f"{path} ({len(self)} rows)", ""
         self.total = 0 if keys is None else len(self)
@@ -280,7 +284,64 @@ class JoinedArray:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keys:
+    """How samples of files that are read as they are are found.
+
+    Attributes:
+        by_row: By the number of the sample in the whole primary; else by key.
+        column: That holds the keys; None: the keys that the samples have.
+    """
+
+    by_row: bool = False
+    column: str | None = None
+
+
+class JoinedFiles(JoinedArray):
+    """The samples of files that are read as they are: Parquet, Arrow, MDS, JSONL, tokens. Any of them may be a primary.
+
+    Args:
+        source: All of them.
+        keys: How they are found.
+        nonmatch: See `Nonmatch`.
+        written: The path as it is shown and compared; default: the path.
+
+    Raises:
+        ConfigError: A column of keys is asked for where there are no columns.
+    """
+
+    def __init__(self, source: Any, keys: Keys, *, nonmatch: Nonmatch = "error", written: str | None = None) -> None:
+        self.nonmatch, self.by_row = nonmatch, keys.by_row
+        self.written = source.path if written is None else written
+        self._source, self._column = source, keys.column
+        if keys.column is not None and not isinstance(source, TableSource):
+            raise ConfigError(f"{source.path}: has no column {keys.column!r}: its keys are numbers; leave `keys` out")
+        self._content_id = f"{source.content_id}-{keys.column or ''}"
+        self.label = self.key_label = f"{source.path} ({len(self)} samples)"
+        self.total = 0 if keys.by_row else len(self)
+
+    def read_keys(self, scratch: Path) -> None:
+        """Read the keys into files of a temporary folder. Raises as reading does, and where one is missing."""
+        source = self._source
+        if isinstance(source, TableSource):
+            blocks = source.key_blocks(self._column)
+        else:
+            begins = range(0, len(source), _KEYS_AT_ONCE)
+            blocks = (map(str, range(begin, min(begin + _KEYS_AT_ONCE, len(source)))) for begin in begins)
+        self.columns = _key_columns(map(_encoded, blocks), scratch)
+        self.words = KeyWords(*self.columns)
+
+    def ranks_of(self, samples: Int64Array) -> Int64Array:
+        """Rank of each sample, where it is the primary: its number."""
+        return samples
+
+    def where(self, row: int) -> str:
+        """Where a sample lies."""
+        return self._source.place_of(row)
+
+
 JoinMember: TypeAlias = JoinedDataset | JoinedArray
+Primary: TypeAlias = JoinedDataset | JoinedFiles
 
 
 def read_key_lines(
@@ -290,9 +351,10 @@ def read_key_lines(
 
     Gives (n + 1,) where each line begins, and all of them one after the other, mapped from `scratch`.
     """
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    starts, text = ColumnWriter(folder / "start", np.int64), ColumnWriter(folder / "text", np.uint8)
-    starts.append(np.zeros(1, np.int64))
+    return _key_columns(_lines(path, block_bytes), scratch)
+
+
+def _lines(path: Path, block_bytes: int) -> Iterator[tuple[Int64Array, npt.NDArray[np.uint8]]]:
     ended = True
     with open(path, "rb") as file:
         while block := file.read(block_bytes) or (b"" if ended else b"\n"):
@@ -300,10 +362,26 @@ def read_key_lines(
                 block += file.read(1) or b"\n"
             ended = block.endswith(b"\n")
             found = np.frombuffer(block.replace(b"\r\n", b"\n"), np.uint8)
-            starts.append(text.rows + np.cumsum(found != ord("\n"))[found == ord("\n")])
-            text.append(found[found != ord("\n")])
-    starts.close()
-    text.close()
+            yield np.cumsum(found != ord("\n"))[found == ord("\n")], found[found != ord("\n")]
+
+
+def _encoded(keys: Iterable[str]) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+    """(n,) where each of some keys ends, and all of them one after the other."""
+    encoded = [key.encode("utf-8", "surrogateescape") for key in keys]
+    return np.cumsum([*map(len, encoded)], dtype=np.int64), np.frombuffer(b"".join(encoded), np.uint8)
+
+
+def _key_columns(
+    blocks: Iterable[tuple[Int64Array, npt.NDArray[np.uint8]]], scratch: Path
+) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+    """(n + 1,) where each key begins, and all of them, mapped; from blocks of where keys end, and text."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    starts, text = ColumnWriter(folder / "start", np.int64), ColumnWriter(folder / "text", np.uint8)
+    with contextlib.closing(starts), contextlib.closing(text):
+        starts.append(np.zeros(1, np.int64))
+        for ends, block in blocks:
+            starts.append(text.rows + ends)
+            text.append(block)
     return (
         read_column(folder / "start", np.int64, starts.rows, block_sums=starts.block_sums),
         read_column(folder / "text", np.uint8, text.rows, block_sums=text.block_sums),

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import shutil
+import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -55,10 +56,10 @@ from energon_grain.formats.seek_table import SEEK_TABLE
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config, write_split_config
 from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
 from energon_grain.formats.tar.index import tar_index_path
+from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
-from energon_grain.prepare.duplicate_keys import finish_prefixes, prefix_members
 from energon_grain.prepare.listing import (
     TAR_SUFFIX,
     check_shards,
@@ -88,6 +89,7 @@ from energon_grain.prepare.writing import (
     take_over,
 )
 from energon_grain.storage.atomic import (
+    atomic_write,
     atomic_write_bytes,
     atomic_write_text,
     naming_when_full,
@@ -101,6 +103,8 @@ from energon_grain.storage.settings import storage_settings
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
+_PREFIXING = f"{PREPARE_FOLDER}/prefixing"
+_PREFIXING_THREADS = 8  # most of them wait for the disk
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
 
@@ -315,7 +319,7 @@ def prepare_dataset(
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         atomic_write_text(root / REQUEST, request)
         if fix_duplicates:
-            finish_prefixes(root, names)
+            _finish_prefixes(root, names)
         # What is indexed already is known by its index, and what was written here by who wrote it.
         known = open_columnar(dataset) if append else None
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
@@ -353,7 +357,7 @@ def prepare_dataset(
         except DuplicateKeyError:
             if not fix_duplicates:
                 raise
-            prefix_members(root, scanned)
+            _prefix_members(root, scanned)
             scanned = scan()
             put, remove, generation = stage(scanned)
         if records is not None and old_info is None:
@@ -560,6 +564,58 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
+
+
+def _finish_prefixes(root: Path, shards: Sequence[str]) -> None:
+    """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
+    if (root / _PREFIXING).exists():
+        for folder in {(root / shard).parent for shard in shards}:
+            remove_temporaries(folder, ".*.tar.*.tmp")
+        _prefix(root, shards)
+
+
+def _prefix_members(root: Path, scanned: ScannedDataset) -> None:
+    """Put the path of its tar before each member's name, in all of them. To be called while the dataset is locked.
+
+    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, so that its key is `parts/3.tar/b/7`; members
+    that are no parts of samples keep their names. Energon changes headers in place, which a kill in the middle of a
+    sample tears apart, and which names that become too long for their header rule out. Here each tar is written anew
+    beside the old one and renamed, so that it has all of its old names or all of its new ones, and readers that have it
+    open go on with the old one.
+
+    The mark `.nv-meta/.prepare/prefixing` is there from before the first rename until the dataset is prepared: where a
+    run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
+    the same.
+
+    Raises DuplicateKeyError, with nothing changed, where one tar has a key twice, which that would not mend.
+    """
+    for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
+        if len(set(scan.keys())) < len(scan):
+            raise DuplicateKeyError(
+                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
+                f"name of the tar would not distinguish its samples. Rename them; no tar was changed."
+            )
+    (root / _PREFIXING).touch()
+    _prefix(root, [shard.name for shard in scanned.shards])
+
+
+def _prefix(root: Path, shards: Sequence[str]) -> None:
+    with ThreadPoolExecutor(_PREFIXING_THREADS, thread_name_prefix="prepare") as pool:
+        list(pool.map(lambda shard: _prefix_one(root / shard, f"{shard}/"), shards))
+
+
+def _prefix_one(path: Path, prefix: str) -> None:
+    with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
+        members = old.getmembers()
+        parts = [member for member in members if member.isreg() and split_member_name(member.name)]
+        if all(member.name.startswith(prefix) for member in parts):
+            return  # done by a run that was killed
+        for member in parts:
+            member.name = prefix + member.name
+        with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:
+            for member in members:
+                data.seek(member.offset_data)
+                new.addfile(member, data if member.isreg() else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import BinaryIO, cast
 
 from energon_grain.errors import RefusedError
 from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.media.seek_index import missing_index
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -35,12 +36,18 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
 
     Raises:
         DatasetNotFoundError: It is not prepared.
-        RefusedError: It lies in an object store: index it where it is prepared.
+        RefusedError: It lies in an object store: index it where it is prepared. Or it is of ArrayRecord files, whose
+            records are read whole.
         ReadError: A tar cannot be read.
     """
     folder = open_folder(path)
     if folder.is_remote:
         raise RefusedError(f"{folder.location}: lies in an object store; index its videos before they are uploaded")
+    if dataset_kind(folder.local) is DatasetKind.ARRAY_RECORD:
+        raise RefusedError(
+            f"{folder.location}: records of ArrayRecord files are read whole, so an index of their videos is of no "
+            f"use; clips of long videos want tars"
+        )
     source = WebDatasetSource(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
     shards = {name: number for number, name in enumerate(source.all_shards)}
 

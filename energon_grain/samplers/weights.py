@@ -77,12 +77,12 @@ def integer_weights(weights: Sequence[Weight], *, allow_zero: bool = False) -> t
     return integers
 
 
-def period(rates: Sequence[Fraction]) -> int:
+def period(rates: Sequence[int | Fraction]) -> int:
     """After so many epochs of these rates their lengths (see `epoch_lengths`) are the same again."""
     return math.lcm(*(rate.denominator for rate in rates))
 
 
-def epoch_lengths(rates: Sequence[Fraction], first: int, count: int) -> npt.NDArray[np.int64]:
+def epoch_lengths(rates: Sequence[int | Fraction], first: int, count: int) -> npt.NDArray[np.int64]:
     """(count,) the sum over rates of floor((e + 1) * rate) - floor(e * rate), for the epochs e from `first` on."""
     lengths = np.full(count, sum(math.floor(rate) for rate in rates), np.int64)
     for rate in rates:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (
+    Cut,
     PartValue,
     RawBatch,
     SampleLocation,
@@ -34,6 +35,7 @@ from energon_grain.storage.location import name_of
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
+MemberSource: TypeAlias = PreparedSource | Cut | ArraySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +110,7 @@ class JoinedSource(Selected):
     def __init__(
         self,
         index: JoinIndex,
-        members: Sequence[PreparedSource | ArraySource],
+        members: Sequence[MemberSource],
         *,
         names: Sequence[str | None] | None = None,
         start: int = 0,
@@ -160,12 +162,12 @@ class JoinedSource(Selected):
         return f"{self._index.content_id[:16]}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
     @property
-    def members(self) -> tuple[PreparedSource | ArraySource, ...]:
+    def members(self) -> tuple[MemberSource, ...]:
         """The datasets and arrays, the primary first."""
         return self._members
 
     @property
-    def primary(self) -> PreparedSource:
+    def primary(self) -> PreparedSource | Cut:
         """The first dataset."""
         primary = self._members[0]
         assert not isinstance(primary, ArraySource)

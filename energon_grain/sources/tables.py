@@ -13,11 +13,12 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
+from energon_grain.samples.source_info import SourceInfo
+from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote_files import RemoteFiles
@@ -418,9 +421,32 @@ class TableSource(Cut):
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
 
     def _take_keys(self, number: int, decoded: _Group, within: list[int], places: list[int], keys: list[str]) -> None:
-        for place, value in zip(places, self._values(KEY_COLUMN, number, decoded, within), strict=True):
+        for place, value in zip(places, self._values(self._key or "", number, decoded, within), strict=True):
             if value is not None:  # else it keeps its usual one
-                keys[place] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+                keys[place] = _key_of(value)
+
+    def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
+        """The keys of all rows, some at a time; those of a column, where one is named. Raises as `read` too.
+
+        Raises:
+            KeyNotFoundError: There is no such column.
+            FormatError: A row has nothing in it.
+        """
+        name = column or self._key
+        if column is not None and column not in self._kinds:
+            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+        for number in np.flatnonzero(np.diff(self._first)).tolist():
+            rows = np.arange(self._first[number], self._first[number + 1])
+            file = int(self.files.groups.file[number])
+            keys = self._usual_keys(rows, [file] * len(rows))
+            if name is not None:
+                found = self._values(name, number, _Group(self.files.read(number, (name,)), 0), list(range(len(rows))))
+                lacking = [place for place, value in enumerate(found) if value is None]
+                if column is not None and lacking:
+                    row = int(rows[lacking[0]] - self._file_first[file])
+                    raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
+                keys = [key if value is None else _key_of(value) for key, value in zip(keys, found, strict=True)]
+            yield keys
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the mean of its row group, uncompressed."""
@@ -527,6 +553,116 @@ class TableSource(Cut):
         """Close the files, and let go of what is decoded; reading again opens them anew."""
         decoded_groups().forget(self._owner)
         self.files.close()
+
+
+class TableFileStore(FileStore[Any]):
+    """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
+
+    All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
+    which stays as with `TableSource`. Where keys are in a column `__key__`, the first one asked for takes all of
+    them into memory: about 200 bytes a row.
+
+    Args:
+        files: The files.
+    """
+
+    def __init__(self, files: TableFiles) -> None:
+        self._whole = TableSource(files)
+        self._sources: dict[str, TableSource] = {}
+        self._finding = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableFileStore, (self._whole.files,)
+
+    def __repr__(self) -> str:
+        return f"TableFileStore({self.get_path()!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableFileStore) and self._whole.content_id == other._whole.content_id
+
+    def __hash__(self) -> int:
+        return hash(self._whole.content_id)
+
+    @property
+    def endings(self) -> dict[str, str]:
+        """See `TableSource.endings`."""
+        return self._whole.endings
+
+    def get_path(self) -> str:
+        """The files, as they were given."""
+        return self._whole.path
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is such a row, with something in that column."""
+        try:
+            return isinstance(key, str) and bool(self.read((key,)))
+        except KeyNotFoundError:
+            return False
+
+    def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
+        """Read parts in the order asked for; those of one column are read together. See `FileStore.read`."""
+        places: dict[str, list[int]] = {}
+        split = [part_of_key(key) for key in keys]
+        for place, (_, part) in enumerate(split):
+            places.setdefault(part, []).append(place)
+        values: list[Any] = [None] * len(keys)
+        shards = [""] * len(keys)
+        for part, at in places.items():
+            rows = [self._row(split[place][0]) for place in at]
+            if None in rows or not (source := self._source_of(part)):
+                raise self._missing(keys[at[rows.index(None)] if None in rows else at[0]])
+            batch = source.read(np.array(rows, np.int64))
+            found = batch.columns.get(part) or [None] * len(at)
+            for place, shard, value in zip(at, batch.shards, found, strict=True):
+                if value is None:
+                    raise self._missing(keys[place])
+                shards[place], values[place] = shard, value
+        return with_sources(self.get_path(), keys, shards, values)
+
+    def _missing(self, key: str) -> KeyNotFoundError:
+        source = self._whole
+        usual = f"{source._stems[0]}/0" if source._key is None else f"what column {source._key} says"
+        return KeyNotFoundError(
+            f"{source.path}: there is no {key!r}; a key is {usual}, a dot, and a column that has something there: "
+            f"{', '.join(source.part_names)}"
+        )
+
+    def _source_of(self, part: str) -> TableSource | None:
+        column = part if part in self._whole.part_names else part.rpartition(".")[0]
+        if column not in self._sources and column in self._whole.part_names:
+            self._sources[column] = TableSource(self._whole.files, parts={column})
+        return self._sources.get(column)
+
+    def _row(self, key: str) -> int | None:
+        """The number of a row; None: there is none of that key."""
+        source = self._whole
+        if source._key is not None:
+            with self._finding:
+                return self._rows_by_key.get(key)
+        stem, _, number = key.rpartition("/")
+        if stem not in source._stems or not (number.isascii() and number.isdecimal()) or str(int(number)) != number:
+            return None
+        file = source._stems.index(stem)
+        count = source.shard_counts[source.files.names[file]]
+        return int(source._file_first[file]) + int(number) if int(number) < count else None
+
+    @cached_property
+    def _rows_by_key(self) -> dict[str, int]:
+        return {key: row for row, key in enumerate(chain.from_iterable(self._whole.key_blocks()))}
+
+    def close(self) -> None:
+        """Close the files; reading again opens them anew."""
+        self._whole.close()
+
+
+def part_of_key(key: str) -> tuple[str, str]:
+    """The key of a row, and the part, of what a store of tables calls a part of a row."""
+    dot = key.find(".", key.rfind("/") + 1)
+    return (key[:dot], key[dot + 1 :]) if dot >= 0 else (key, "")
+
+
+def _key_of(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _stem(name: str, endings: tuple[str, ...]) -> str:

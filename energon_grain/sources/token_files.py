@@ -3,8 +3,7 @@
     MMIDIDX and two zeros (9) | version, 1 (8) | type of the tokens (1) | sequences (8) | documents and 1 (8)
     tokens of each sequence (4 each) | its first byte in x.bin (8 each) | first sequence of each document (8 each)
 
-A sample is a document with the one part `tokens`, an array. What is behind (the modes of multimodal datasets) is not
-read. All numbers are little-endian.
+A sample is a document with the one part `tokens`, an array. Modes of multimodal datasets, behind, are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, StaleIndexError
+from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
@@ -50,6 +49,7 @@ class TokenSource(Cut):
         parts: Which parts to read, names or a predicate: there is only `tokens`.
 
     Attributes:
+        shard: The name of the file with tokens.
         size_bytes: Of all tokens.
         type: Of a token.
 
@@ -67,6 +67,7 @@ class TokenSource(Cut):
         self.path, self._parts = f"{self._stem}.bin", parts
         if not accepts(parts, PART):
             raise ConfigError(f"{self.path}: part_filter does not let its one part pass, {PART!r}")
+        self.shard = name_of(self.path)
         self._store = RemoteFiles(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
         self._version: Any = self._store.version(self.path)
         self.size_bytes = self._store.size(self.path)
@@ -76,14 +77,13 @@ class TokenSource(Cut):
 
     def _local_index(self) -> Path:
         index = f"{self._stem}.idx"
-        size = self._store.size(index)
         if not isinstance(self._store, RemoteFiles):
+            self._store.size(index)  # says that it is missing
             return Path(index)
-        mirror = mirror_of(folder_of(index))
-        name = name_of(index)
-        copy = mirror.folder / f"{name}-{self._store.versions.of(index).generation.hex()[-32:]}"
+        mirror, name, version = mirror_of(folder_of(index)), name_of(index), self._store.versions.of(index)
+        copy = mirror.folder / f"{name}-{version.generation.hex()[-32:]}"
         with mirror.locked():
-            mirror.copy_file(name, copy, size)
+            mirror.copy_file(name, copy, version.size_bytes)
         return copy
 
     def _map(self, index: Path) -> None:
@@ -95,12 +95,9 @@ class TokenSource(Cut):
         kind, (sequences, documents) = head[len(_MAGIC) + 8], map(int, numbers)
         ends = np.cumsum([_HEAD_BYTES, 4 * sequences, 8 * sequences, 8 * documents], dtype=object).tolist()
         if kind not in _TYPES or not documents or ends[-1] > len(data):
-            raise FormatError(
-                f"{self._stem}.idx: says {documents} documents of {sequences} sequences, type {kind}, and has "
-                f"{len(data)} bytes; it is damaged"
-            )
+            said = f"says {documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
+            raise FormatError(f"{self._stem}.idx: {said}; it is damaged")
         self.type = np.dtype(_TYPES[kind])
-        # Places are not aligned: NumPy reads them all the same.
         self._lengths, self._starts, self._documents = (
             np.asarray(data[begin:end]).view(dtype)
             for begin, end, dtype in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
@@ -111,21 +108,11 @@ class TokenSource(Cut):
         self._files_id = f"{fold(digest.intdigest(), len(data), self.size_bytes):016x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"_selection": self._selection}
-        return partial(_opened, parts=self._parts), (self._stem, self._files_id), state
+        state = {"_selection": self._selection, "_version": self._version}  # a file that changed is noticed
+        return partial(TokenSource, parts=self._parts), (self._stem,), state
 
     def __repr__(self) -> str:
         return f"TokenSource({self.path!r}, samples={len(self)})"
-
-    @property
-    def shard(self) -> str:
-        """The name of the file with tokens."""
-        return name_of(self.path)
-
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of all parts."""
-        return (PART,)
 
     @property
     def run_samples(self) -> int | None:
@@ -134,11 +121,7 @@ class TokenSource(Cut):
 
     def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
         """(n,) first byte of each document, and one past the last. Raises FormatError where the index is damaged."""
-        if isinstance(numbers, slice):
-            documents = self._documents[numbers.start : numbers.stop + 1]
-            first, last = documents[:-1], documents[1:]
-        else:
-            first, last = self._documents[numbers], self._documents[numbers + 1]
+        first, last = self._documents[numbers], self._documents[numbers + 1]
         if len(first) and not ((first >= 0).all() and (first <= last).all() and last.max() <= len(self._starts)):
             raise FormatError(f"{self._stem}.idx: its documents do not ascend; it is damaged")
         full = last > first
@@ -147,10 +130,8 @@ class TokenSource(Cut):
         stop[full] = self._starts[final] + self._lengths[final].astype(np.int64) * self.type.itemsize
         size = stop - start
         if (start < 0).any() or (size < 0).any() or (size % self.type.itemsize).any() or (stop > self.size_bytes).any():
-            raise FormatError(
-                f"{self._stem}.idx: a document does not lie in {self.shard}, which has {self.size_bytes} bytes; one "
-                "of them is damaged, or of another dataset"
-            )
+            where = f"a document does not lie in {self.shard}, which has {self.size_bytes} bytes"
+            raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged, or of another dataset")
         return start, stop
 
     @property
@@ -194,7 +175,7 @@ class TokenSource(Cut):
         if name not in self.columns:
             raise KeyNotFoundError(f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}")
         start, stop = self._bounds(numbers)
-        self._pages.touch(numbers) if not isinstance(numbers, slice) else self._pages.release()
+        self._pages.touch(numbers)
         return (stop - start) // (1 if name == "bytes" else self.type.itemsize)
 
     def column_id(self, name: str) -> str:
@@ -210,16 +191,9 @@ class TokenSource(Cut):
         return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), start=start, stop=stop, parts=parts)
 
     def place_of(self, index: int) -> str:
-        """The file and the document: `corpus.bin: 123`. Raises IndexError as `locate` does."""
+        """The file and the document: `corpus.bin: 123`. Raises IndexError."""
         return f"{self.shard}: {self.locate(index).key}"
 
     def close(self) -> None:
-        """Close the file; reading again opens it anew."""
+        """See `Source.close`."""
         self._store.close()
-
-
-def _opened(stem: str, files_id: str, *, parts: PartFilter) -> TokenSource:
-    source = TokenSource(stem, parts=parts)
-    if source._files_id != files_id:
-        raise StaleIndexError(f"{source.path}: was changed since this process's parent opened it; begin anew")
-    return source

@@ -55,6 +55,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT = re.compile(r'<([^>]*)>[^,]*;\s*rel="?next"?')
 _RATE = re.compile(r"\bt=(\d+)")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_NO_NAME = re.compile("[\0\ud800-\udfff]")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _EXPIRED = (400, 401, 403, 404, 410)
 """What content networks answer when a signature holds no more."""
@@ -245,8 +246,8 @@ class HubStore:
             except FileNotFoundError:
                 return
             for each in page:
-                inside = f"{folder}/" if folder else ""
-                if not each.path.startswith(inside) or {"", ".", ".."} & set(each.path.split("/")) or "\0" in each.path:
+                inside, steps = f"{folder}/" if folder else "", set(each.path.split("/"))
+                if not each.path.startswith(inside) or {"", ".", ".."} & steps or _NO_NAME.search(each.path):
                     raise ObjectError(
                         f"{self._hub.host} lists {shortened(each.path)!r}, which does not lie in {folder or 'there'}; "
                         "nothing of that list is used",
@@ -254,7 +255,7 @@ class HubStore:
                     )
                 if each.type == "file":
                     size_bytes, tag = (each.size, each.oid) if each.lfs is None else (each.lfs.size, each.lfs.oid)
-                    if size_bytes < 0 or not tag:
+                    if size_bytes < 0 or not tag or _NO_NAME.search(tag):
                         raise ObjectError(
                             f"{self._hub.host} lists {shortened(each.path)!r} with {size_bytes} bytes and the hash "
                             f"{shortened(tag)!r}",

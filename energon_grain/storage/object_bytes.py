@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.scanned_bytes import ScannedBytes
@@ -90,39 +91,6 @@ def _read(files: RemoteFiles, url: str, start: int, stop: int) -> bytes:
     return data
 
 
-class _RawObject(io.RawIOBase):
-    """The bytes of one version of an object, from anywhere."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._files = RemoteFiles(storage_settings())
-        self._size = self._files.size(url)
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise ValueError(f"negative seek position {start + offset}")
-        self._at = start + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        start = min(self._at, self._size)
-        data = _read(self._files, self._url, start, min(start + len(buffer), self._size))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-
 class ObjectStream(io.BufferedReader):
     """An object for reading, as `open(path, "rb")` gives a file. What is read comes from the page cache or goes there.
 
@@ -136,7 +104,8 @@ class ObjectStream(io.BufferedReader):
     """
 
     def __init__(self, url: str, buffer_bytes: int = _WINDOW_BYTES) -> None:
-        super().__init__(_RawObject(url), buffer_bytes)
+        files = RemoteFiles(storage_settings())
+        super().__init__(ByteStream(files, url, 0, files.size(url)), buffer_bytes)
 
 
 def open_object(url: str) -> io.BufferedReader:

@@ -316,9 +316,12 @@ class CachedObject:
                 del coming[process, self._path, page]
             mine.set()
 
-    def put(self, first: int, data: bytes | memoryview) -> bool:
-        """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
-        data, size, pages = memoryview(data), self.page_bytes, self._cache.stretch_pages
+    def put(self, first: int, *parts: bytes | memoryview) -> bool:
+        """Keep whole pages from `first` on, or one in parts, and let others have them; whether all of them are kept."""
+        data, size, pages = memoryview(parts[0]), self.page_bytes, self._cache.stretch_pages
+        if len(parts) > 1:
+            with self._cache.writing:
+                return self._put(*divmod(first, pages), *parts)
         kept = True
         for number in range(first // pages, (first * size + len(data) - 1) // self._stretch_bytes + 1):
             page = max(first, number * pages)
@@ -327,22 +330,24 @@ class CachedObject:
                 kept = self._put(number, page - number * pages, part) and kept
         return kept
 
-    def _put(self, number: int, page: int, data: memoryview) -> bool:
-        if not self._cache.make_room(len(data)):
-            count(not_kept_bytes=len(data))
+    def _put(self, number: int, page: int, *parts: bytes | memoryview) -> bool:
+        length = sum(map(len, parts))
+        if not self._cache.make_room(length):
+            count(not_kept_bytes=length)
             return False
-        size, stretch_path = self.page_bytes, self._path_of(number)
-        sums = b"".join(_sum(data[at : at + size]) for at in range(0, len(data), size))
+        size, stretch_path, data = self.page_bytes, self._path_of(number), parts[0]
+        in_pages = [[data[at : at + size]] for at in range(0, len(data), size)] if len(parts) == 1 else [parts]
+        sums = b"".join(_sum(*each) for each in in_pages)
         try:
             stretch = self._cache.stretch(stretch_path, writing=True)
-            _write(stretch.descriptor, data, _HEADER_BYTES + page * size)
-            _write(stretch.descriptor, sums, page * _SUM_BYTES)
+            _write(stretch.descriptor, parts, _HEADER_BYTES + page * size)
+            _write(stretch.descriptor, [sums], page * _SUM_BYTES)
         except OSError as error:
             self._cache.give_up(error)
             return False
         stretch.has(page, sums)
         if self._cache.gave_way(stretch_path):
-            count(fetched_again_bytes=len(data))
+            count(fetched_again_bytes=length)
         return True
 
     def _path_of(self, number: int) -> str:
@@ -394,23 +399,32 @@ class PageWriter:
         self.kept = True
         self._pages = pages
         self._page = page
-        self._rest = b""
+        self._rest: list[memoryview] = []
 
     def append(self, piece: bytes, /) -> None:
-        """Take what comes next, in pieces of any length, and keep the pages that are whole now.
-
-        Only a page of which parts came in several pieces is copied together first.
-        """
-        parts, size = [memoryview(piece)], self._pages.page_bytes
+        """Take what comes next, in pieces of any length, and keep the pages that are whole now."""
+        data, size = memoryview(piece), self._pages.page_bytes
         if self._rest:
-            cut = size - len(self._rest)
-            parts = [memoryview(b"".join((self._rest, parts[0][:cut]))), parts[0][cut:]]
-        for data in filter(len, parts):
-            is_end = self._page * size + len(data) == self._pages.size_bytes
-            whole = len(data) if is_end else len(data) - len(data) % size
-            if whole:
-                self.kept = self._pages.put(self._page, data[:whole]) and self.kept
-            self._page, self._rest = self._page + whole // size, data[whole:]
+            left = size - sum(map(len, self._rest))
+            self._rest.append(data[:left])
+            data = data[left:]
+            if self._is_whole(sum(map(len, self._rest))):
+                self._put(*self._rest)
+                self._rest = []
+        whole = len(data) if self._is_whole(len(data)) else len(data) - len(data) % size
+        if whole:
+            self._put(data[:whole])
+        if whole < len(data):
+            self._rest = [data[whole:]]
+
+    def _is_whole(self, length: int) -> bool:
+        """Whether so many bytes from here on are whole pages."""
+        size = self._pages.page_bytes
+        return length % size == 0 or self._page * size + length == self._pages.size_bytes
+
+    def _put(self, *parts: memoryview) -> None:
+        self.kept = self._pages.put(self._page, *parts) and self.kept
+        self._page += sum(map(len, parts)) // self._pages.page_bytes
 
 
 @dataclass(slots=True)
@@ -503,8 +517,8 @@ def _made(path: str, size_bytes: int) -> int:
         return descriptor
 
 
-def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    if os.pwrite(descriptor, data, offset) != len(data):
+def _write(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:
+    if os.pwritev(descriptor, parts, offset) != sum(map(len, parts)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -512,5 +526,9 @@ def _bits(first: int, stop: int) -> int:
     return (1 << stop) - (1 << first)
 
 
-def _sum(page: bytes | memoryview) -> bytes:
-    return xxhash.xxh3_64_digest(page).replace(_NO_SUM, b"\1" * _SUM_BYTES)
+def _sum(*parts: bytes | memoryview) -> bytes:
+    """Of a page, whose parts lie one behind the other."""
+    found = xxhash.xxh3_64()
+    for part in parts:
+        found.update(part)
+    return found.digest().replace(_NO_SUM, b"\1" * _SUM_BYTES)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,85 +49,65 @@ class Taken(NamedTuple):
     made: MadeBatch | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class LaneAssembly:
     """Turns the chunks of one host into its items.
 
-    Args:
-        lanes: Number of lanes of this host.
-        drops: (lanes,) samples dropped so far in each lane.
+    Attributes:
+        drops: (lanes,) samples dropped so far in each lane. A new array whenever it changes.
         chunks: Chunks of consecutive local positions, encoded, beginning at `first`.
         again: Encodes a chunk to samples, where batches were made of them that cannot be used.
         first: Local position of the first chunk; every lane's next position is at or behind it.
         end: Local positions of a pass; None: endless.
         on_drop: Called for each dropped sample, once, in the order of items.
         on_hole: Called for each sample that is missing in a pack, likewise: no item moves up for it.
-        on_success: Called when a sample was not dropped.
         patience: Positions that a lane may drop on its way to one item.
         stand_in: Given a local position and what was dropped there, in place of `on_drop`: the sample that stands there
             instead, with its restore key; lanes do not move up then. None: they do.
+        takes_batches: Whether batches still are what positions say: nothing was dropped, and the end not reached.
     """
 
-    def __init__(
-        self,
-        *,
-        lanes: int,
-        drops: Int64Array,
-        chunks: Iterator[tuple[Chunk, Encoded]],
-        again: Callable[[Chunk], Encoded],
-        first: int,
-        end: int | None,
-        on_drop: Callable[[Dropped], None],
-        on_hole: Callable[[Dropped], None],
-        on_success: Callable[[], None],
-        patience: int,
-        stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None,
-    ) -> None:
-        self._stand_in = stand_in
-        self._lanes = lanes
-        self._set_drops(drops)
-        self._chunks = chunks
-        self._again = again
-        self._made: deque[tuple[int, Chunk]] = deque()
-        self._in_step = not self._shifted
+    lanes: int
+    drops: Int64Array
+    chunks: Iterator[tuple[Chunk, Encoded]]
+    again: Callable[[Chunk], Encoded]
+    first: InitVar[int]
+    end: int | None
+    on_drop: Callable[[Dropped], None]
+    on_hole: Callable[[Dropped], None]
+    on_success: Callable[[], None]
+    patience: int
+    stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None
+    takes_batches: bool = field(init=False)
+
+    def __post_init__(self, first: int) -> None:
+        self._set_drops(self.drops)
+        self.takes_batches = not self._shifted
         self._base = first
+        self._made: deque[tuple[int, Chunk]] = deque()
         self._window: list[Any] = []
         self._keys: list[tuple[Any, ...]] = []
         self._bad: set[int] = set()
-        self._end = end
-        self._on_drop = on_drop
-        self._on_hole = on_hole
-        self._on_success = on_success
-        self._patience = patience
 
     def _set_drops(self, drops: Int64Array) -> None:
-        self._drops = drops
+        self.drops = drops
         self._shifted = bool(drops.any())
         self._least = int(drops.min())
-
-    @property
-    def takes_batches(self) -> bool:
-        """Whether batches still are what positions say: nothing was dropped, and the end has not been reached."""
-        return self._in_step
-
-    @property
-    def drops(self) -> Int64Array:
-        """(lanes,) samples dropped so far in each lane. A new array whenever it changes."""
-        return self._drops
 
     def take(self, first: int, count: int) -> Taken:
         """Local items first, …, first + count - 1. Items must be asked for in ascending order."""
         self._forget(first)
         if self._shifted:
             items = np.arange(first, first + count)
-            places = items + self._drops[items % self._lanes] * self._lanes
+            places = items + self.drops[items % self.lanes] * self.lanes
             stop = int(places.max()) + 1
         else:
             places = range(first, first + count)
             stop = first + count
-        if self._end is None or stop <= self._end:
+        if self.end is None or stop <= self.end:
             self._fill(stop)
             if not self._bad or self._bad.isdisjoint(places.tolist() if isinstance(places, np.ndarray) else places):
-                self._on_success()
+                self.on_success()
                 base = self._base
                 if not isinstance(places, np.ndarray):
                     low, high = first - base, first - base + count
@@ -152,12 +133,12 @@ class LaneAssembly:
 
     def _take_apart(self) -> None:
         """Put samples in the place of batches, for good."""
-        self._in_step = False
+        self.takes_batches = False
         while self._made:
             start, chunk = self._made.popleft()
             begin = max(start, self._base)
             if begin < start + len(chunk.draws):
-                encoded = self._again(chunk)
+                encoded = self.again(chunk)
                 places = slice(begin - self._base, start + len(chunk.draws) - self._base)
                 self._window[places] = encoded.outcomes[begin - start :]
                 self._keys[places] = encoded.restore_keys[begin - start :]
@@ -180,33 +161,33 @@ class LaneAssembly:
 
     def _find(self, item: int) -> int | None:
         """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
-        lane = item % self._lanes
-        for _ in range(self._patience):
-            position = item + int(self._drops[lane]) * self._lanes
-            if self._end is not None and position >= self._end:
+        lane = item % self.lanes
+        for _ in range(self.patience):
+            position = item + int(self.drops[lane]) * self.lanes
+            if self.end is not None and position >= self.end:
                 return None
             self._fill(position + 1)
             entry = self._window[position - self._base] if position in self._bad else None
             if type(entry) is Holed:
                 for dropped in entry.dropped:
-                    self._on_hole(dropped)
+                    self.on_hole(dropped)
                 entry = self._window[position - self._base] = entry.value
             if type(entry) is not Dropped:
-                self._on_success()
+                self.on_success()
                 return position - self._base
             at = position - self._base
             self._window[at] = None
-            if self._stand_in is not None:
-                self._window[at], self._keys[at] = self._stand_in(position, entry)
+            if self.stand_in is not None:
+                self._window[at], self._keys[at] = self.stand_in(position, entry)
                 self._bad.discard(position)
-                self._on_success()
+                self.on_success()
                 return at
-            self._on_drop(entry)
-            drops = self._drops.copy()
+            self.on_drop(entry)
+            drops = self.drops.copy()
             drops[lane] += 1
             self._set_drops(drops)
         raise FatalSampleError(
-            f"a lane came through {self._patience} positions without one sample that was not dropped: the hooks skip "
+            f"a lane came through {self.patience} positions without one sample that was not dropped: the hooks skip "
             f"all (or nearly all) of what it reads. loader.stats() says what was dropped and why; filter the "
             f"dataset instead"
         )
@@ -214,13 +195,13 @@ class LaneAssembly:
     def _fill(self, stop: int) -> None:
         """Make positions before `stop` available."""
         while self._base + len(self._window) < stop:
-            chunk, encoded = next(self._chunks)
+            chunk, encoded = next(self.chunks)
             start = self._base + len(self._window)
             if encoded.made:
-                if self._in_step:
+                if self.takes_batches:
                     self._made.append((start, chunk))
                 else:
-                    encoded = self._again(chunk)
+                    encoded = self.again(chunk)
             if encoded.drops:
                 bad = (at for at, entry in enumerate(encoded.outcomes) if type(entry) in (Dropped, Holed))
                 self._bad.update(start + at for at in bad)
@@ -229,7 +210,7 @@ class LaneAssembly:
 
     def _forget(self, first: int) -> None:
         """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
-        reach = first + self._least * self._lanes
+        reach = first + self._least * self.lanes
         while self._made and self._made[0][0] + len(self._made[0][1].draws) <= first:
             self._made.popleft()
         gone = min(reach - self._base, len(self._window))  # what was not read yet is still to come
@@ -240,60 +221,51 @@ class LaneAssembly:
                 self._bad = {position for position in self._bad if position >= self._base}
 
 
+@dataclass(kw_only=True, eq=False)
 class LaneProgram:
     """Turns samples into a host's items: local item m is item `m div L'` of local lane `m mod L'`.
 
-    Args:
-        program: What lanes do.
-        share: This host's part.
-        reader: Gives the samples.
-        around: What the lanes share.
-        pass_number: As it counts for the order.
-        states: Of each local lane; None: nothing was made yet.
-        begins: Whether the pass begins, and `states` are those of the end of the one before.
+    Attributes:
+        before: State of each local lane; None: nothing was made yet.
+        begins: Whether the pass begins, and `before` are the states of the end of the last one.
         batch_size: Items of a step, to read ahead for.
     """
 
-    def __init__(
-        self,
-        *,
-        program: Program,
-        share: Share,
-        reader: LaneChunks,
-        around: Surroundings,
-        pass_number: int,
-        states: tuple[State, ...] | None,
-        begins: bool,
-        batch_size: int,
-    ) -> None:
-        self._root = program.root
-        self._share = share
-        self._around = around
-        self._pass = pass_number
+    program: Program
+    share: Share
+    reader: LaneChunks
+    around: Surroundings
+    pass_number: int
+    before: InitVar[tuple[State, ...] | None]
+    begins: bool
+    batch_size: int
+
+    def __post_init__(self, before: tuple[State, ...] | None) -> None:
+        self._root = self.program.root
         self._lanes = [
-            Lane(int(local) * share.hosts + share.host, pass_number, reader, around)
-            for local in range(share.local_lanes)
+            Lane(int(local) * self.share.hosts + self.share.host, self.pass_number, self.reader, self.around)
+            for local in range(self.share.local_lanes)
         ]
-        self._at_once = max(1, min(batch_size, len(self._lanes)))
+        self._at_once = max(1, min(self.batch_size, len(self._lanes)))
         self._operators: list[Items | None] = [None] * len(self._lanes)
-        if states is None:
+        if before is None:
             self._operators = [self._root.open(lane, None) for lane in self._lanes]
-            states = tuple(operator.state() for operator in self._operators if operator is not None)
-        self._states = list(states)
+            before = tuple(operator.state() for operator in self._operators if operator is not None)
+        self._states = list(before)
         self._ended = [False] * len(self._lanes)
-        self._soon = max(1.0, batch_size / len(self._lanes))
-        reader.expect = self._expect
-        if begins:
+        self._soon = max(1.0, self.batch_size / len(self._lanes))
+        self.reader.expect = self._expect
+        if self.begins:
             # A saved state does not tell of single lanes that they are still at the end of the pass before.
             self._at_once = len(self._lanes)
             for local, operator in enumerate(self._operators):
                 opened = operator or self._open(local)
-                opened.begin(pass_number)
+                opened.begin(self.pass_number)
                 self._states[local] = opened.state()
 
     def begin_batch(self, number: int) -> None:
         """Tell hooks the number, in the pass, of the batch that the next items are for."""
-        self._around.batch = number
+        self.around.batch = number
 
     def _open(self, local: int) -> Items:
         """The operator of a local lane, and with it those of the lanes that the same step will ask for.
@@ -304,8 +276,8 @@ class LaneProgram:
         lanes = [(local + place) % len(self._lanes) for place in range(self._at_once)]
         lanes = [lane for lane in lanes if self._operators[lane] is None]
         held = [*positions((self._root.state_form,) * len(lanes), tuple(self._states[lane] for lane in lanes))]
-        samples = self._around.read(held) if held else {}
-        with self._around.rebuilding():
+        samples = self.around.read(held) if held else {}
+        with self.around.rebuilding():
             for lane in lanes:
                 self._lanes[lane].samples = samples
                 self._operators[lane] = self._root.open(self._lanes[lane], self._states[lane])
@@ -322,16 +294,15 @@ class LaneProgram:
 
     def time_hooks(self) -> None:
         """Take the time of hooks of lanes from now on."""
-        self._around.clocks = {}
+        self.around.clocks = {}
 
     def hook_spans(self) -> list[Span]:
         """What they took since then; no times are taken any more."""
-        clocks, self._around.clocks = self._around.clocks or {}, None
+        clocks, self.around.clocks = self.around.clocks or {}, None
         return [clock.span(hook.name, "main") for hook, clock in clocks.values()]
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Of each local lane, behind what was taken."""
         return tuple(self._states)
 
     @property
@@ -352,8 +323,8 @@ class LaneProgram:
                 self._ended[local] = True
                 taken.missing.append(place)
                 continue
-            self._around.in_a_row = self._around.passes_in_a_row = 0
-            key = ("item", self._pass, self._lanes[local].number, item[0])
+            self.around.in_a_row = self.around.passes_in_a_row = 0
+            key = ("item", self.pass_number, self._lanes[local].number, item[0])
             taken.samples.append(with_restore_key(item[1], key))
             taken.restore_keys.append(key)
         for local, operator in touched.items():
@@ -366,12 +337,12 @@ class LaneProgram:
         Raises:
             EmptyDatasetError: The pass has none.
         """
-        with self._around.replay():
-            for number in range(self._share.lanes):
-                lane = Lane(number, self._pass, self._around.direct, self._around)
+        with self.around.replay():
+            for number in range(self.share.lanes):
+                lane = Lane(number, self.pass_number, self.around.direct, self.around)
                 item = self._root.open(lane, None).next()
                 if item is not None:
-                    key = ("item", self._pass, number, item[0])
+                    key = ("item", self.pass_number, number, item[0])
                     return with_restore_key(item[1], key), key
         raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
 
@@ -393,16 +364,7 @@ def surroundings(
     on_restore_error: ErrorHandler,
     patience: int,
 ) -> Surroundings:
-    """What the lanes of a host share.
-
-    Args:
-        program: What they do.
-        stage: Reads and encodes.
-        pace: Bounds how much is read at once.
-        statistics: Counts drops.
-        on_restore_error: `WorkerConfig.restore_error_handler`.
-        patience: Samples in a row that may be dropped.
-    """
+    """What the lanes of a host share."""
 
     def read(positions: list[Position]) -> Samples:
         return read_positions(positions, program.feeds, stage.sources, stage.run, pace)

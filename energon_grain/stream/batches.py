@@ -1,21 +1,25 @@
-"""The batch stage: from the samples of one host's items to what the consumer gets."""
+"""What is made of several samples: planned packs, where these are read; and the batches that the consumer gets."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, FatalSampleError
+from energon_grain.errors import ConfigError, FatalSampleError, SkipSample
 from energon_grain.samplers.hashing import fold
+from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.clock import HookClock, Place, Span
 from energon_grain.stream.hooks import HookSpec, call_hook
-from energon_grain.stream.spec import BatchSpec
-from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
+from energon_grain.stream.index_map import PASS_BITS, Packs
+from energon_grain.stream.spec import BatchSpec, PackSpec
+from energon_grain.stream.statistics import Dropped, Holed, Statistics, raise_if_fatal, release_frames
 
 RestoreKey = tuple[Any, ...]
 """See `stream.replay`."""
@@ -25,13 +29,7 @@ NO_BATCH = object()
 
 
 class BatchDropped(Exception):  # noqa: N818 (a signal, not a failure)
-    """A batch hook raised.
-
-    Attributes:
-        hook: Which one.
-        error: What it raised.
-        value: What it was given.
-    """
+    """A batch hook raised."""
 
     def __init__(self, hook: HookSpec, error: Exception, value: Any) -> None:
         super().__init__(hook.name)
@@ -44,10 +42,7 @@ class BatchMaker:
     """Runs the batch hooks. It is pure, and may stand in any thread or process.
 
     Args:
-        spec: Of the batches.
-        seed: Of the stream.
         hook_lock: Held around hooks that must not overlap in time with others.
-        place: Where the hooks run.
     """
 
     def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock, place: Place = "main") -> None:
@@ -104,10 +99,7 @@ class BatchStage:
 
     Args:
         spec: None: samples are delivered one by one, as they are.
-        seed: Of the stream.
         hosts: Number of hosts; with several, a batch that is dropped on one of them ends the iteration.
-        hook_lock: Held around hooks that must not overlap in time with others.
-        statistics: Counts dropped batches.
     """
 
     def __init__(
@@ -145,13 +137,101 @@ class BatchStage:
                 hook=hook.name,
                 failure_tolerance=hook.failure_tolerance,
                 error=error,
-                key="",
-                shard="",
                 sample=value,
-                sources=None,
                 what="batch",
             )
         )
+
+
+class PackMaker:
+    """Makes items of several samples, where packs are planned.
+
+    Args:
+        specs: How they are made, by number.
+    """
+
+    def __init__(self, specs: Sequence[PackSpec], hook_lock: threading.RLock) -> None:
+        self._specs = specs
+        self._lock = hook_lock
+
+    def make(
+        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey]
+    ) -> tuple[list[Any], list[RestoreKey], int, list[Span]]:
+        """The items of a chunk, their restore keys, how many are not whole, and what the hooks took.
+
+        Raises:
+            FatalSampleError: A hook raised what no policy may skip.
+        """
+        outcomes: list[Any] = []
+        keys: list[RestoreKey] = []
+        drops = 0
+        cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
+        clocks: dict[int, tuple[HookSpec, HookClock]] = {}
+        members = list(zip(chunk.draws.leaf.tolist(), chunk.draws.child.tolist(), strict=True))
+        parts = list(zip(packs.starts.tolist(), packs.stops.tolist(), strict=True))
+        makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
+        for place, (number, maker) in enumerate(makers):
+            begin, end = cuts[place], cuts[place + 1]
+            if maker < 0:
+                drops += type(samples[begin]) is Dropped
+                outcomes.append(samples[begin])
+                keys.append(restore_keys[begin])
+                continue
+            dropped = tuple(sample for sample in samples[begin:end] if type(sample) is Dropped)
+            there = (
+                [at for at in range(begin, end) if type(samples[at]) is not Dropped] if dropped else range(begin, end)
+            )
+            spec, value = self._specs[maker], [samples[at] for at in there]
+            ranges = [parts[at] for at in there] if spec.takes_ranges else None
+            batch = None if batch_of is None else batch_of(place)
+            outcome = self._made(spec, value, ranges, number, members[begin][0], batch, clocks)
+            told = tuple(parts[begin:end]) if spec.takes_ranges else None
+            keys.append(("pack", maker, number, tuple(members[begin:end]), told))
+            if type(outcome) is not Dropped:
+                outcome = with_restore_key(outcome, keys[-1])
+            drops += bool(dropped) or type(outcome) is Dropped
+            outcomes.append(Holed(outcome, dropped) if dropped else outcome)
+        spans = [each.span(hook.name, "workers" if hook.concurrent else "one worker") for hook, each in clocks.values()]
+        return outcomes, keys, drops, spans
+
+    def _made(
+        self,
+        spec: PackSpec,
+        samples: list[Any],
+        ranges: list[tuple[int, int]] | None,
+        number: int,
+        leaf: int,
+        batch: int | None,
+        clocks: dict[int, tuple[HookSpec, HookClock]],
+    ) -> Any:
+        """A pack, or the `Dropped` in its stead."""
+        value: Any = samples
+        hook = spec.hooks[0][0]
+        try:
+            if not samples:
+                raise SkipSample("none of its samples is left")
+            for hook, key in spec.hooks:
+                call = hook
+                if ranges is not None:
+                    call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
+                    ranges = None
+                if id(hook) not in clocks:
+                    clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self._lock)
+                lock = clocks[id(hook)][1]
+                value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
+        except Exception as error:
+            raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")
+            if skipped := isinstance(error, SkipSample):
+                release_frames(error)
+            return Dropped(
+                leaf=leaf,
+                hook=hook.name,
+                failure_tolerance=hook.failure_tolerance,
+                error=error,
+                sample=None if skipped else value,
+                what="item",
+            )
+        return value
 
 
 def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:

@@ -31,8 +31,6 @@ class BatchNumbers:
         origin: Local position at which some batch begins.
         item: Global item at which the step of that batch begins.
         global_batch: G, items of a step.
-        host: This host.
-        hosts: Of so many.
         base: Item 0 of the pass among the items of all passes.
         pass_number: As it counts for random numbers.
         pads: Whether batches have a mask.
@@ -91,12 +89,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MadeBatch:
-    """A batch that was made where its samples were; it stands at the place of its first one, None at the others'.
-
-    Attributes:
-        batch: As the consumer gets it.
-        samples: How many it was made of.
-    """
+    """A batch that was made where its samples were; it stands at the place of its first one, None at the others'."""
 
     batch: Any
     samples: int
@@ -141,7 +134,6 @@ class ChunkPace:
 
     Args:
         first: Size of the first chunks; small, so that the first batch does not wait for more than itself.
-        leaves: How many the samples are of.
 
     Attributes:
         samples: What a chunk may hold at most now.
@@ -243,8 +235,6 @@ class _Plan:
     """Draws of consecutive positions.
 
     Attributes:
-        first: Local position of the first one.
-        draws: One item a position.
         totals: (n + 1,) bytes that reading the items before each one takes.
         coming: What is fetched ahead of them.
     """

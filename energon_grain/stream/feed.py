@@ -32,20 +32,15 @@ class Refill(Protocol):
 
     def __call__(self, feed: FeedLane) -> None:
         """Queue at least one entry of the lane's next rounds, which exist."""
-        ...
 
 
 class FeedLane:
     """One lane's end of a feed: a queue of what was read ahead.
 
     Attributes:
-        node: The feed.
-        lane: Whose samples these are.
         queue: (position, encoded sample or `Dropped`) of the next rounds.
-        pass_number: Of the feed.
         taken: Rounds taken in this pass.
         scheduled: Rounds that are taken, queued or being read.
-        count: Rounds of this pass.
         expected: Samples that will probably be asked for soon.
     """
 
@@ -74,7 +69,6 @@ class FeedLane:
         self.count = node.rounds(lane.number, self.pass_number)
 
     def begin(self, pass_number: int) -> None:
-        """Go to the beginning of a pass. An endless feed goes on."""
         if not self.node.finite or (self.pass_number == pass_number and not self.taken):
             return
         self.pass_number = pass_number
@@ -103,7 +97,6 @@ class FeedLane:
             self.lane.dropped(entry[1])
 
     def state(self) -> FeedState:
-        """Pass and rounds."""
         return self.pass_number, self.taken
 
     def asked(self) -> int:
@@ -120,6 +113,25 @@ class FeedLane:
         return self.node.in_stream(self.lane.number, self.pass_number, np.arange(first, stop))
 
 
+_Rounds = tuple[FeedLane, int, int]
+"""Rounds of a feed: the first, and one past the last."""
+
+
+def _drawn(runs: Sequence[_Rounds]) -> tuple[list[_Rounds], list[npt.NDArray[np.int64]], Draws]:
+    """Rounds, those of one feed's lanes beside each other, with their positions; and the draws of all.
+
+    One call of the samplers draws for all lanes of a feed.
+    """
+    by_node: dict[int, list[_Rounds]] = {}
+    for run in runs:
+        by_node.setdefault(run[0].node.index, []).append(run)
+    runs = [run for same in by_node.values() for run in same]
+    parts = [feed.positions_from(begin, end) for feed, begin, end in runs]
+    split = iter(parts)
+    draws = [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
+    return runs, parts, Draws.joined(draws)
+
+
 class LaneChunks:
     """Reads ahead for all lanes of a host.
 
@@ -127,11 +139,6 @@ class LaneChunks:
     for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that.
     Lanes advance unevenly, and each is read from its own place on: none holds up another, and what is read ahead stays
     within a few chunks. This changes speed alone, never what lanes get.
-
-    Args:
-        sources: Of all leaves.
-        pace: How much a chunk may hold.
-        ahead: Fetches what lies in object stores.
     """
 
     def __init__(self, sources: Sources, pace: ChunkPace, ahead: Prefetch) -> None:
@@ -147,7 +154,6 @@ class LaneChunks:
         self.expect: Callable[[], None] = lambda: None
 
     def open(self, feed: Feed, lane: Lane, state: FeedState | None) -> Items:
-        """A lane's end of a feed."""
         opened = FeedLane(feed, lane, state, self._refill)
         self._feeds.append(opened)
         return opened
@@ -178,21 +184,13 @@ class LaneChunks:
         if not shares:
             raise StopIteration
         arrival = self._ahead.arrival(self._feeds, shares)
-        # One call of the samplers draws for all lanes of a feed.
-        by_node: dict[int, list[tuple[FeedLane, int]]] = {}
-        for feed, count in shares:
-            by_node.setdefault(feed.node.index, []).append((feed, count))
-        shares = [share for same in by_node.values() for share in same]
-        parts = [feed.positions_from(feed.scheduled, feed.scheduled + count) for feed, count in shares]
-        split = iter(parts)
-        draws = Draws.joined(
-            [same[0][0].node.draw(np.concatenate([next(split) for _ in same])) for same in by_node.values()]
-        )
+        runs = [(feed, feed.scheduled, feed.scheduled + count) for feed, count in shares]
+        runs, parts, draws = _drawn(runs)
         sizes = np.cumsum(self._sources.sizes(draws))
         fits = max(1, int(np.searchsorted(sizes, self._pace.size_bytes, side="right")))
         pending: list[tuple[FeedLane, int, list[int]]] = []
         left = fits
-        for (feed, _), part in zip(shares, parts, strict=True):
+        for (feed, *_), part in zip(runs, parts, strict=True):
             positions = part[:left].tolist()
             if not positions:
                 break
@@ -247,17 +245,12 @@ def _level(have: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], spare
 
 
 class DirectReader:
-    """Reads a few samples at a time when they are asked for: for replaying single items.
-
-    Args:
-        run: Reads and encodes a chunk.
-    """
+    """Reads a few samples at a time when they are asked for: for replaying single items."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def open(self, feed: Feed, lane: Lane, state: FeedState | None) -> Items:
-        """A lane's end of a feed."""
         return FeedLane(feed, lane, state, self._refill)
 
     def _refill(self, feed: FeedLane) -> None:
@@ -301,7 +294,6 @@ class _Step:
 
     Attributes:
         begins: First round of each feed, and the pass that it belongs to.
-        arrival: Of all of them.
     """
 
     begins: dict[int, tuple[int, int]]
@@ -312,10 +304,6 @@ class LanePrefetch:
     """Fetches in steps: when half of what was fetched ahead for a lane is used, all lanes are brought up to the full.
 
     How far each lane is taken ahead goes by what it is expected to ask for. Nothing here changes what lanes get.
-
-    Args:
-        ahead: What fetches.
-        sources: Of all leaves.
     """
 
     def __init__(self, ahead: Prefetch, sources: Sources) -> None:
@@ -366,19 +354,13 @@ class LanePrefetch:
 
     def _step(self, feeds: Sequence[FeedLane], wanted: dict[int, int], half: dict[int, int]) -> None:
         """Begin to fetch rounds of all feeds, up to twice their share of a step beyond what is wanted now."""
-        by_node: dict[int, list[tuple[FeedLane, int, int]]] = {}
+        runs: list[_Rounds] = []
         for feed in feeds:
             begin = self._end(feed)
             end = min(wanted.get(id(feed), feed.scheduled) + 2 * half[id(feed)], feed.count)
             if begin < end:
-                by_node.setdefault(feed.node.index, []).append((feed, begin, end))
-        runs = [run for same in by_node.values() for run in same]
-        draws = Draws.joined(
-            [
-                same[0][0].node.draw(np.concatenate([feed.positions_from(begin, end) for feed, begin, end in same]))
-                for same in by_node.values()
-            ]
-        )
+                runs.append((feed, begin, end))
+        runs, _, draws = _drawn(runs)
         owner = np.repeat(np.arange(len(runs)), [end - begin for _, begin, end in runs])
         need = np.concatenate([np.arange(begin - feed.scheduled, end - feed.scheduled) for feed, begin, end in runs])
         order = np.argsort(need / np.array([half[id(feed)] for feed, _, _ in runs])[owner], kind="stable")

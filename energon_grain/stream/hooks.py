@@ -197,13 +197,7 @@ def current_draws() -> list[Draw]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalGenerator:
-    """A random generator that belongs to the process.
-
-    Attributes:
-        seed: Seeds it with 64 bits.
-        get_state: What `set_state` takes.
-        set_state: Goes back to a state.
-    """
+    """A random generator that belongs to the process."""
 
     seed: Callable[[int], Any]
     get_state: Callable[[], Any]
@@ -227,9 +221,6 @@ class SeededGlobals:
 
     Entered again it goes on with the numbers behind those that were used, as a generator hook needs it. The generators
     belong to the process: a context waits until no other thread is in one.
-
-    Args:
-        seed: 64-bit key.
     """
 
     __slots__ = ("_inner", "_outer", "_seed")
@@ -417,9 +408,6 @@ class HookGenerator:
     """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
 
     Nothing runs before the first value is asked for.
-
-    Attributes:
-        draw: What the hook is told.
     """
 
     __slots__ = ("_function", "_generator", "_lock", "_outer", "_seeds", "_value", "draw")

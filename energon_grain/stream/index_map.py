@@ -120,7 +120,6 @@ class Draws:
 
     @classmethod
     def joined(cls, draws: Sequence[Draws]) -> Draws:
-        """Draws, one behind the other."""
         if len(draws) == 1:
             return draws[0]
         parts = [each.packs or each._each_alone() for each in draws] if any(each.packs for each in draws) else []
@@ -203,61 +202,33 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class EqualPasses:
-    """Passes of one length."""
-
-    samples: int
-
-    def start(self, epoch: int) -> int:
-        """First position of a pass."""
-        return epoch * self.samples
-
-    def length(self, epoch: int) -> int:
-        """Positions of a pass."""
-        del epoch
-        return self.samples
-
-    def epoch_at(self, position: int) -> int:
-        """Pass of a position."""
-        return position // self.samples
-
-    @property
-    def period(self) -> int:
-        """1: passes are equal."""
-        return 1
-
-    def lengths(self, first: int, count: int) -> Int64Array:
-        """Positions of each of `count` passes from `first` on."""
-        del first
-        return np.full(count, self.samples, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
 class FractionalPasses:
     """Passes of a fractional number of samples: each goes on where the last ended, and they add up exactly."""
 
-    samples: Fraction
+    samples: int | Fraction
 
     def start(self, epoch: int) -> int:
-        """First position of a pass."""
         return math.floor(epoch * self.samples)
 
     def length(self, epoch: int) -> int:
-        """Positions of a pass."""
         return self.start(epoch + 1) - self.start(epoch)
 
     def epoch_at(self, position: int) -> int:
-        """Pass of a position."""
-        return math.ceil((position + 1) / self.samples) - 1
+        return -(-(position + 1) // self.samples) - 1
 
     @property
     def period(self) -> int:
-        """After so many passes their lengths are the same again."""
         return period((self.samples,))
 
     def lengths(self, first: int, count: int) -> Int64Array:
-        """Positions of each of `count` passes from `first` on."""
         return epoch_lengths((self.samples,), first, count)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualPasses(FractionalPasses):
+    """Passes of one length."""
+
+    samples: int
 
 
 class ItemMap(Protocol):
@@ -267,13 +238,9 @@ class ItemMap(Protocol):
         """Draws of positions among those of all passes."""
         ...
 
-    def carries(self, position: int) -> list[Carry]:
-        """See `IndexMap.carries`."""
-        ...
+    def carries(self, position: int) -> list[Carry]: ...
 
-    def remember(self, carries: Iterator[Carry]) -> None:
-        """See `IndexMap.remember`."""
-        ...
+    def remember(self, carries: Iterator[Carry]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -337,6 +304,10 @@ class IndexMap:
             leaf, child = np.zeros(len(positions), np.int32), positions
         else:
             leaf, child = self.routes.route(positions)
+        return self.draw_children(leaf, child)
+
+    def draw_children(self, leaf: npt.NDArray[np.int32], child: Int64Array) -> Draws:
+        """Draws of positions in the leaves' own streams."""
         index, epoch = self.table.draw(leaf, child)
         return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
 
@@ -367,10 +338,6 @@ class CostsOfStream:
     """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
 
     A pack costs what its samples cost together.
-
-    Attributes:
-        order: From positions to draws.
-        leaves: Costs of the samples of each leaf.
     """
 
     order: IndexMap

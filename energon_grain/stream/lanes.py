@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,6 @@ class Items(Protocol):
 
     def begin(self, pass_number: int) -> None:
         """Go to the beginning of a pass. What is endless below goes on where it stood."""
-        ...
 
     def state(self) -> State:
         """The place behind the last item."""
@@ -56,7 +55,6 @@ class Items(Protocol):
 
     def expect(self, items: float) -> None:
         """Tell how many items will probably be asked for soon, so that as much is read ahead."""
-        ...
 
 
 class LaneOperator:
@@ -130,6 +128,29 @@ class LaneOperator:
         return self.child.rebuild(reference, lane)
 
 
+Node = TypeVar("Node", bound=LaneOperator)
+
+
+class ItemsOver(Generic[Node]):
+    """Base of the `Items` of an operator over one other; what is not overridden hands on the child's."""
+
+    __slots__ = ("_child", "_lane", "_node")
+
+    def __init__(self, node: Node, lane: Lane, child: Items) -> None:
+        self._node = node
+        self._lane = lane
+        self._child = child
+
+    def begin(self, pass_number: int) -> None:
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._child.state()
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed(LaneOperator):
     """An index map at the bottom of the operators.
@@ -138,11 +159,8 @@ class Feed(LaneOperator):
     or the batch size of finite batches formed in lanes, so that all but the last batch of a pass are full.
 
     Attributes:
-        index: Number of the feed.
         order: From positions to draws of this feed's leaves, counted from 0.
         first_leaf: Number of its first leaf among all.
-        leaf_sizes: Samples of each of its leaves.
-        lanes: L.
         stripe: S.
     """
 
@@ -155,12 +173,10 @@ class Feed(LaneOperator):
 
     @property
     def looks(self) -> bool:
-        """It stands at the bottom."""
         return False
 
     @property
     def finite(self) -> bool:
-        """Whether its passes end."""
         return self.order.passes is not None
 
     def items(self) -> int:
@@ -186,7 +202,6 @@ class Feed(LaneOperator):
         return replace(draws, leaf=draws.leaf + np.int32(self.first_leaf))
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """A lane's end of the feed."""
         return lane.reader.open(self, lane, state)
 
     @property
@@ -200,26 +215,18 @@ class Feed(LaneOperator):
         return Place(self.index)
 
     def number(self, reference: int) -> int:
-        """The position."""
         return reference
 
     def rebuild(self, reference: int, lane: Lane) -> Any:
-        """The sample."""
         return lane.sample((self.index, reference))
 
     @property
     def children(self) -> tuple[()]:
-        """None."""
         return ()
 
 
 class NumberOf:
-    """The number of an item, worked out when a hook asks for random numbers.
-
-    Args:
-        operator: That made the item.
-        reference: Of the item.
-    """
+    """The number of an item, worked out when a hook asks for random numbers."""
 
     __slots__ = ("_operator", "_reference")
 
@@ -234,9 +241,7 @@ class NumberOf:
 class FeedReader(Protocol):
     """Gives lanes their samples."""
 
-    def open(self, feed: Feed, lane: Lane, state: State | None) -> Items:
-        """A lane's end of a feed."""
-        ...
+    def open(self, feed: Feed, lane: Lane, state: State | None) -> Items: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -247,8 +252,6 @@ class Surroundings:
         on_drop: Called for each sample or item that is dropped.
         read: Encoded samples of positions, one for each time that a position is named; what is dropped is `Dropped`.
         leaf_of: Number of the leaf of a position.
-        hook_lock: Held around hooks that must not overlap in time with others.
-        direct: A reader for replaying.
         patience: Samples in a row that may be dropped on the way to one item.
         on_success: Called after a failure with the name of a lane's hook that works again, or "" for a sample that all
             hooks of the pure stage let through.
@@ -341,8 +344,6 @@ class Lane:
     Attributes:
         number: Of the lane among all lanes of the run.
         pass_number: Pass of the run, as it counts for random numbers.
-        reader: Where feeds are opened.
-        around: What all lanes share.
         samples: Encoded samples that operators are rebuilt from.
         replays: Functions from stream to stream that run again meanwhile, by key and call: items handed out, and the
             operator.
@@ -397,8 +398,6 @@ class Lane:
                 hook=hook.name,
                 failure_tolerance=hook.failure_tolerance,
                 error=error,
-                key="",
-                shard="",
                 sample=None if isinstance(error, SkipSample) else value,
                 sources=getattr(value, "__sources__", None),
                 what="item",
@@ -505,17 +504,14 @@ MakingState = tuple[int] | tuple[int, int, Members]
 """(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class MadeOfSeveral(LaneOperator):
-    """Base of such operators. A reference is (number of the call, number among the items of the call, members).
+    """An item of several items. A reference is (number of the call, number among the items of the call, members).
 
     Attributes:
-        child: Of whose items these are made.
         hook: Takes a list of values.
         generates: Whether it is a generator function.
-        key: 64-bit key of the node.
     """
-
-    __slots__ = ()
 
     child: LaneOperator
     hook: HookSpec
@@ -537,20 +533,16 @@ class MadeOfSeveral(LaneOperator):
 
     @property
     def making_form(self) -> Form:
-        """See `MakingState`."""
         return (Number(), Number(), self.members_form) if self.generates else (Number(),)
 
     @property
     def reference_form(self) -> Form:
-        """Both numbers and the members."""
         return Number(), Number(), self.members_form
 
     def number(self, reference: Reference) -> int:
-        """A hash of both numbers."""
         return fold(reference[0], reference[1])
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The hook called again."""
         call, made, members = reference
         if not members:
             raise StateError(f"{self.hook.name}: a reference names no member; it is not of this dataset, or damaged")
@@ -566,8 +558,6 @@ class Making:
     """Calls the hook of an operator in one lane and hands out what comes of it.
 
     Args:
-        node: Whose hook it is.
-        lane: Where.
         state: None at the beginning of a pass.
     """
 
@@ -633,5 +623,4 @@ class Making:
         self._members, self._made = (), 0
 
     def state(self) -> MakingState:
-        """The place behind the last item."""
         return (self._calls, self._made, self._members) if self._node.generates else (self._calls,)

@@ -13,13 +13,17 @@ reading or decoding them: with blocks kept, 100 KB samples come at twice the rat
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import os
 import platform
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any, cast
+
+from energon_grain.transforms.batching import kind_of
 
 ENVIRONMENT = "ENERGON_GRAIN_KEEP_MEMORY"
 """Set it to 0 to leave the allocator alone."""
@@ -102,3 +106,23 @@ def _resume_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_resume_in_child)
+
+
+def approximate_bytes(value: Any) -> int:
+    """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
+    if kind_of(type(value)) is not None:
+        try:
+            return value.nbytes
+        except RuntimeError:  # torch's sparse tensors do not tell
+            return 0
+    if isinstance(value, (bytes, bytearray, memoryview, str)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(approximate_bytes(entry) for entry in cast("Mapping[Any, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        entries = cast("list[Any]", value)
+        return sum(approximate_bytes(entry) for entry in entries)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value) if field.name[:2] != "__")
+        return sum(approximate_bytes(getattr(value, name)) for name in names)
+    return 0

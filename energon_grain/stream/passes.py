@@ -165,11 +165,6 @@ class Share:
     Host h of H takes the items q with `q mod H == h`. They are counted m = 0, 1, 2, …: local item m is item `h + H·m`.
     Where H divides the lanes, these are the items of the lanes `l mod H == h`, and local item m belongs to the host's
     local lane `m mod (L div H)`.
-
-    Attributes:
-        host: h.
-        hosts: H.
-        lanes: L.
     """
 
     host: int
@@ -229,11 +224,6 @@ class StepsShare(Share):
     Reader w of W makes the steps t of its host with `t mod W == w`. Its own items are counted u = 0, 1, 2, …: item u is
     the host's local item `(u div B · W + w) · B + u mod B`, B being the size of batches. So no sample is anybody
     else's, and where a sample is dropped, later ones of the same reader move up.
-
-    Attributes:
-        reader: w.
-        readers: W.
-        batch_size: B.
     """
 
     reader: int
@@ -242,29 +232,19 @@ class StepsShare(Share):
 
     @property
     def stride(self) -> int:
-        """See `Share`."""
         return self.readers
 
     def first_at(self, item: int) -> int:
-        """See `Share`."""
         turn, rest = divmod(Share.first_at(self, item), self.batch_size * self.readers)
         return turn * self.batch_size + min(max(rest - self.reader * self.batch_size, 0), self.batch_size)
 
     def to_global(self, local: _Numbers) -> _Numbers:
-        """See `Share`."""
         turn = local // self.batch_size
         return Share.to_global(self, local + (turn * (self.readers - 1) + self.reader) * self.batch_size)
 
 
 def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
-    """The beginning of the pass behind the one that `before` is in.
-
-    Args:
-        before: A place in it.
-        spec: The compiled dataset.
-        plan: Of that pass.
-        hosts: Number of hosts.
-    """
+    """The beginning of the pass behind the one that `before` is in."""
     progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
     if not spec.endless:
         lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None

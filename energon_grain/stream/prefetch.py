@@ -1,4 +1,6 @@
-"""Fetching what lies in object stores ahead of need: in requests of megabytes, many at a time.
+"""What runs ahead of need: fetching what lies in object stores, and making steps in a thread of its own.
+
+Fetching is in requests of megabytes, many at a time.
 
 A chunk of samples takes small pieces from dozens of places. Positions are known long before, though: those of some
 hundred megabytes together take long runs of bytes, and these are fetched while the ones before are read.
@@ -6,11 +8,14 @@ hundred megabytes together take long runs of bytes, and these are fetched while 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +29,7 @@ from energon_grain.stream.index_map import Draws
 
 Int64Array = npt.NDArray[np.int64]
 _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
+T = TypeVar("T")
 _LOOK_SECONDS = 0.2
 _STRETCH = 1.5
 """A step may be this much larger with what lies between samples."""
@@ -37,7 +43,6 @@ class Prefetch:
     Where that fails nothing is said: whoever reads the bytes will meet the failure.
 
     Args:
-        sources: Of all leaves.
         in_process: Whether it is this process that reads.
 
     Attributes:
@@ -177,7 +182,6 @@ class Coming:
     """What is being fetched for some draws.
 
     Args:
-        ahead: Who fetches.
         futures: In the order of need.
         needed: (n,) how many of them the draws up to each one need.
     """
@@ -230,3 +234,116 @@ class Arrival:
 
     def __reduce__(self) -> tuple[type[Arrival], tuple[None, int]]:
         return Arrival, (None, 0)
+
+
+class Background(Generic[T]):
+    """An iterator over what another one yields, which runs in a thread of its own, a few entries ahead.
+
+    Args:
+        capacity: Entries that wait to be taken at most; 0: who takes one makes it, while the thread rests.
+        budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
+        over: Ends it, with `stop`.
+
+    Attributes:
+        full_s: How long it waited so far for somebody to take an entry.
+    """
+
+    def __init__(
+        self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int], over: Over
+    ) -> None:
+        self.full_s = 0.0
+        self._entries = iter(entries)
+        self._capacity = capacity
+        self._budget_bytes = budget_bytes
+        self._weigh = weigh
+        self._fitting: int | None = None  # into the budget
+        self._waiting: deque[T] = deque()
+        self._making = False
+        self._end: BaseException | None = None  # behind those that wait
+        self._over = over
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="energon-grain-batches", daemon=True)
+        self._thread.start()
+
+    def resize(self, capacity: int) -> None:
+        """Let so many entries wait from now on. Called by who takes them."""
+        with self._changed:
+            self._capacity = capacity
+            self._changed.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def _run(self) -> None:
+        end: BaseException = StopIteration()
+        try:
+            with wanted_until(self._over):
+                while self._begin():
+                    entry = next(self._entries)
+                    if self._fitting is None:
+                        self._fitting = self._budget_bytes // max(1, self._weigh(entry))
+                    with self._changed:
+                        self._wait_for_room()
+                        if self._over.is_set():
+                            return
+                        self._waiting.append(entry)
+                        self._making = False
+                        self._changed.notify_all()
+                    del entry  # or it would live until the next one is made
+                return
+        except GivenUp:
+            return
+        except BaseException as error:
+            end = error
+        with self._changed:
+            self._making = False
+            self._end = end
+            self._changed.notify_all()
+
+    def _begin(self) -> bool:
+        """Wait until this thread is to make an entry; False: none any more."""
+        with self._changed:
+            while self._capacity == 0 and not self._over.is_set():
+                self._changed.wait()
+            self._making = True
+            return not self._over.is_set()
+
+    def _wait_for_room(self) -> None:
+        began = time.perf_counter()
+        while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._over.is_set():
+            self._changed.wait()
+            self.full_s, began = self.full_s + time.perf_counter() - began, time.perf_counter()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        with self._changed:
+            while not self._waiting and self._end is None and not self._over.is_set():
+                if self._capacity == 0 and not self._making:
+                    break
+                self._changed.wait()
+            if self._over.is_set():
+                raise GivenUp
+            if self._waiting:
+                entry = self._waiting.popleft()
+                self._changed.notify_all()
+                return entry
+            end, self._end = self._end, None if self._end is None else StopIteration()
+        if end is None:
+            return next(self._entries)
+        try:
+            raise end
+        finally:
+            del end  # the traceback refers to this frame
+
+    def stop(self) -> None:
+        """Wake whoever waits, now that `over` is set."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join()

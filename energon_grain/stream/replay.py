@@ -35,8 +35,6 @@ class SampleRestorer:
     """Rebuilds what a stream of the same configuration delivered, on any host; the stream's statistics do not count it.
 
     Args:
-        spec: The compiled dataset.
-        stage: Reads and encodes.
         on_error: `WorkerConfig.restore_error_handler`, called before something that fails now is refused.
     """
 
@@ -140,8 +138,8 @@ class SampleRestorer:
         """The draws of samples of one index map, of each the leaf and the child position."""
         order, first = self._order_of(samples[0][0])
         leaves, positions = np.array(samples, np.int64).T
-        index, epoch = order.table.draw((leaves - first).astype(np.int32), positions)
-        return Draws(leaf=leaves.astype(np.int32), child=positions, index=index, epoch=epoch)
+        draws = order.draw_children((leaves - first).astype(np.int32), positions)
+        return replace(draws, leaf=leaves.astype(np.int32))
 
     def _made(self, draws: Draws, step: int | None) -> Any:
         """The only item of draws."""

@@ -27,7 +27,7 @@ from energon_grain.storage.location import revision_of
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
-from energon_grain.stream.state import Place, numbers, pack_integers, unpack_integers
+from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -84,7 +84,6 @@ class ResolvedLeaf:
         load: Makes a sample of a crude one; may run in several threads. None: the field map does, or a cooker.
         decoder: None leaves parts as bytes.
         subflavors: Tags of every sample.
-        ordering: How the samples are ordered.
     """
 
     source: Source
@@ -106,7 +105,6 @@ class ResolvedArray:
     """An array that is there. Picklable.
 
     Attributes:
-        source: Its rows.
         field: What the default merge calls it.
     """
 
@@ -142,10 +140,8 @@ class ResolvedJoin:
     """A joined leaf whose configuration was read and whose indices are open. Picklable.
 
     Attributes:
-        source: The rows.
         members: How samples of each dataset are made, the primary first; and the arrays.
         row: Makes one sample of a row's.
-        ordering: How rows are ordered.
     """
 
     source: JoinedSource
@@ -223,9 +219,7 @@ class BatchSpec:
 
     Attributes:
         size: Samples of one host's batch.
-        hook: Makes the batch of a list of samples.
         last: What becomes of an incomplete last batch of a finite pass.
-        encode: Hooks on the batch, in order.
         balance: By what hosts get equal work; None: each gets items as they come.
     """
 
@@ -252,12 +246,7 @@ class PackSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Program:
-    """What lanes do with their samples.
-
-    Attributes:
-        root: Makes a lane's items.
-        feeds: Where samples come from, by number.
-    """
+    """What lanes do with their samples."""
 
     root: LaneOperator
     feeds: tuple[Feed, ...]
@@ -270,15 +259,12 @@ class StreamSpec:
     Attributes:
         seed: 64-bit hash of `written_seed`.
         written_seed: The user's seed and seed offset.
-        lanes: L.
         index_map: From positions to draws, and how long passes are; None where lanes have a program.
         program: What lanes do with their samples, where that depends on more than a position.
-        packs: How planned packs are made, by their number.
         batch: None: single samples are delivered.
         steps: Batches per host after which an iteration ends although the stream goes on; None: no such end.
         limit: Batches per host after which a pass ends; None: at its natural end.
         mixture: How leaves are mixed, for the manifest; None: there is one.
-        same_pass: Every pass is the first again.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
         cache_pool: What hooks get as `cache`; None: what their task encoder says.
     """
@@ -389,7 +375,7 @@ class StreamSpec:
         if lanes is None or not any(feed.order.folds for feed in feeds):
             return ""
         first = [_NOWHERE] * len(feeds)
-        for form, number in numbers((self.program.root.state_form,) * len(lanes), lanes):
+        for form, number in walk((self.program.root.state_form,) * len(lanes), lanes, later=True):
             feed = feeds[form.feed]
             position = number if isinstance(form, Place) else number // feed.stripe * feed.stripe * feed.lanes
             first[feed.index] = min(first[feed.index], position)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import repeat
@@ -29,15 +29,14 @@ from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
-from energon_grain.stream.batches import with_restore_key
+from energon_grain.stream.batches import PackMaker
 from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.clock import Clock, HookClock, Work
-from energon_grain.stream.hooks import Draw, HookSpec, call_hook, current, seeded_globals
-from energon_grain.stream.index_map import PASS_BITS, Draws, Packs, Sources
-from energon_grain.stream.memory import keep_freed_memory, paused_collection
-from energon_grain.stream.spec import JoinRow, LeafSpec, PackSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
-from energon_grain.stream.statistics import Dropped, Holed, raise_if_fatal, release_frames
-from energon_grain.transforms.batching import kind_of
+from energon_grain.stream.clock import Clock, Work
+from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
+from energon_grain.stream.index_map import Draws, Sources
+from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
+from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
+from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
 
 _logger = logging.getLogger("energon_grain")
 _hook_key = lru_cache(maxsize=4096)(fold)
@@ -198,10 +197,6 @@ class ArrayColumn:
 
     A joiner of the user's gets the bare rows. The default merge gets samples of one field, or crude samples of one
     part, so that rows are merged as samples of datasets are.
-
-    Args:
-        array: The array.
-        row: The joiner.
     """
 
     def __init__(self, array: ResolvedArray, row: JoinRow) -> None:
@@ -236,13 +231,7 @@ _own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
 class LeafLoader:
-    """Makes the samples of leaves whose samples are made alike.
-
-    Args:
-        leaves: Their sources and configurations, by number.
-        hook_keys: 64-bit key of a leaf's random numbers, by number.
-        failure_tolerance: Samples in a row that may fail to decode; 0: any number.
-    """
+    """Makes the samples of leaves whose samples are made alike."""
 
     def __init__(
         self, leaves: Mapping[int, ResolvedLeaf], hook_keys: Mapping[int, int], failure_tolerance: int
@@ -483,23 +472,14 @@ def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> 
 
 
 class ColumnMerge:
-    """The default merge, field by field for all rows at once: what `Sample.from_joined` does for each.
-
-    Args:
-        sample_type: Of the result.
-    """
+    """The default merge, field by field for all rows at once: what `Sample.from_joined` does for each."""
 
     def __init__(self, sample_type: type[Any]) -> None:
         self._construct = column_constructor(sample_type)
         self._fields = {field.name for field in dataclasses.fields(sample_type)}
 
     def __call__(self, columns: list[list[Any]], sources: list[LazySources]) -> list[Any] | None:
-        """Samples of the rows; None where they must be merged one by one.
-
-        Args:
-            columns: For each dataset its sample of each row.
-            sources: Of each row.
-        """
+        """Samples of the rows; None where they must be merged one by one."""
         merged: dict[str, Any] = {}
         for column in columns:
             types = set(map(type, column))
@@ -529,9 +509,6 @@ def _sources_of(samples: list[Any]) -> list[Any]:
 
 class Kind:
     """Leaves whose samples are read together and made alike.
-
-    Args:
-        leaves: By number.
 
     Attributes:
         hooks: On their samples, in order.
@@ -604,7 +581,6 @@ class PureStage:
     """Reads and encodes chunks. Thread-safe: several threads may encode different chunks at once.
 
     Args:
-        spec: The compiled dataset.
         hook_lock: Held while hooks run that must not overlap in time, those of the batch stage among them.
     """
 
@@ -623,6 +599,7 @@ class PureStage:
         self._kind_of = np.zeros(len(spec.leaves), np.int32)
         for kind, leaves in enumerate(alike.values()):
             self._kind_of[[*leaves]] = kind
+        self._packs = PackMaker(spec.packs, self.hook_lock)
         self._told: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
@@ -654,7 +631,8 @@ class PureStage:
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
             if packs is not None:
-                outcomes, restore_keys, drops = self._pack(chunk, packs, outcomes, restore_keys, clock)
+                outcomes, restore_keys, drops, spans = self._packs.make(chunk, packs, outcomes, restore_keys)
+                clock.spans += spans
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(
             outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=Work(clock.spans)
@@ -700,94 +678,6 @@ class PureStage:
         flow.applied = hooks
         return flow
 
-    def _pack(
-        self,
-        chunk: Chunk,
-        packs: Packs,
-        samples: list[Any],
-        restore_keys: list[tuple[Any, ...]],
-        clock: Clock,
-    ) -> tuple[list[Any], list[tuple[Any, ...]], int]:
-        """Make items of samples, and give them, their restore keys, and how many are not whole.
-
-        Raises:
-            FatalSampleError: A hook raised what no policy may skip.
-        """
-        outcomes: list[Any] = []
-        keys: list[tuple[Any, ...]] = []
-        drops = 0
-        cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
-        clocks: dict[int, tuple[HookSpec, HookClock]] = {}
-        members = list(zip(chunk.draws.leaf.tolist(), chunk.draws.child.tolist(), strict=True))
-        parts = list(zip(packs.starts.tolist(), packs.stops.tolist(), strict=True))
-        makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
-        for place, (number, maker) in enumerate(makers):
-            begin, end = cuts[place], cuts[place + 1]
-            if maker < 0:
-                drops += type(samples[begin]) is Dropped
-                outcomes.append(samples[begin])
-                keys.append(restore_keys[begin])
-                continue
-            dropped = tuple(sample for sample in samples[begin:end] if type(sample) is Dropped)
-            there = (
-                [at for at in range(begin, end) if type(samples[at]) is not Dropped] if dropped else range(begin, end)
-            )
-            spec, value = self._spec.packs[maker], [samples[at] for at in there]
-            ranges = [parts[at] for at in there] if spec.takes_ranges else None
-            batch = None if batch_of is None else batch_of(place)
-            outcome = self._made(spec, value, ranges, number, members[begin][0], batch, clocks)
-            told = tuple(parts[begin:end]) if spec.takes_ranges else None
-            keys.append(("pack", maker, number, tuple(members[begin:end]), told))
-            if type(outcome) is not Dropped:
-                outcome = with_restore_key(outcome, keys[-1])
-            drops += bool(dropped) or type(outcome) is Dropped
-            outcomes.append(Holed(outcome, dropped) if dropped else outcome)
-        for hook, each in clocks.values():
-            clock.spans.append(each.span(hook.name, "workers" if hook.concurrent else "one worker"))
-        return outcomes, keys, drops
-
-    def _made(
-        self,
-        spec: PackSpec,
-        samples: list[Any],
-        ranges: list[tuple[int, int]] | None,
-        number: int,
-        leaf: int,
-        batch: int | None,
-        clocks: dict[int, tuple[HookSpec, HookClock]],
-    ) -> Any:
-        """A pack, or the `Dropped` in its stead."""
-        value: Any = samples
-        hook = spec.hooks[0][0]
-        try:
-            if not samples:
-                raise SkipSample("none of its samples is left")
-            for hook, key in spec.hooks:
-                call = hook
-                if ranges is not None:
-                    call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
-                    ranges = None
-                if id(hook) not in clocks:
-                    clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self.hook_lock)
-                lock = clocks[id(hook)][1]
-                value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
-        except Exception as error:
-            raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")
-            if skipped := isinstance(error, SkipSample):
-                release_frames(error)
-            return Dropped(
-                leaf=leaf,
-                hook=hook.name,
-                failure_tolerance=hook.failure_tolerance,
-                error=error,
-                key="",
-                shard="",
-                sample=None if skipped else value,
-                sources=None,
-                what="item",
-            )
-        return value
-
     def _call(self, flow: Flow, hook: HookSpec, clock: Clock, *, one_by_one: bool = False) -> Exception | None:
         """Call a hook, and take the time without that for the lock."""
         samples = len(flow.values)
@@ -805,23 +695,3 @@ class PureStage:
         """Release file handles."""
         for source in self.sources:
             source.close()
-
-
-def approximate_bytes(value: Any) -> int:
-    """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
-    if kind_of(type(value)) is not None:
-        try:
-            return value.nbytes
-        except RuntimeError:  # torch's sparse tensors do not tell
-            return 0
-    if isinstance(value, (bytes, bytearray, memoryview, str)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(approximate_bytes(entry) for entry in cast("Mapping[Any, Any]", value).values())
-    if isinstance(value, (list, tuple)):
-        entries = cast("list[Any]", value)
-        return sum(approximate_bytes(entry) for entry in entries)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (field.name for field in dataclasses.fields(value) if field.name[:2] != "__")
-        return sum(approximate_bytes(getattr(value, name)) for name in names)
-    return 0

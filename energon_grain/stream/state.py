@@ -14,6 +14,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -94,22 +95,21 @@ class Codec:
     """Writes and reads the values of one form.
 
     What is done for each part of the form is worked out once: states of lanes are written after every step.
-
-    Args:
-        form: Of the values.
     """
-
-    __slots__ = ("_form", "_read", "_write")
 
     def __init__(self, form: Form) -> None:
         self._form = form
-        self._write: _Write | None = None
-        self._read: _Read | None = None
+
+    @cached_property
+    def _write(self) -> _Write:
+        return _writer(self._form)
+
+    @cached_property
+    def _read(self) -> _Read:
+        return _reader(self._form)
 
     def encode(self, value: Any) -> list[int]:
         """A value as integers, 0 or more, if it is one of the form."""
-        if self._write is None:
-            self._write = _writer(self._form)
         integers: list[int] = []
         self._write(value, integers, {}, {})
         return integers
@@ -120,8 +120,6 @@ class Codec:
         Raises:
             StateError: There is no such value of this form.
         """
-        if self._read is None:
-            self._read = _reader(self._form)
         given = _Integers(integers)
         value = self._read(given)
         if given.at != len(integers):
@@ -312,54 +310,39 @@ def _below(value: int, end: int) -> int:
     return value
 
 
-def positions(form: Form, value: Any) -> Iterator[Position]:
-    """The samples that a value is made of, each as often as it is there; those of `Same` and `Later` left out."""
-    match form:
-        case Place(feed=feed):
-            yield feed, value
-        case tuple():
-            for part, entry in zip(form, value, strict=True):
-                yield from positions(part, entry)
-        case Many(each=each):
-            for entry in value:
-                yield from positions(each, entry)
-        case OneOf(forms=forms):
-            yield from positions(forms[value[0]], value[1])
-        case Marked():
-            yield from positions(form.value, value[1])
-        case _:
-            return
+def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place | Rounds, int]]:
+    """Every position and every count of rounds in a value, with what it is.
 
-
-def numbers(form: Form, value: Any) -> Iterator[tuple[Place | Rounds, int]]:
-    """Every position and every count of rounds in a value, with what it is; those of `Same` and `Later` too."""
+    What `Same` and `Later` hold is read later: it is left out unless it is asked for.
+    """
     match form:
         case Place() | Rounds():
             yield form, value
         case tuple():
             for part, entry in zip(form, value, strict=True):
-                yield from numbers(part, entry)
+                yield from walk(part, entry, later=later)
         case Many(each=each):
             for entry in value:
-                yield from numbers(each, entry)
+                yield from walk(each, entry, later=later)
         case OneOf(forms=forms):
-            yield from numbers(forms[value[0]], value[1])
+            yield from walk(forms[value[0]], value[1], later=later)
         case Marked():
-            yield from numbers(form.value, value[1])
-            yield from numbers(form.rare, value[2])
-        case Same() | Later():
-            yield from numbers(form.form, value)
+            yield from walk(form.value, value[1], later=later)
+        case Same() | Later() if later:
+            yield from walk(form.form, value, later=later)
         case _:
             return
+
+
+def positions(form: Form, value: Any) -> Iterator[Position]:
+    """The samples that a value is made of, each as often as it is there; those of `Same` and `Later` left out."""
+    return ((place.feed, at) for place, at in walk(form, value) if isinstance(place, Place))
 
 
 class LaneStates:
     """The states of a host's lanes as one text: for each lane how many integers follow, and those.
 
     A step changes some lanes: those that are the same objects as the last time are not written again.
-
-    Args:
-        form: Of one lane's state.
     """
 
     def __init__(self, form: Form) -> None:

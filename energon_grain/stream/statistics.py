@@ -73,10 +73,10 @@ class Dropped:
     hook: str
     failure_tolerance: int
     error: Exception
-    key: str
-    shard: str
     sample: Any
-    sources: Any
+    sources: Any = None
+    key: str = ""
+    shard: str = ""
     what: Literal["sample", "item", "batch"] = "sample"
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass
 from time import perf_counter_ns
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,10 +31,8 @@ class Step(NamedTuple):
     """A step, made.
 
     Attributes:
-        batch: What the consumer gets.
         samples: How many it holds, padding not counted.
         drops: What was dropped on the way to it.
-        progress: The place behind it.
         more: Whether this host may have samples for a later one.
     """
 
@@ -51,7 +50,6 @@ class _Timed(Generic[T]):
     """An iterator that tells when each entry was asked for and came; it may end and later go on.
 
     Args:
-        entries: What is iterated over.
         each: Called with each entry, and the two times.
     """
 
@@ -69,63 +67,48 @@ class _Timed(Generic[T]):
         return entry
 
 
+@dataclass(kw_only=True, eq=False)
 class Production:
     """Makes the steps of one pass, from a place in it on.
 
-    Args:
-        spec: The compiled dataset.
-        share: This host's part.
-        stage: Reads and encodes in this process.
-        batches: Makes the batches.
-        statistics: Counts drops.
-        config: Error handler and memory bound.
+    Attributes:
         pool: Who encodes; None: everything happens in `next`.
         under_way: Takes in what runs from now on, and ends it.
-        start: From where on.
+        progress: The place behind the last step that was made; first, from where on.
         finish: Called on each batch when it is made.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: StreamSpec,
-        share: Share,
-        stage: PureStage,
-        batches: BatchStage,
-        statistics: Statistics,
-        config: WorkerConfig,
-        pool: WorkerPool | None,
-        under_way: UnderWay,
-        start: Progress,
-        finish: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self._spec = spec
-        self._share = share
-        self._stage = stage
-        self._batches = batches
-        self._statistics = statistics
-        self._plan = PassPlan.of(spec, share.hosts, start.pass_number)
-        self._progress = start
-        self._config = config
-        statistics.begin(first=not (start.item or start.pass_number), item=start.item)
-        self._finish = finish
-        self._under_way = under_way
-        self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(spec.leaves))
-        self._ahead = Prefetch(stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+    spec: StreamSpec
+    share: Share
+    stage: PureStage
+    batches: BatchStage
+    statistics: Statistics
+    config: WorkerConfig
+    pool: InitVar[WorkerPool | None]
+    under_way: UnderWay
+    progress: Progress
+    finish: Callable[[Any], Any] | None = None
+
+    def __post_init__(self, pool: WorkerPool | None) -> None:
+        start = self.progress
+        self._plan = PassPlan.of(self.spec, self.share.hosts, start.pass_number)
+        self.statistics.begin(first=not (start.item or start.pass_number), item=start.item)
+        self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
+        self._ahead = Prefetch(self.stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         self._ahead.on_wait = self._fetched
         if self._ahead:
-            under_way.add(self._ahead.close)
+            self.under_way.add(self._ahead.close)
         self._sampling = StepSampling()
         self._chunks_ns = 0  # that chunks were waited for
         self._work: EqualWork | None = None
-        self._assembly = self._positions(pool) if spec.program is None else self._lanes(spec.program, pool)
+        self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
 
     def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
-        spec, share, start = self._spec, self._share, self._progress
+        spec, share, start = self.spec, self.share, self.progress
         origin = share.first_at(start.item)
         self._work = EqualWork.of(
-            spec, self._stage.sources, share, pass_number=start.pass_number, first=start.item, plan=self._plan
+            spec, self.stage.sources, share, pass_number=start.pass_number, first=start.item, plan=self._plan
         )
         drops = start.drops if self._work is None else np.zeros_like(start.drops)  # those of an unbalanced run
         first = origin + int(drops.min()) * share.local_lanes
@@ -141,7 +124,7 @@ class Production:
         )
         chunks = plan_chunks(
             spec,
-            self._stage.sources,
+            self.stage.sources,
             share,
             pass_number=start.pass_number,
             first=first,
@@ -157,43 +140,43 @@ class Production:
             lanes=share.local_lanes,
             drops=drops,
             chunks=((sent.popleft(), encoded) for encoded in self._encoded(_noted(chunks, sent), pool)),
-            again=self._stage.run,
+            again=self.stage.run,
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
             on_drop=self._on_drop,
-            on_hole=self._statistics.drop,
-            on_success=self._statistics.succeeded,
+            on_hole=self.statistics.drop,
+            on_success=self.statistics.succeeded,
             patience=spec.patience,
             stand_in=None if self._work is None else self._stand_in,
         )
 
     def _takes_batches(self) -> bool:
         """Whether workers may make batches of this pass."""
-        if self._share.stride > 1:
+        if self.share.stride > 1:
             return False
         return isinstance(self._assembly, LaneAssembly) and self._assembly.takes_batches
 
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
         """Items of lanes that have a program."""
-        start = self._progress
-        reader = LaneChunks(self._stage.sources, self._pace, self._ahead)
+        start = self.progress
+        reader = LaneChunks(self.stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
         around = surroundings(
             program,
-            self._stage,
+            self.stage,
             self._pace,
-            self._statistics,
-            self._config.restore_error_handler,
-            self._spec.patience,
+            self.statistics,
+            self.config.restore_error_handler,
+            self.spec.patience,
         )
         return LaneProgram(
             program=program,
-            share=self._share,
+            share=self.share,
             reader=reader,
             around=around,
-            pass_number=self._spec.counted(start.pass_number),
-            states=start.lanes,
-            begins=start.item == 0 and not self._spec.endless,
+            pass_number=self.spec.counted(start.pass_number),
+            before=start.lanes,
+            begins=start.item == 0 and not self.spec.endless,
             batch_size=self._plan.batch_size,
         )
 
@@ -201,23 +184,23 @@ class Production:
         """Chunks, done: by workers, or when they are asked for."""
         chunks = _Timed(chunks, self._planned)
         if pool is None:
-            return _Timed(map(self._pace.timed(self._stage.run), chunks), self._came)
+            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
-            self._under_way.add(workers.stop, workers.close)
+            self.under_way.add(workers.stop, workers.close)
         return _Timed(workers, self._came)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
-        self._statistics.read(chunk.draws.leaf, chunk.size_bytes)
+        self.statistics.read(chunk.draws.leaf, chunk.size_bytes)
         samples = len(chunk.draws.leaf)
-        self._statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
+        self.statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
 
     def _fetched(self, began_ns: int, ended_ns: int) -> None:
-        self._statistics.took_here([Span("storage", "fetch", "workers", began_ns, ended_ns - began_ns, 0, 0)])
+        self.statistics.took_here([Span("storage", "fetch", "workers", began_ns, ended_ns - began_ns, 0, 0)])
 
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
-        self._statistics.took(encoded.work)
+        self.statistics.took(encoded.work)
 
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
         """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
@@ -236,58 +219,53 @@ class Production:
         """Count what was measured of a step."""
         weight = self._sampling.done(sum(span.wall_ns for span in (*assembled, *batched)), self._chunks_ns)
         self._chunks_ns = 0
-        self._statistics.took_here(assembled, weight, added_up=True)
-        self._statistics.took_here(batched, weight)
+        self.statistics.took_here(assembled, weight, added_up=True)
+        self.statistics.took_here(batched, weight)
 
     def _on_drop(self, dropped: Dropped) -> None:
         if self._work is None:
-            self._share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
-        self._statistics.drop(dropped)
+            self.share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
+        self.statistics.drop(dropped)
 
     def __iter__(self) -> Iterator[Step]:
-        while not self._progress.ended:
-            with using_cache(self._spec.cache_pool):
+        while not self.progress.ended:
+            with using_cache(self.spec.cache_pool):
                 step = self._step()
             if step is None:
                 return
             yield step
             del step  # or the batch would live until the next one is made
 
-    @property
-    def progress(self) -> Progress:
-        """The place behind the last step that was made."""
-        return self._progress
-
     def _step(self) -> Step | None:
         """The next step; None at the end of the pass."""
-        plan, spec = self._plan, self._spec
+        plan, spec = self._plan, self.spec
         while True:
-            item = self._progress.item
+            item = self.progress.item
             step = item // plan.global_batch
             if isinstance(self._assembly, LaneProgram):
                 self._assembly.begin_batch(step)
             assembled: list[Span] = []
-            spans: list[Span] | None = [] if self._sampling.due() or self._statistics.listeners else None
+            spans: list[Span] | None = [] if self._sampling.due() or self.statistics.listeners else None
             collected = self._collect(item) if spans is None else self._collect_timed(item, assembled)
             samples, keys, valid, next_item = collected
             if isinstance(samples, MadeBatch):
                 if spans is not None:
                     self._took(assembled, spans)
-                self._progress = self._behind(next_item, 1)
+                self.progress = self._behind(next_item, 1)
                 return self._delivered(samples.batch, samples.samples)
             if not samples:
-                if item == 0 and self._lanes_ended() and self._share.hosts == 1:
+                if item == 0 and self._lanes_ended() and self.share.hosts == 1:
                     raise EmptyDatasetError(
                         "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
                         "would have made a full batch). loader.stats() says what was dropped and why"
                     )
-                self._progress = self._progress._replace(item=next_item, ended=True)
+                self.progress = self.progress._replace(item=next_item, ended=True)
                 return None
-            pass_number = self._progress.pass_number
-            batch = self._batches.make(
+            pass_number = self.progress.pass_number
+            batch = self.batches.make(
                 samples,
                 keys,
-                item=spec.first_item(pass_number) + self._share.to_global(self._share.first_at(item)),
+                item=spec.first_item(pass_number) + self.share.to_global(self.share.first_at(item)),
                 pass_number=spec.counted(pass_number),
                 step=step,
                 valid=valid,
@@ -296,32 +274,35 @@ class Production:
             if spans is not None:
                 self._took(assembled, spans)
             made = int(batch is not NO_BATCH)
-            self._progress = self._behind(next_item, made)
+            self.progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
                 return self._delivered(batch, len(samples) if valid is None else int(valid.sum()))
             # From here on a step no longer tells the item by itself.
-            self._progress = self._progress.forgetting(plan.global_batch)
-            if self._progress.ended:
+            self.progress = self.progress.forgetting(plan.global_batch)
+            if self.progress.ended:
                 return None
 
     def _delivered(self, batch: Any, samples: int) -> Step:
-        if self._finish is not None:
+        if self.finish is not None:
             began_ns = perf_counter_ns()
-            batch = self._finish(batch)
+            batch = self.finish(batch)
             took_ns = perf_counter_ns() - began_ns
-            self._statistics.took_here([Span("pipeline", "pin", "main", began_ns, took_ns, 0, samples)])
-        return Step(batch, samples, self._statistics.made(), self._progress, not self._lanes_ended())
+            self.statistics.took_here([Span("pipeline", "pin", "main", began_ns, took_ns, 0, samples)])
+        return Step(batch, samples, self.statistics.made(), self.progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:
         """The place behind a step that ends before `item`."""
-        before, assembly = self._progress, self._assembly
-        return before._replace(
-            step=before.step + made * self._share.stride,
-            pass_step=before.pass_step + made * self._share.stride,
-            item=item,
+        before, assembly, steps = self.progress, self._assembly, made * self.share.stride
+        return Progress(  # sooner made than by `_replace`, once a step
             drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
+            step=before.step + steps,
+            pass_number=before.pass_number,
+            pass_step=before.pass_step + steps,
+            item=item,
             lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
-            ended=self._plan.over(before.pass_step + made * self._share.stride, item),
+            ended=self._plan.over(before.pass_step + steps, item),
+            history=before.history,
+            skipped=before.skipped,
         )
 
     def _lanes_ended(self) -> bool:
@@ -333,64 +314,52 @@ class Production:
         In place of samples, the batch itself where a worker made it.
         """
         plan = self._plan
-        first = self._share.first_at(item)
+        first = self.share.first_at(item)
         taken = self._assembly.take(first, plan.batch_size)
-        behind = item + plan.global_batch * self._share.stride
+        behind = item + plan.global_batch * self.share.stride
         if taken.made is not None:
             return taken.made, [], None, behind
         if not taken.missing:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
             if self._work is not None and valid is not None and plan.length is not None and behind > plan.length:
-                items = self._work.items(self._share.to_global(np.arange(first, first + plan.batch_size)))
+                items = self._work.items(self.share.to_global(np.arange(first, first + plan.batch_size)))
                 valid = items < plan.length
             return taken.samples, taken.restore_keys, valid, behind
         if isinstance(self._assembly, LaneProgram):
             return self._collect_at_end(self._assembly, taken, behind)
         if plan.keeps:
-            # One host: go on behind the gaps that dropped samples left near the end of the pass.
-            while taken.missing and not plan.exhausted(behind):
-                more = self._assembly.take(self._share.first_at(behind), len(taken.missing))
-                behind += len(taken.missing)
-                taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
+            taken, behind = self._gone_on(taken, behind, plan.exhausted)
             return taken.samples, taken.restore_keys, None, behind
-        return *self._padded(taken, first), behind
+        items = self.share.to_global(first + np.asarray(taken.missing, np.int64))
+        samples, keys, valid = _filled(taken, iter(self._fillers(items)))
+        # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
+        return samples, keys, valid if plan.pads else None, behind
+
+    def _gone_on(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
+        """One host: what is missing is taken from behind the gaps of dropped samples, or of lanes that ended."""
+        while taken.missing and not ended(behind):
+            more = self._assembly.take(self.share.first_at(behind), len(taken.missing))
+            behind += len(taken.missing)
+            taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
+        return taken, behind
 
     def _collect_at_end(
         self, lanes: LaneProgram, taken: Taken, behind: int
     ) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
         """The same where lanes have begun to end, each at its own item."""
-        plan, one_host = self._plan, self._share.hosts == 1
+        plan, one_host = self._plan, self.share.hosts == 1
         if plan.pads:
             while one_host and not taken.samples and not lanes.ended:
                 taken, behind = lanes.take(behind, plan.batch_size), behind + plan.batch_size
             if one_host and not taken.samples:
                 return [], [], None, behind
-            missing = set(taken.missing)
-            present = iter(zip(taken.samples, taken.restore_keys, strict=True))
-            rows = [lanes.filler() if place in missing else next(present) for place in range(plan.batch_size)]
-            valid = np.array([place not in missing for place in range(plan.batch_size)])
-            return [row[0] for row in rows], [row[1] for row in rows], valid, behind
-        while one_host and taken.missing and not lanes.ended:
-            count = len(taken.missing)
-            more = lanes.take(behind, count)
-            taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
-            behind += count
+            return *_filled(taken, (lanes.filler() for _ in taken.missing)), behind
+        if one_host:
+            taken, behind = self._gone_on(taken, behind, lambda _: lanes.ended)
         if taken.missing and not plan.keeps:
             return [], [], None, behind
         return taken.samples, taken.restore_keys, None, behind
-
-    def _padded(self, taken: Taken, first: int) -> tuple[list[Any], list[tuple[Any, ...]], Any]:
-        """Fill places that the pass has no item for with samples from its beginning, and mark them as not valid."""
-        count = len(taken.samples) + len(taken.missing)
-        missing = set(taken.missing)
-        items = self._share.to_global(first + np.asarray(taken.missing, np.int64))
-        filler = iter(self._fillers(items))
-        present = iter(zip(taken.samples, taken.restore_keys, strict=True))
-        rows = [next(filler) if place in missing else next(present) for place in range(count)]
-        # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
-        valid = np.array([place not in missing for place in range(count)]) if self._plan.pads else None
-        return [row[0] for row in rows], [row[1] for row in rows], valid
 
     def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
         """One good sample for each item beyond the pass: of position `item mod length`, or of the next good one."""
@@ -399,7 +368,7 @@ class Production:
         found: list[tuple[Any, tuple[Any, ...]]] = []
         for item in items.tolist():
             positions = ((item + offset) % length for offset in range(length))
-            sample = self._first_good(positions, item // self._share.hosts)
+            sample = self._first_good(positions, item // self.share.hosts)
             if sample is None:
                 raise EmptyDatasetError(
                     f"every one of the {length} samples of the pass was dropped; see the log for why"
@@ -411,7 +380,7 @@ class Production:
         """The sample that stands at a place of a balanced step whose own was dropped, with its restore key."""
         work, length = self._work, self._plan.length
         assert work is not None
-        items = work.items(np.array([self._share.to_global(local)]))
+        items = work.items(np.array([self.share.to_global(local)]))
         item = int(items[0])
         if length is not None and item >= length:
             return self._fillers(items)[0]
@@ -428,14 +397,25 @@ class Production:
     def _first_good(self, positions: Iterable[int], local: int) -> tuple[Any, tuple[Any, ...]] | None:
         """The sample of the first of some positions that is not dropped, for a local place; None: all are."""
         for position in positions:
-            draws = self._spec.order.draw(np.array([position]), self._progress.pass_number)
+            draws = self.spec.order.draw(np.array([position]), self.progress.pass_number)
             chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
-            encoded = self._stage.run(chunk)
+            encoded = self.stage.run(chunk)
             outcome = encoded.outcomes[0]
             outcome = outcome.value if type(outcome) is Holed else outcome
             if type(outcome) is not Dropped:
                 return outcome, encoded.restore_keys[0]
         return None
+
+
+def _filled(
+    taken: Taken, fillers: Iterator[tuple[Any, tuple[Any, ...]]]
+) -> tuple[list[Any], list[tuple[Any, ...]], np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Samples and restore keys of all places of a batch, those that are missing filled up; and which are real."""
+    real = np.ones(len(taken.samples) + len(taken.missing), np.bool_)
+    real[taken.missing] = False
+    present = iter(zip(taken.samples, taken.restore_keys, strict=True))
+    rows = [next(present if there else fillers) for there in real.tolist()]
+    return [row[0] for row in rows], [row[1] for row in rows], real
 
 
 def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:

@@ -23,10 +23,10 @@ from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
-from energon_grain.stream.background import Background
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
 from energon_grain.stream.loader_stats import LoaderStats, Setup
+from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.passes import (
     PassPlan,
     Progress,
@@ -38,9 +38,10 @@ from energon_grain.stream.passes import (
     place_in_pass,
     place_of_step,
 )
+from energon_grain.stream.prefetch import Background
 from energon_grain.stream.replay import SampleRestorer
 from energon_grain.stream.spec import StreamSpec, no_dataset
-from energon_grain.stream.stage import PureStage, approximate_bytes
+from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
@@ -415,7 +416,7 @@ class Stream:
                     config=self.config,
                     pool=pool,
                     under_way=self._under_way,
-                    start=self._behind,
+                    progress=self._behind,
                     finish=self._finish,
                 )
             ahead = None

@@ -93,10 +93,6 @@ class History:
     """What a stream knows of its run, and where from.
 
     Attributes:
-        spec: The compiled dataset.
-        stage: Reads and encodes.
-        config: Of this host.
-        share: Of this host.
         since: Where it was restored; None: it began at the beginning.
         state: What it was restored from.
         changed: Whether that was of another configuration, or of other data.
@@ -240,9 +236,7 @@ class History:
             if program is not None:
                 draws = program.feeds[feed].draw(places[at])
             else:
-                leaves = np.full(len(at), feed, np.int32)
-                index, epoch = self.spec.order.table.draw(leaves, places[at])
-                draws = Draws(leaf=leaves, child=places[at], index=index, epoch=epoch)
+                draws = self.spec.order.draw_children(np.full(len(at), feed, np.int32), places[at])
             parts.append(draws.members)
             owners.append(at if draws.packs is None else at[draws.packs.owner()])
         owner = np.concatenate(owners)
@@ -386,7 +380,7 @@ class History:
                         config=self.config,
                         pool=None,
                         under_way=under_way,
-                        start=place,
+                        progress=place,
                     )
                 )
                 for host, place in enumerate(places)
@@ -418,7 +412,6 @@ class _Stage:
         self.sources = stage.sources if read else _NoSources()
 
     def run(self, chunk: Chunk) -> Encoded:
-        """A chunk, done; its batches are not made."""
         if self._stage is not None:
             return self._stage.run(dataclasses.replace(chunk, numbers=None))
         draws = chunk.draws
@@ -430,7 +423,6 @@ class _NoSources(Sources):
     """In place of sources of which nothing is read."""
 
     def sizes(self, draws: Draws) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Nothing each."""
         return np.zeros(len(draws), np.int64)
 
 

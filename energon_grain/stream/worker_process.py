@@ -83,7 +83,6 @@ class SamplePickler(pickle.Pickler):
         return NotImplemented
 
     def payload(self, result: Any) -> memoryview:
-        """The pickle itself."""
         self.dump(result)
         return self._stream.getbuffer()
 
@@ -265,11 +264,7 @@ def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
 
 
 class WorkerStage:
-    """The pure stage of a worker process.
-
-    Args:
-        spec: The compiled dataset.
-    """
+    """The pure stage of a worker process."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self._stage = PureStage(spec)
@@ -385,7 +380,6 @@ class Channel:
         return data
 
     def close(self) -> None:
-        """Close this end."""
         self._end.close()
 
 

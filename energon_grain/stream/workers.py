@@ -195,9 +195,7 @@ class OrderedWorkers(Generic[T]):
     Args:
         run: What a thread does with a chunk.
         threads: How many; see `resize`.
-        chunks: In order.
         budget_bytes: Bound on the memory of chunks that are under way or done and not yet taken.
-        most: Bound on their number.
     """
 
     def __init__(
@@ -271,7 +269,6 @@ class OrderedWorkers(Generic[T]):
         return encoded
 
     def taken(self, chunk: Chunk, result: T) -> Encoded:
-        """What is delivered of what a function returned: itself."""
         del chunk
         return cast("Encoded", result)
 
@@ -330,9 +327,7 @@ class WorkerPool(Protocol):
     """Workers, for the life of a stream. They hold nothing that what comes out depends on."""
 
     @property
-    def workers(self) -> int:
-        """How many."""
-        ...
+    def workers(self) -> int: ...
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Any]:
         """Let them encode these chunks from now on. What was started before is closed by then.
@@ -345,7 +340,6 @@ class WorkerPool(Protocol):
 
     def close(self) -> None:
         """End them; once more does no harm."""
-        ...
 
 
 MakePool = Callable[[StreamSpec, PureStage], WorkerPool]
@@ -355,8 +349,6 @@ class ThreadPool:
     """Threads of this process.
 
     Args:
-        stage: What they run.
-        workers: How many.
         budget_bytes: Bound on the memory of what they made and nobody took yet.
     """
 
@@ -367,7 +359,6 @@ class ThreadPool:
         self._running: Callable[[], OrderedWorkers[Encoded] | None] = lambda: None
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
-        """See `WorkerPool.start`."""
         run, most = pace.timed(self._run), 2 * self.workers + 1
         running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, most)
         self._running = weakref.ref(running)
@@ -382,7 +373,6 @@ class ThreadPool:
 
     @property
     def settled(self) -> bool:
-        """Whether what is taken now was begun behind the last `resize`."""
         running = self._running()
         return running is None or running.settled
 
@@ -405,9 +395,7 @@ class StartedProcess(Protocol):
     """A process, as whoever started it sees it."""
 
     @property
-    def pid(self) -> int | None:
-        """Its number."""
-        ...
+    def pid(self) -> int | None: ...
 
     @property
     def code(self) -> int | None:
@@ -420,7 +408,6 @@ class StartedProcess(Protocol):
 
     def kill(self) -> None:
         """End it at once."""
-        ...
 
 
 StartProcess = Callable[[int, Channel, socket.socket], StartedProcess]
@@ -471,11 +458,7 @@ class ProcessPool:
     """Worker processes. See `stream.workers.WorkerPool`.
 
     Args:
-        sources: The parent's sources.
-        workers: How many.
         budget_bytes: Bound on the memory of what they made and nobody took yet.
-        start: How they are started.
-        received: How results are taken in.
         import_script: Whether they begin by importing the user's script.
     """
 
@@ -509,7 +492,6 @@ class ProcessPool:
         return ProcessWorkers(self, processes, chunks, pace, self._budget_bytes)
 
     def close(self) -> None:
-        """End the processes."""
         processes = [*self._processes.values()]  # a signal handler may do the same, in the middle of this
         for process in processes:
             process.dismiss()
@@ -586,9 +568,6 @@ class WorkerProcess:
     """One worker process. Two threads drive it: while one waits for an answer, the other has sent the next chunk.
 
     Args:
-        number: Of the worker, for messages.
-        start: Starts it.
-        received: How results are taken in.
         import_script: Whether it begins by importing the user's script.
     """
 
@@ -670,7 +649,6 @@ class WorkerProcess:
         self._channel.close()
 
     def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
-        """End the process."""
         self.dismiss()
         if not self._process.ended(patience_s):
             self._process.kill()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_runs import run
 
-from energon_grain import StateError, Stream, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_grain import Stream, WorkerConfig, get_train_dataset, get_val_dataset
 from energon_grain.cli.terminal import format_bytes, significant
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset, write_tars
@@ -124,16 +124,6 @@ def test_which_takes_the_settings_of_the_run(root: Path, options: dict[str, Any]
         for step in (0, 3, 7):
             told = json.loads(run("which", root, "--step", str(step), "--batch-size", "4", *written, "--json").stdout)
             assert [record["key"] for record in told] == [record.key for record in stream.which(step)]
-
-
-def test_which_says_what_is_no_state(root: Path, tmp_path: Path) -> None:
-    file = tmp_path / "state.json"
-    wrong = {b"{cut": "expected a saved state as JSON", b"\xff": "as JSON", b"[]": "no state to merge"}
-    for content, said in wrong.items():
-        file.write_bytes(content)
-        result = run("which", root, "--step", "0", "--batch-size", "2", "--state", file)
-        assert isinstance(result.exception, StateError)
-        assert said in str(result.exception)
 
 
 @pytest.mark.parametrize(

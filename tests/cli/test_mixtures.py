@@ -12,7 +12,6 @@ import pytest
 import yaml
 from metadatasets import write_v2
 
-from energon_grain import ConfigError, DatasetNotFoundError, SplitError
 from energon_grain.cli.mixture import MixtureSummary, summarize_mixture
 from energon_grain.cli.plot import count_leaves
 from energon_grain.stream.spec import StreamSpec
@@ -126,18 +125,3 @@ def test_a_join_is_one_leaf(folder: Path) -> None:
     join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
     summary, _ = summarize(folder, {"blend": [join, {"path": "a"}]})
     assert [(leaf.label, leaf.samples) for leaf in summary.leaves] == [("a + b", 31), ("a", 55)]
-
-
-@pytest.mark.parametrize(
-    ("train", "error", "message"),
-    [
-        ({"blend": [{"path": "a", "wieght": 1}]}, ConfigError, "Did you mean `weight`"),
-        ({"blend": [{"path": "nowhere"}]}, DatasetNotFoundError, "nowhere"),
-        ({"path": "a", "split_part": "test"}, SplitError, "test"),
-        ({"concat": [{"path": "a"}, {"blend": [{"path": "b"}]}]}, ConfigError, "has no end"),
-        ({"join": [{"path": "a"}, {"path": "b"}]}, ConfigError, "24 of 55 keys"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_refused(folder: Path, train: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        summarize(folder, train)

@@ -13,6 +13,7 @@ from arrays import numbered, write_array, write_group
 from metadatasets import write_v2
 from parquet_files import write_numbers
 from records import msgpack_record, write_shards
+from table_forms import write_arrow, write_feather, write_mds, write_tokens
 
 from energon_grain import (
     Cooker,
@@ -28,6 +29,7 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 
 COUNT = 60
+ENDINGS = (".array_record", ".tar", ".parquet", ".arrow", ".feather", ".zstd", ".bin")
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 SAMPLES = [{"__key__": f"{number:03d}", "json": b'{"n": %d}' % number} for number in range(COUNT)]
 CRUDE: dict[str, Any] = {"split_ratio": {"train": 1}, "crude": True, "num_workers": 0}
@@ -50,6 +52,10 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "notes.jsonl": lambda path: path.write_text("".join(f"{json.dumps({'n': n})}\n" for n in range(COUNT))),
     "records": write_array_records,
     "rows.parquet": lambda path: write_numbers(path, COUNT, row_group_size=7),
+    "arrow": lambda path: write_arrow(path / "x.arrow", {"n": range(COUNT)}),
+    "x.feather": lambda path: write_feather(path, {"n": range(COUNT)}, compression="zstd"),
+    "mds": lambda path: write_mds(path, {"n": list(range(COUNT))}, shards=3, compression="zstd"),
+    "ids.bin": lambda path: write_tokens(path.with_suffix(""), [[number] for number in range(COUNT)]),
     "files.parquet": lambda path: write_numbers(path, COUNT, files=3, row_group_size=7),
 }
 
@@ -68,6 +74,8 @@ def dataset(path: Path, config: WorkerConfig = ONE, **options: Any) -> SavableDa
 
 
 def numbers(batch: Any) -> list[int]:
+    if "tokens" in batch:
+        return [int(tokens[0]) for tokens in batch["tokens"]]
     return [int(number) for number in (batch["n"] if "n" in batch else batch["json"]["n"])]
 
 
@@ -131,9 +139,60 @@ def test_state_and_which_and_samples_made_again(leaf: Path, tmp_path: Path) -> N
     assert [record.key for record in records] == list(expected["__key__"])
     shards = {record.shard for record in records if record.dataset == str(leaf)}
     assert shards
-    assert all(shard == leaf.name or Path(shard).suffix in (".array_record", ".tar", ".parquet") for shard in shards)
+    assert all(shard == leaf.name or Path(shard).suffix in ENDINGS for shard in shards)
     with opened() as stream:
         stream.restore(state)
         again = next(stream)
         assert list(again["__key__"]) == list(expected["__key__"])
         assert list(stream.restore_sample(again["__restore_key__"])["__key__"]) == list(expected["__key__"])
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_all_forms_in_one_mixture(tmp_path: Path, hosts: int) -> None:
+    """Blended, joined and packed, saved on one host and restored on several: the same packs of the same samples."""
+    for name, write in WRITERS.items():
+        write(tmp_path / name)
+    blend: list[Any] = [{"weight": 1, "path": name} for name in WRITERS]
+    tables = [{"path": "rows.parquet", "keys": "n"}, {"path": "arrow", "keys": "n"}, {"path": "mds", "keys": "n"}]
+    blend.append(
+        {"weight": 3, "join": [*tables, {"path": "ids.bin", "by": "row"}, {"path": "notes.jsonl", "by": "row"}]}
+    )
+    path = write_v2(tmp_path, train={"blend": blend})
+
+    def fleet(count: int) -> list[Stream]:
+        given: dict[str, Any] = {"packing_buffer_size": 5, "batch_size": 4 // count, "lanes": 8}
+        given |= {"task_encoder": Packs(), "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        configs = [WorkerConfig(rank=rank, world_size=count, num_workers=0) for rank in range(count)]
+        return [Stream.of(get_train_dataset(path, worker_config=config, **given)) for config in configs]
+
+    def step(streams: list[Stream]) -> list[Any]:
+        return sorted(keys for stream in streams for keys in next(stream))
+
+    (alone,) = fleet(1)
+    for _ in range(5):
+        next(alone)
+    state = alone.cursor()
+    expected = [step([alone]) for _ in range(10)]
+    alone.close()
+    several = fleet(hosts)
+    for stream in several:
+        stream.restore(state)
+    assert [step(several) for _ in range(10)] == expected
+    assert len({key for batch in expected for pack in batch for key in pack}) > 20
+    for stream in several:
+        stream.close()
+
+
+class Packs(KeysOnly):
+    """Three keys to a pack."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples[at : at + 3] for at in range(0, len(samples), 3)]
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return [sample["__key__"] for sample in samples]
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        return samples

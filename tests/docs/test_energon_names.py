@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from patience import PATIENCE_S
+from energon_peer import needs_energon, run_there
 
 import energon_grain
 
@@ -19,7 +17,6 @@ REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "coming-from-energon.md"
 NAMES = REPOSITORY / "tests" / "fixtures" / "energon_names.txt"  # `module name` a line, of Energon 7.4.1
 LISTER = REPOSITORY / "tests" / "interop" / "list_energon_names.py"
-PEER = os.environ.get("ENERGON_PEER_PYTHON")
 ADAPTER = importlib.util.find_spec("energon_grain_torch") and importlib.util.find_spec("torch")
 SAME, NOTHING = "the same", "—"
 
@@ -68,8 +65,7 @@ def test_what_is_said_of_ours_is_true(name: str, said: str) -> None:
             assert hasattr(importlib.import_module(module or "energon_grain"), attribute)
 
 
-@pytest.mark.energon
-@pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with")
+@needs_energon[0]
+@needs_energon[1]
 def test_the_list_is_energons() -> None:
-    done = subprocess.run([str(PEER), str(LISTER)], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-    assert done.stdout == NAMES.read_text()
+    assert run_there(LISTER) == NAMES.read_text()

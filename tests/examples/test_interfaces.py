@@ -280,7 +280,7 @@ class Lengths(DefaultTaskEncoder):
 
 def test_axlearn_s_source(example: Any, text_dataset: MakeDataset) -> None:
     source = example("axlearn_input").energon_source(
-        path=str(text_dataset(53)), global_batch_size=12, task_encoder=Lengths(), num_workers=0
+        path=str(text_dataset(53)), global_batch_size=12, task_encoder=Lengths, num_workers=0
     )
 
     def feed(number: int, feeds: int) -> Any:

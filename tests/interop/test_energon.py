@@ -1,57 +1,34 @@
-"""What we prepare loads in Megatron-Energon, and what it prepares loads here: samples, order and decoded values.
-
-Needs the Python of an environment with megatron-energon in the variable ENERGON_PEER_PYTHON (`make peers`).
-"""
+"""What we prepare loads in Megatron-Energon, and what it prepares loads here: samples, order and decoded values."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from energon_peer import energon, needs_energon, run_there
 from sqlite_rows import rows
 
 from energon_grain import Cooker, DatasetWriter, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import META_FOLDER, read_info
 
-PEER = os.environ.get("ENERGON_PEER_PYTHON")
-pytestmark = [
-    pytest.mark.energon,
-    pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with"),
-]
+pytestmark = needs_energon
 READER = Path(__file__).with_name("read_with_energon.py")
 TYPED = ("captioning", "classification", "image", "multi_choice_vqa", "ocr", "similarity_interleaved", "text")
 KINDS = (*TYPED, "vid_qa", "vqa", "vqa_ocr", "crude", "blob", "interleaved")
 FIELD_MAPS = {"captioning": {"image": "jpg", "caption": "txt"}, "text": {"text": "txt"}}
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def energon(*arguments: str | Path) -> str:
-    assert PEER is not None
-    return run(Path(PEER).with_name("energon"), *arguments)
-
-
 def read_there(folder: Path, requests: Sequence[tuple[Path, str]]) -> list[list[dict[str, Any]]]:
     """Read split parts of datasets with Energon, all in one process."""
-    assert PEER is not None
     target = folder / "energon.json"
-    run(PEER, READER, target, *(word for request in requests for word in request))
+    run_there(READER, target, *(word for request in requests for word in request))
     return json.loads(target.read_text(encoding="utf-8"))
 
 

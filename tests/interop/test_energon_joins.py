@@ -1,18 +1,13 @@
-"""Joins prepared by either side load in the other.
-
-Needs the Python of an environment with megatron-energon in the variable ENERGON_PEER_PYTHON (`make peers`).
-"""
+"""Joins prepared by either side load in the other."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from energon_peer import energon, needs_energon, run_there
 
 from energon_grain import prepare_metadataset
 from energon_grain.datasets.open_join import open_join
@@ -24,19 +19,8 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import energon_names_of
 from energon_grain.testing import write_tars
 
-PEER = os.environ.get("ENERGON_PEER_PYTHON")
-pytestmark = [
-    pytest.mark.energon,
-    pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with"),
-]
+pytestmark = needs_energon
 READER = Path(__file__).with_name("read_joins_with_energon.py")
-
-
-def run(*command: str | Path) -> None:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 def make_dataset(root: Path, keys: list[str], exclude: str) -> None:
@@ -66,19 +50,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read_there(folder: Path) -> list[list[str]]:
-    assert PEER is not None
     target = folder / "rows.json"
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [PEER, READER, target, folder / "joined.yaml", "train"]
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_there(READER, target, folder / "joined.yaml", "train", PYTHONPATH=str(folder))
     return json.loads(target.read_text())
 
 
@@ -98,10 +71,9 @@ def test_energon_loads_our_index(folder: Path) -> None:
 
 
 def test_we_load_energons_index_and_live_beside_it(folder: Path) -> None:
-    assert PEER is not None
     metadataset, cache = folder / "joined.yaml", cache_folder(folder / "joined.yaml")
-    energon = [Path(PEER).with_name("energon"), "prepare", "--non-interactive", "--no-progress", metadataset]
-    run(*energon)
+    prepare = ("prepare", "--non-interactive", "--no-progress", metadataset)
+    energon(*prepare)
     (file,) = cache.iterdir()
     (join,) = find_joins(metadataset)
     assert energon_names_of(join.inputs()) == [file.name]
@@ -118,6 +90,6 @@ def test_we_load_energons_index_and_live_beside_it(folder: Path) -> None:
     assert ours[:16] == before[:16]
     assert sorted(rows.tolist()) == sorted(others.tolist())
     assert expected(folder) == here
-    run(*energon)  # removes what it did not write, and must not stumble over our folder
+    energon(*prepare)  # removes what it did not write, and must not stumble over our folder
     assert file.exists()
     assert expected(folder) == here

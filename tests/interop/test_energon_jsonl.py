@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
-import pytest
-from patience import PATIENCE_S
+from energon_peer import needs_energon, run_there
 
 from energon_grain import WorkerConfig, get_val_dataset
 from energon_grain.formats.jsonl import write_jsonl_index
 
-PEER = os.environ.get("ENERGON_PEER_PYTHON")
-pytestmark = [
-    pytest.mark.energon,
-    pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with"),
-]
+pytestmark = needs_energon
 THERE = """
 import json, sys
 from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
@@ -48,10 +41,7 @@ def test_the_same_samples(tmp_path: Path) -> None:
     lines = [json.dumps({"n": i, "text": "ä" * (i % 5), "nested": {"list": [i, None, 0.5]}}) for i in range(30)]
     path.write_text("\n" + "\n".join(lines[:10]) + "\n\n  " + "\r\n".join(lines[10:]))
     write_jsonl_index(path)
-    done = subprocess.run(
-        [str(PEER), "-c", THERE, path], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr
+    said = run_there("-c", THERE, path)
     here = [
         [
             sample["__key__"],
@@ -61,4 +51,4 @@ def test_the_same_samples(tmp_path: Path) -> None:
         ]
         for sample in get_val_dataset(path, batch_size=None, worker_config=WorkerConfig(0, 1, num_workers=0))
     ]
-    assert here == json.loads(done.stdout.splitlines()[-1])
+    assert here == json.loads(said.splitlines()[-1])

@@ -1,48 +1,27 @@
-"""Metadata of media that Megatron-Energon gathers, we read, and the other way round; and where the two differ.
-
-Needs the Python of an environment with megatron-energon in the variable ENERGON_PEER_PYTHON (`make peers`).
-"""
+"""Metadata of media that Megatron-Energon gathers, we read, and the other way round; and where the two differ."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from energon_peer import energon, needs_energon, run_there
 from media_kinds import PICTURES, SOUNDS, VIDEOS
-from patience import PATIENCE_S
 from sqlite_rows import rows
 
 from energon_grain import SystemFileStore, WebdatasetFileStore, open_columns
 from energon_grain.prepare import MediaFilterConfig, prepare_dataset, prepare_media
 from energon_grain.testing import write_tars
 
-PEER = os.environ.get("ENERGON_PEER_PYTHON")
-pytestmark = [
-    pytest.mark.energon,
-    pytest.mark.skipif(PEER is None, reason="ENERGON_PEER_PYTHON is not set: no Megatron-Energon to compare with"),
-]
+pytestmark = needs_energon
 READER = Path(__file__).with_name("read_media_with_energon.py")
 BY_EXTENSION = MediaFilterConfig.parse(None, False, True)
 TABLE = "SELECT entry_key, metadata_type, metadata_json FROM media_metadata ORDER BY entry_key"
 SCHEMA = "SELECT name, sql FROM sqlite_master WHERE name LIKE '%media_%' ORDER BY name"
-
-
-def run(*command: str | Path) -> None:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-
-
-def energon(*arguments: str | Path) -> None:
-    assert PEER is not None
-    run(Path(PEER).with_name("energon"), *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +89,8 @@ def test_the_tables_are_built_alike(both: dict[str, Path]) -> None:
 @pytest.mark.parametrize("kind", ["tars", "plain"])
 def test_either_reads_what_the_other_wrote(both: dict[str, Path], kind: str, tmp_path: Path) -> None:
     ours = table(both[f"ours {kind}"])
-    assert PEER is not None
     stored = {"tars": "webdataset", "plain": "filesystem"}[kind]
-    run(PEER, READER, stored, both[f"ours {kind}"], tmp_path / "read.json", *ours)
+    run_there(READER, stored, both[f"ours {kind}"], tmp_path / "read.json", *ours)
     read = json.loads((tmp_path / "read.json").read_text(encoding="utf-8"))
     assert {key: said for key, (_, said) in read.items()} == {key: said for key, (_, said) in ours.items()}
     theirs = both[f"theirs {kind}"]

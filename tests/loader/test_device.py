@@ -11,7 +11,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from energon_grain import BlendDataset, ConfigError, DefaultTaskEncoder, TaskEncoder, get_loader
 from energon_grain.loader import to_device
@@ -312,12 +312,6 @@ def test_misuse_is_told(train: Train) -> None:
     loader.close()
     with pytest.raises(ValueError, match="closed"):
         next(loader)
-
-
-def test_a_mesh_of_one_device(train: Train) -> None:
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
-    batch = next(to_device(get_loader(train(task_encoder=Numbers())), sharding))
-    assert batch["number"].sharding == sharding
 
 
 SEVERAL_DEVICES = """

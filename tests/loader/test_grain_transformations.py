@@ -13,20 +13,13 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
+from number_batches import Numbers
 
-from energon_grain import DefaultTaskEncoder, get_loader
+from energon_grain import get_loader
 from energon_grain.loader import BatchIterDataset, BatchMapDataset
 
 Train = Callable[..., Any]
 STEPS = 12
-
-
-class Numbers(DefaultTaskEncoder):
-    def encode_sample(self, sample: Any) -> dict[str, Any]:
-        return {"number": np.int64(sample.__key__), "noise": self.rng.random()}
-
-    def batch(self, samples: list[Any]) -> dict[str, Any]:
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 class Plain:
@@ -111,14 +104,13 @@ ITERS: dict[str, Callable[[Any], Any]] = {
 NO_SAVING = {"cache": "Grain's cache is not compared behind a restore: it fills anew"}
 
 
-@pytest.fixture
-def expected(train: Train) -> list[Any]:
-    with get_loader(train(n=60, task_encoder=Numbers(), virtual_epoch_length=STEPS)) as loader:
-        return list(loader)
-
-
 def dataset(train: Train, **options: Any) -> Any:
     return train(n=60, task_encoder=Numbers(), virtual_epoch_length=STEPS, **options)
+
+
+def batches(train: Train, **options: Any) -> list[Any]:
+    with get_loader(dataset(train, **options)) as loader:
+        return list(loader)
 
 
 def elements(pipeline: Any) -> list[Any]:
@@ -139,8 +131,8 @@ def check_restores(pipeline: Callable[[], Any], whole: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_above_a_map_dataset(train: Train, expected: list[Any], name: str) -> None:
-    plain = grain.MapDataset.source(Plain(expected))
+def test_above_a_map_dataset(train: Train, name: str) -> None:
+    plain = grain.MapDataset.source(Plain(batches(train)))
     whole = elements(MAPS[name](plain))
     pipeline = MAPS[name](BatchMapDataset(dataset(train)))
     assert len(pipeline) == len(MAPS[name](plain))
@@ -151,13 +143,14 @@ def test_above_a_map_dataset(train: Train, expected: list[Any], name: str) -> No
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", ITERS)
-def test_above_an_iter_dataset(train: Train, expected: list[Any], name: str, workers: int) -> None:
+def test_above_an_iter_dataset(train: Train, name: str, workers: int) -> None:
     if workers and name not in ("map", "mix", "multithread_prefetch", "window_shuffle"):
         return
-    plain = grain.MapDataset.source(Plain(expected)).to_iter_dataset(grain.ReadOptions(0, 0))
+    drops = {} if name == "multithread_prefetch" else {"broken": frozenset({3, 11})}  # in turns they move nothing
+    plain = grain.MapDataset.source(Plain(batches(train, **drops))).to_iter_dataset(grain.ReadOptions(0, 0))
 
     def pipeline() -> Any:
-        return ITERS[name](BatchIterDataset(dataset(train, num_workers=workers)))
+        return ITERS[name](BatchIterDataset(dataset(train, num_workers=workers, **drops)))
 
     whole = elements(ITERS[name](plain))
     np.testing.assert_equal(elements(pipeline()), whole)
@@ -165,7 +158,8 @@ def test_above_an_iter_dataset(train: Train, expected: list[Any], name: str, wor
         check_restores(pipeline, whole)
 
 
-def test_processes_above_an_iter_dataset_take_steps_in_turns(train: Train, expected: list[Any]) -> None:
+def test_processes_above_an_iter_dataset_take_steps_in_turns(train: Train) -> None:
+    expected = batches(train)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import grain
-import jax
-import numpy as np
 import pytest
+from number_batches import Numbers
 
 from energon_grain import ConfigError, DefaultTaskEncoder, StateError, get_loader
 from energon_grain.loader import BatchIterDataset, BatchMapDataset, SavableDataLoader
@@ -20,52 +19,10 @@ Train = Callable[..., Any]
 BROKEN = frozenset({3, 11})
 
 
-class Numbers(DefaultTaskEncoder):
-    def encode_sample(self, sample: Any) -> dict[str, Any]:
-        return {"number": np.int64(sample.__key__), "noise": self.rng.random()}
-
-    def batch(self, samples: list[Any]) -> dict[str, Any]:
-        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
-
-
 def test_what_is_no_dataset_is_refused() -> None:
     for kind in (BatchIterDataset, BatchMapDataset):
         with pytest.raises(ConfigError, match="expected a dataset, got a str"):
             kind("folder")  # type: ignore[arg-type]
-
-
-def doubled(batch: dict[str, Any]) -> dict[str, Any]:
-    return {**batch, "number": batch["number"] * 2}
-
-
-def pipelines(dataset: Any) -> dict[str, grain.IterDataset[Any]]:
-    batches = BatchIterDataset(dataset)
-    return {
-        "plain": batches,
-        "map": batches.map(doubled),
-        "thread": grain.experimental.ThreadPrefetchIterDataset(batches.map(doubled), prefetch_buffer_size=2),
-        "device": grain.experimental.device_put(batches, jax.devices()[0], cpu_buffer_size=3, device_buffer_size=2),
-    }
-
-
-@pytest.mark.parametrize("kind", ["plain", "map", "thread", "device"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_checkpoints_between_transformations(train: Train, kind: str, num_workers: int) -> None:
-    def fresh() -> Any:
-        return iter(pipelines(train(broken=BROKEN, task_encoder=Numbers(), num_workers=num_workers))[kind])
-
-    iterator = fresh()
-    states, batches = [], []
-    for _ in range(14):
-        states.append(json.dumps(iterator.get_state()))
-        batches.append(next(iterator))
-    iterator.close()
-    for step in (0, 6, 9):
-        other = fresh()
-        other.set_state(json.loads(states[step]))
-        for expected in batches[step : step + 4]:
-            np.testing.assert_equal(jax.device_get(next(other)), jax.device_get(expected))
-        other.close()
 
 
 def test_grains_prefetch_around_a_loader_keeps_its_state(train: Train) -> None:
@@ -81,12 +38,6 @@ def test_grains_prefetch_around_a_loader_keeps_its_state(train: Train) -> None:
     around.set_state(states[2])
     assert [next(around).__key__ for _ in range(3)] == batches[2:5]
     around.close()
-
-
-@pytest.mark.parametrize("kind", ["plain", "map", "thread"])
-def test_grains_own_check_of_checkpoints(train: Train, kind: str) -> None:
-    dataset = pipelines(train(n=24, task_encoder=Numbers(), repeat=False, batch_size=5))[kind]
-    grain.experimental.assert_equal_output_after_checkpoint(dataset)
 
 
 class ThroughJson(grain.IterDataset[Any]):

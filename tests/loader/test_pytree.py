@@ -86,13 +86,6 @@ def rich(**changes: Any) -> Rich:
     return Rich(**{**values, **changes})
 
 
-def test_leaves_are_the_arrays():
-    batch = captions(0)
-    leaves = jax.tree.leaves(batch)
-    assert len(leaves) == 1
-    assert leaves[0] is batch.image
-
-
 def test_leaves_are_found_in_containers_and_nested_dataclasses():
     batch = rich()
     assert {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)} == {
@@ -210,12 +203,6 @@ def test_vmap_jit_and_sharding_prefixes_work():
     assert isinstance(jax.tree.map(jax.device_put, batch, shardings).image, jax.Array)
     doubled = jax.jit(lambda b: jax.tree.map(lambda x: 2 * x, b), in_shardings=device)(batch)
     assert float(doubled.image[1, 0, 0]) == 2.0
-
-
-def test_scan_over_batches():
-    stacked = jax.tree.map(lambda *xs: np.stack(xs), captions(0), captions(1))
-    total, _ = jax.lax.scan(lambda carry, b: (carry + jnp.sum(b.image), None), 0.0, stacked)
-    assert float(total) == 12.0 + 24.0
 
 
 def test_static_values_are_refused_inside_a_trace():

@@ -81,14 +81,11 @@ EARLY = "import weakref\n\nclass Early:\n    pass\n\nearly = Early()\nweakref.fi
 @pytest.mark.parametrize(
     ("worker_type", "num_workers", "start", "end"),
     [
-        ("thread", 0, "", "referenced"),
         ("thread", 0, "", "direct"),
-        ("thread", 1, "", "deleted"),
         ("thread", 2, "", "referenced"),
         ("thread", 2, "", "cycle"),
         ("thread", 1, "", "exit"),
         ("thread", 2, "", "loader"),
-        ("process", 1, "", "deleted"),
         ("process", 2, "", "referenced"),
         ("process", 2, "", "cycle"),
         ("process", 1, "", "exit"),

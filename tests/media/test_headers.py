@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 import pytest
+from media_fuzzing import mutated
 from media_kinds import PICTURES, picture, saved, sound, video
 from PIL import Image
 
@@ -152,14 +153,6 @@ def test_a_failure_to_read_is_no_fault_of_the_file() -> None:
 
     with pytest.raises(OSError, match="the disk is gone"):
         read_header(data[:HEADER_BYTES], len(data), fail, "a.jpg", BY_HEADER)
-
-
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    new = bytearray(data)
-    for _ in range(dice.randint(1, 8)):
-        at = min(int(dice.expovariate(1 / 60)), len(new) - 1)
-        new[at] = dice.choice((0, 0xFF, 0x7F, dice.randrange(256)))
-    return bytes(new[: dice.randint(1, len(new))] if dice.random() < 0.3 else new)
 
 
 def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:

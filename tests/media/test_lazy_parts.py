@@ -40,6 +40,7 @@ from energon_grain import (
     stateless,
     use_storage,
 )
+from energon_grain.conversion import convert_dataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.storage import local
 from energon_grain.storage.byte_stream import ByteStream
@@ -135,6 +136,23 @@ def test_only_what_is_asked_for_is_read(folder: Path, read_bytes: Callable[[], i
     assert lazily < 500_000
     assert [clip.clip for clip in clips(folder, Whole())] == [clip.clip for clip in clips(folder)]
     assert read_bytes() - lazily > 8 * LARGE
+
+
+@pytest.mark.parametrize("container", ["ArrayRecord", "Parquet"])
+def test_in_other_containers_parts_are_read_whole(folder: Path, tmp_path: Path, container: str) -> None:
+    found = clips(folder)
+    if container == "ArrayRecord":
+        convert_dataset(folder, tmp_path / "other", to="array-record", num_workers=0)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        rows = {
+            "mp4": [content(clip.n) for clip in found],
+            "json": [json.dumps({"n": clip.n}).encode() for clip in found],
+        }
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(rows), tmp_path / "other.parquet")
+    other = clips(tmp_path / ("other" if container == "ArrayRecord" else "other.parquet"))
+    assert {clip.kind for clip in other} == {"BytesIO"}
+    assert [clip.clip for clip in other] == [clip.clip for clip in found]
 
 
 @pytest.mark.parametrize(("num_workers", "worker_type"), [(2, "thread"), (1, "process")])

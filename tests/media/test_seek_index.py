@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from energon_grain import AVDecoder, DecodeFileStore, IndexFileError, RefusedError, SampleDecoder, WebdatasetFileStore
+from energon_grain.conversion import convert_dataset
 from energon_grain.media.container import byte_ranges
 from energon_grain.media.seek_index import MP4_OPTIONS, missing_index
 from energon_grain.prepare import MediaFilterConfig, index_videos, prepare_dataset, prepare_media
@@ -217,6 +218,13 @@ def test_a_table_of_other_tars_is_not_used(folder: Path, caplog: pytest.LogCaptu
     prepare_dataset(folder, split_ratio={"train": 1}, crude=True, num_workers=0, force_overwrite=True)
     assert videos(folder).get("live-mkv.mkv").stream.read(4) == b"\x1a\x45\xdf\xa3"
     assert "seek_table.bin: is of other tars than those that are there" in caplog.text
+
+
+def test_records_that_are_read_whole_get_no_index(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("array_record")
+    convert_dataset(folder, tmp_path / "records", to="array-record", num_workers=0)
+    with pytest.raises(RefusedError, match="records of ArrayRecord files are read whole"):
+        index_videos(tmp_path / "records")
 
 
 def test_a_bucket_is_not_written_to(bucket: Any, folder: Path) -> None:

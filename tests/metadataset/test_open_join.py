@@ -137,7 +137,7 @@ def test_arrays_are_prepared_for_us_only(meta: Path, tmp_path: Path) -> None:
     assert open_join(join, joined_on_use=0).rows.tolist() == [[0, 0, -1], [1, 1, 1], [2, 2, -1], [3, 3, 0]]
     assert prepare_metadataset(meta).joins[0].built is False
     write_array(tmp_path / "key.zarr", numbered(2, 2) + 1)
-    with pytest.raises(StaleIndexError, match=r"the array key\.zarr or the keys of its rows were changed .*; run"):
+    with pytest.raises(StaleIndexError, match=r"key\.zarr or the keys of its rows were changed .*; run"):
         open_join(join)
     write_array(tmp_path / "key.zarr", numbered(2, 2))
     assert len(open_join(join, joined_on_use=0)) == 4

@@ -313,7 +313,7 @@ def big_dataset(root: Path) -> Path:
 SCRIPT = """
 import os, signal, sys, threading
 from pathlib import Path
-from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare import MediaFilterConfig, prepare_dataset
 print("script")
 mode = sys.argv[2]
 if mode != "alone":  # a thread: so processes are not forked
@@ -325,8 +325,9 @@ def tell(now):
     seen.update(children())
     if mode == "interrupted" and now.shards_done:
         signal.raise_signal(signal.SIGINT)
+media = MediaFilterConfig.parse(None, False, True)  # to look for media takes processes
 try:
-    print(prepare_dataset(sys.argv[1], num_workers=2, split_ratio=[1], progress=tell).samples)
+    print(prepare_dataset(sys.argv[1], num_workers=2, split_ratio=[1], media_filter=media, progress=tell).samples)
 except KeyboardInterrupt:
     print("interrupted")
 print(len(seen), len(children()))
@@ -407,13 +408,14 @@ sys.addaudithook(look)
 PREPARE = """
 import os, sys
 os.environ["PREPARING"] = str(os.getpid())
-from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare import MediaFilterConfig, prepare_dataset
+media = MediaFilterConfig.parse(None, False, True)  # to look for media takes processes
 try:
-    prepare_dataset(sys.argv[1], num_workers=2, split_ratio=[1])
+    prepare_dataset(sys.argv[1], num_workers=2, split_ratio=[1], media_filter=media)
 except RuntimeError as error:
     print(type(error).__name__, error)
 os.environ["DEADLY"] = ""
-print(prepare_dataset(sys.argv[1], num_workers=0, split_ratio=[1]).shards_reused)
+print(prepare_dataset(sys.argv[1], num_workers=0, split_ratio=[1], media_filter=media).shards_reused)
 """
 
 

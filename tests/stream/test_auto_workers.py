@@ -18,9 +18,9 @@ from energon_grain import ConfigError, TaskEncoder, WorkerConfig, get_loader, ge
 from energon_grain.storage.given_up import Over
 from energon_grain.stream import auto_workers
 from energon_grain.stream.auto_workers import Window, climb
-from energon_grain.stream.background import Background
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.index_map import Draws
+from energon_grain.stream.prefetch import Background
 from energon_grain.stream.workers import OrderedWorkers
 
 SECONDS = 30.0

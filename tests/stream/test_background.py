@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 
 from energon_grain.storage.given_up import GivenUp, Over
-from energon_grain.stream.background import Background
+from energon_grain.stream.prefetch import Background
 
 SHORT_S = 0.05
 

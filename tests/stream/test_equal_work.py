@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from metadatasets import write_v2
-from stream_hosts import MakeDataset, Tolerant, config, open_stream
+from stream_hosts import MakeDataset, Tolerant, config, open_stream, train_on
 
 from energon_grain import (
     Balance,
@@ -26,7 +26,6 @@ from energon_grain import (
     SkipSample,
     Stream,
     TaskEncoder,
-    get_train_dataset,
     get_val_dataset,
     measure_dataset,
     merge_cursors,
@@ -359,14 +358,7 @@ def test_validation_is_balanced_too(text_dataset: MakeDataset) -> None:
 
 def test_a_plan_of_all_hosts_items_stays_small(text_dataset: MakeDataset) -> None:
     """With 1,000 hosts of 8, a host looks at 8,000 items a step: its plans are of few steps, and come quickly."""
-    stream = get_train_dataset(
-        text_dataset(200),
-        batch_size=8,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        balance="bytes",
-        worker_config=config(937, 1000),
-    )
+    stream = train_on(text_dataset(200), batch_size=8, balance="bytes", worker_config=config(937, 1000))
     assert sum(len(batch.__key__) for batch, _ in zip(Stream.of(stream), range(5), strict=False)) == 40
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from stream_hosts import Agreement, MakeDataset, Tolerant, config, open_stream
+from stream_hosts import Agreement, MakeDataset, Tolerant, config, open_stream, train_on
 
 from energon_grain import (
     ConfigError,
@@ -19,7 +19,6 @@ from energon_grain import (
     TaskEncoder,
     UntrustedCodeError,
     WorkerConfig,
-    get_train_dataset,
     reraise_exception,
 )
 
@@ -33,12 +32,10 @@ def test_too_many_failures_in_a_row_end_the_iteration(text_dataset: MakeDataset)
                 raise ValueError("broken")
             return sample
 
-    dataset = get_train_dataset(
+    dataset = train_on(
         text_dataset(24),
         worker_config=config(),
         batch_size=2,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         shuffle_over_epochs_multiplier=None,
         task_encoder=Impatient(),
         lanes=1,
@@ -52,13 +49,7 @@ def test_too_many_failures_in_a_row_end_the_iteration(text_dataset: MakeDataset)
 
 def test_an_error_handler_may_end_the_iteration(text_dataset: MakeDataset) -> None:
     raising = WorkerConfig(0, 1, 0, global_error_handler=reraise_exception)
-    dataset = get_train_dataset(
-        text_dataset(24, broken={3}),
-        worker_config=raising,
-        batch_size=24,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-    )
+    dataset = train_on(text_dataset(24, broken={3}), worker_config=raising, batch_size=24)
     with pytest.raises(DecodingError):
         next(Stream.of(dataset))
 

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import takewhile
@@ -24,6 +24,7 @@ from stream_fleets import Fleet, Reference
 from stream_graph_hooks import keys_of, tell
 from stream_graphs import Graph, balanced_tops, tops
 from stream_hosts import MakeDataset
+from table_forms import write_arrow, write_mds
 
 from energon_grain import ConfigError, EmptyDatasetError, FatalSampleError, StateError
 from energon_grain.testing import make_text_dataset
@@ -284,9 +285,30 @@ def test_any_graph_over_bare_tars(tmp_path_factory: pytest.TempPathFactory) -> N
     run(Machine, make, max_examples=8, phases=[Phase.generate], stateful_step_count=12, derandomize=True)
 
 
-def test_any_graph_over_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_arrow_folder(folder: Path, rows: dict[str, list[Any]]) -> None:
+    """Batches of uneven sizes in two files, of one compressed."""
+    half = len(rows["txt"]) // 2
+    for number, piece in enumerate((slice(half), slice(half, None))):
+        columns = {name: values[piece] for name, values in rows.items()}
+        if columns["txt"]:
+            write_arrow(folder / f"{number}.arrow", columns, rows=4, compression="zstd" if number else None)
+
+
+@pytest.mark.parametrize(
+    ("examples", "write"),
+    [
+        (25, lambda folder, rows: write_parquet(folder, rows, files=2, row_group_size=4)),
+        (10, write_arrow_folder),
+        (10, write_mds),
+    ],
+    ids=["parquet", "arrow", "mds"],
+)
+def test_any_graph_over_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: int, write: Callable[[Path, Any], Any]
+) -> None:
     """Row groups of uneven sizes, in two files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("energon_grain.formats.mds_files._GROUP_BYTES", 100)
 
     def make(n: int, broken: Iterable[int] = ()) -> Path:
         folder = tmp_path / f"{n}-{sorted(broken)}"
@@ -296,10 +318,10 @@ def test_any_graph_over_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 "txt": [b"\xff" if number in broken else f"text {number}".encode() for number in range(n)],
                 "bytes.txt": [100 + number % 20 for number in range(n)],  # which tars know by themselves
             }
-            write_parquet(folder, rows, files=2, row_group_size=4)
+            write(folder, rows)
         return folder
 
-    run(Machine, make, max_examples=25, stateful_step_count=12, derandomize=True)
+    run(Machine, make, max_examples=examples, stateful_step_count=12, derandomize=True)
 
 
 def test_any_graph_on_one_host(text_dataset: MakeDataset) -> None:

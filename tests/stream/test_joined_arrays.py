@@ -15,7 +15,7 @@ import pytest
 import yaml
 from arrays import numbered, write_array
 from metadatasets import write_v2
-from stream_hosts import quiet
+from stream_hosts import quiet, train_on
 
 from energon_grain import (
     ConfigError,
@@ -26,7 +26,6 @@ from energon_grain import (
     TaskEncoder,
     TextSample,
     WorkerConfig,
-    get_train_dataset,
     get_val_dataset,
 )
 from energon_grain.prepare import prepare_dataset
@@ -202,12 +201,10 @@ def stream(
     kind: Literal["thread", "process"] = "thread",
     packing: int | None = None,
 ) -> Stream:
-    dataset = get_train_dataset(
+    dataset = train_on(
         path,
         worker_config=WorkerConfig(rank, hosts, workers, worker_type=kind, global_error_handler=quiet),
         batch_size=4 // hosts,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         packing_buffer_size=packing,
         task_encoder=Sums(),
         lanes=8,

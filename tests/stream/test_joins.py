@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from metadatasets import write_v2
-from stream_hosts import config
+from stream_hosts import config, train_on
 
 from energon_grain import (
     ConfigError,
@@ -24,7 +24,6 @@ from energon_grain import (
     TextSample,
     UntrustedCodeError,
     basic_sample_keys,
-    get_train_dataset,
     get_val_dataset,
 )
 from energon_grain.prepare import prepare_dataset
@@ -179,12 +178,10 @@ def test_rows_run_as_any_leaf_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = many(tmp_path)
 
     def stream(rank: int = 0, hosts: int = 1, workers: int = 0) -> Stream:
-        dataset = get_train_dataset(
+        dataset = train_on(
             path,
             worker_config=config(rank, hosts, workers),
             batch_size=8 // hosts,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
             packing_buffer_size=packing,
             task_encoder=Texts(),
             lanes=8,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset, get_val_dataset
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
@@ -168,14 +168,7 @@ def test_a_batch_that_cannot_be_sent_is_made_in_the_main_process(text_dataset: M
         def encode_batch(self, batch: Any) -> Any:
             return {"lambda": lambda: 0, "keys": batch.__key__}
 
-    dataset = get_train_dataset(
-        text_dataset(20),
-        worker_config=config(0, 1, 1),
-        batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=Local(),
-    )
+    dataset = train_on(text_dataset(20), worker_config=config(0, 1, 1), batch_size=4, task_encoder=Local())
     with Stream.of(dataset, make_pool=Worker) as stream:
         assert len(next(stream)["keys"]) == 4
         assert stream._pool is not None
@@ -188,14 +181,7 @@ def test_an_error_of_a_batch_hook_is_the_main_processs(text_dataset: MakeDataset
         def encode_batch(self, batch: Any) -> Any:
             raise RuntimeError("no")
 
-    dataset = get_train_dataset(
-        text_dataset(20),
-        worker_config=config(0, 1, 1),
-        batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=Broken(),
-    )
+    dataset = train_on(text_dataset(20), worker_config=config(0, 1, 1), batch_size=4, task_encoder=Broken())
     with (
         Stream.of(dataset, make_pool=Worker) as stream,
         pytest.raises(Exception, match="encode_batch") as info,

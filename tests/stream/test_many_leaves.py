@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from object_server import ObjectServer
+from stream_hosts import train_on
 
 from energon_grain import (
     BatchDataset,
@@ -130,13 +131,8 @@ def test_leaves_that_are_alike_are_decoded_together(tmp_path: Path) -> None:
     encoder = DefaultTaskEncoder()
     encoder.decoder = Counting()
     train: Any = {"blend": [{"path": str(path), "weight": 1} for path in paths]}
-    dataset = get_train_dataset(
-        MetadatasetV2(splits={"train": train}),
-        batch_size=60,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=encoder,
-        worker_config=WorkerConfig(0, 1, 0),
+    dataset = train_on(
+        MetadatasetV2(splits={"train": train}), batch_size=60, task_encoder=encoder, worker_config=WorkerConfig(0, 1, 0)
     )
     Counting.calls = 0
     assert len(set(next(iter(get_savable_loader(dataset))).__sources__)) > 30

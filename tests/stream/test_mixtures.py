@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from metadatasets import v2, write_v2
-from stream_hosts import MakeDataset, config, open_stream
+from stream_hosts import MakeDataset, config, open_stream, train_on
 
 from energon_grain import (
     BlendDataset,
@@ -332,14 +332,7 @@ def test_what_a_manifest_says_was_drawn_of_each_leaf(folder: Folder, kind: str) 
     """From weights and lengths alone, without the data: off by the rounding of blends, and nothing else."""
 
     def leaf(name: str) -> SavableDataset:
-        made: Any = get_train_dataset(
-            folder / name,
-            worker_config=config(),
-            batch_size=None,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            repeat=False,
-        )
+        made: Any = train_on(folder / name, worker_config=config(), batch_size=None, repeat=False)
         return made.dataset.dataset if isinstance(made.dataset, EpochizeDataset) else made.dataset
 
     a, b, c = map(leaf, "abc")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stream_hosts import MakeDataset, config, open_hosts, open_stream
+from stream_hosts import MakeDataset, config, open_hosts, open_stream, train_on
 
 from energon_grain import (
     ConfigError,
@@ -119,14 +119,7 @@ def test_a_dataset_without_a_complete_batch_is_refused(text_dataset: MakeDataset
 
 
 def test_single_samples_without_a_batch_size(text_dataset: MakeDataset) -> None:
-    dataset = get_train_dataset(
-        text_dataset(24),
-        worker_config=config(),
-        batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-    )
+    dataset = train_on(text_dataset(24), worker_config=config(), batch_size=None, repeat=False)
     samples = list(dataset)
     assert sorted(sample.__key__ for sample in samples) == [f"{i:06d}" for i in range(24)]
     assert len(dataset) == 24
@@ -177,14 +170,7 @@ def test_drop_needs_no_mask_where_samples_were_dropped(text_dataset: MakeDataset
 
 
 def test_keep_on_several_hosts_is_refused_wherever_hosts_come_from(text_dataset: MakeDataset) -> None:
-    dataset = get_train_dataset(
-        text_dataset(53),
-        batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-        worker_config=config(),
-    )
+    dataset = train_on(text_dataset(53), batch_size=4, repeat=False, worker_config=config())
     with pytest.raises(ConfigError, match="last_batch='keep' with 2 hosts"):
         Stream.of(dataset, worker_config=config(0, 2))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_graphs import on_hosts, pairs, roll, shuffled, take
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -307,11 +307,9 @@ class Moody(TaskEncoder):
 def test_what_fails_now_goes_to_the_handler_and_is_an_error(text_dataset: MakeDataset, packing: bool) -> None:
     told: list[Exception] = []
     encoder = Moody()
-    dataset: SavableDataset = get_train_dataset(
+    dataset: SavableDataset = train_on(
         text_dataset(13),
         batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         task_encoder=encoder,
         worker_config=config(restore_error_handler=lambda error, *rest: told.append(error)),
     )

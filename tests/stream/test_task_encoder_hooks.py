@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from logging_encoders import Groups, Packs, train
 from small_graphs import number, take
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     AugmentTaskEncoder,
@@ -197,15 +197,7 @@ def test_a_generator_may_yield_one_sample_again_and_again(text_dataset: MakeData
         def pack_selected_samples(self, samples: list[Any]) -> Any:
             return [sample["text"] if as_dict else sample.text for sample in samples]
 
-    dataset = get_train_dataset(
-        text_dataset(20),
-        batch_size=None,
-        packing_buffer_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=Encoder(),
-        lanes=1,
-    )
+    dataset = train_on(text_dataset(20), batch_size=None, packing_buffer_size=4, task_encoder=Encoder(), lanes=1)
     turns = [turn % 3 for turn in range(40)]
     with Stream.of(dataset) as stream, Stream.of(dataset) as other:
         for pack in range(8):

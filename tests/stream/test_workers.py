@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset
 
@@ -52,12 +52,10 @@ def test_random_numbers_and_skips_depend_on_the_draw_alone(text_dataset: MakeDat
     def rows(hosts: int, workers: int, worker_type: Any = "thread") -> list[list[tuple[str, float]]]:
         streams = []
         for host in range(hosts):
-            dataset = get_train_dataset(
+            dataset = train_on(
                 path,
                 worker_config=config(host, hosts, workers, worker_type=worker_type),
                 batch_size=12 // hosts,
-                shuffle_buffer_size=None,
-                max_samples_per_sequence=None,
                 task_encoder=Noisy(),
             )
             streams.append(Stream.of(dataset))

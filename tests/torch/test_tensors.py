@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays_of
 from patience import PATIENCE_S
 
 from energon_grain import Stream
-from energon_grain.stream.stage import approximate_bytes
+from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.worker_process import SamplePickler, SampleUnpickler
 from energon_grain_torch import (
     Batch,

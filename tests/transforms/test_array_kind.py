@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energon_grain import batch_pad_stack, batch_stack, concat_pad, generic_batch
-from energon_grain.stream.stage import approximate_bytes
+from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.worker_process import SamplePickler, SampleUnpickler
 from energon_grain.transforms import batching as array_kind
 from energon_grain.transforms.batching import NUMPY, ArrayKind, kind_of, reducers, register_array_kind

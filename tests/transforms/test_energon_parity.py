@@ -6,15 +6,12 @@ import dataclasses
 import gzip
 import io
 import json
-import os
 import pickle
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from patience import PATIENCE_S
+from energon_peer import needs_energon, run_there
 from PIL import Image
 
 from energon_grain import (
@@ -38,8 +35,7 @@ from energon_grain.media.file_kind import media_extension
 from energon_grain.transforms.field_map import Option, parse_expression
 from energon_grain.transforms.image import IMAGE_MODES
 
-PEER = os.environ.get("ENERGON_PEER_PYTHON", "")
-pytestmark = [pytest.mark.energon, pytest.mark.skipif(not PEER, reason="ENERGON_PEER_PYTHON is not set")]
+pytestmark = needs_energon
 
 PRELUDE = """
 import io, pickle, sys
@@ -75,9 +71,7 @@ def ask_energon(tmp_path: Path, program: str, given: Any) -> Any:
     """What `program`, which sets `answer` from `given`, finds in the environment of Energon."""
     (tmp_path / "given").write_bytes(pickle.dumps(given))
     script = f"{PRELUDE}\n{program}\npickle.dump(answer, open(sys.argv[2], 'wb'), protocol=4)\n"
-    subprocess.run(
-        [PEER, "-c", script, str(tmp_path / "given"), str(tmp_path / "answer")], check=True, timeout=PATIENCE_S
-    )
+    run_there("-c", script, tmp_path / "given", tmp_path / "answer")
     return pickle.loads((tmp_path / "answer").read_bytes())
 
 

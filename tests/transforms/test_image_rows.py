@@ -6,7 +6,6 @@ import io
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from PIL import Image
 
@@ -67,9 +66,3 @@ def test_views_that_only_look_like_rows_are_copied() -> None:
     base.flags.writeable = False
     rows = list(base)
     assert batch_pad_stack(rows).flags.writeable
-
-
-def test_a_broken_image_is_named_by_the_codec() -> None:
-    column = [encoded(0, (8, 8), "JPEG"), b"\xff\xd8\xff broken"]
-    with pytest.raises(Exception, match=r"jpg|image|broken|cannot"):
-        SampleDecoder().decode_column("jpg", column, [range(2)])

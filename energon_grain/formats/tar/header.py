@@ -28,6 +28,7 @@ WITHOUT_PAYLOAD = frozenset(b"123456")
 GNU_LONG_NAME, GNU_LONG_LINK, GNU_SPARSE, GNU_MULTI_VOLUME = b"LKSM"
 PAX_MEMBER, PAX_SOLARIS, PAX_GLOBAL = b"xXg"
 
+_SEVEN_BITS = bytes(range(128))
 _OCTAL = re.compile(rb" *([0-7]*) *(?:\0.*)?", re.DOTALL)
 
 # Constants of the bulk code, which reads eight bytes of each header at once as a little-endian word.
@@ -89,7 +90,7 @@ def checksum_holds(block: bytes) -> bool:
         return False
     blanked = block[: CHECKSUM.start] + b" " * 8 + block[CHECKSUM.stop :]
     unsigned = sum(blanked)
-    return expected in (unsigned, unsigned - 256 * sum(byte >> 7 for byte in blanked))
+    return expected in (unsigned, unsigned - 256 * len(blanked.translate(None, _SEVEN_BITS)))
 
 
 def read_sizes(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

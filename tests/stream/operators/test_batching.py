@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, require_exact_states, roll, rolled, take
-from stream_hosts import MakeDataset, config
+from small_graphs import flat, mixed, on_hosts, ordered, roll, take
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -16,11 +16,9 @@ from energon_grain import (
     ConcatDataset,
     FatalSampleError,
     MapDataset,
-    RepeatDataset,
     SavableDataset,
     SkipSample,
     Stream,
-    get_train_dataset,
 )
 
 
@@ -39,13 +37,7 @@ def same(value: Any) -> Any:
 
 def test_a_blend_of_batched_datasets_gives_whole_batches(text_dataset: MakeDataset) -> None:
     def part(n: int, batch_size: int) -> SavableDataset:
-        return get_train_dataset(
-            text_dataset(n),
-            batch_size=batch_size,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            worker_config=config(),
-        )
+        return train_on(text_dataset(n), batch_size=batch_size, worker_config=config())
 
     steps = take(Stream.of(BlendDataset((part(24, 5), 0.6), (part(31, 3), 0.4))), 200)
     assert Counter(len(step.__key__) for step in steps) == {5: 120, 3: 80}
@@ -83,17 +75,6 @@ def test_a_generator_makes_several_batches(text_dataset: MakeDataset) -> None:
     items = list(BatchDataset(ordered(text_dataset(9)), 4, halves))
     assert [item[0] for item in items] == [(0, 2), (1, 3), (4, 6), (5, 7), (8,)]
     assert len({item[1] for item in items}) == 5
-
-
-@pytest.mark.parametrize("batcher", [batch, rolled, halves])
-@pytest.mark.parametrize("endless", [True, False])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, batcher: Any, endless: bool) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        return BatchDataset(BatchDataset(RepeatDataset(leaf) if endless else leaf, 3, batcher), 2, rolled)
-
-    path = text_dataset(31)
-    require_exact_states(make, 20, every=3)
 
 
 def test_batches_that_are_refused(text_dataset: MakeDataset) -> None:

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 from small_graphs import flat, mixed, ordered, require_exact_states, rolled
-from stream_hosts import MakeDataset, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     FatalSampleError,
     GroupBatchDataset,
-    RepeatDataset,
-    SavableDataset,
     SkipSample,
     Stream,
     TaskEncoder,
     current_draw,
-    get_train_dataset,
 )
 
 
@@ -119,19 +116,6 @@ def test_criteria_may_draw_numbers(text_dataset: MakeDataset) -> None:
     assert sorted(flat(item[0] for item in items[: items.index(None)])) == list(range(31))
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("endless", [True, False])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, drop_last: bool, endless: bool) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        samples = RepeatDataset(leaf) if endless else leaf
-        return GroupBatchDataset(samples, 4, by_rest, rolled, drop_last=drop_last)
-
-    path = text_dataset(31)
-    items = require_exact_states(make, 24, every=2)
-    assert (None in items) is not endless
-
-
 class ByLength(TaskEncoder):
     """Batches texts of similar length."""
 
@@ -143,15 +127,7 @@ class ByLength(TaskEncoder):
 
 
 def test_the_task_encoders_criterion(text_dataset: MakeDataset) -> None:
-    dataset = get_train_dataset(
-        text_dataset(60),
-        batch_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        lanes=2,
-        task_encoder=ByLength(),
-        worker_config=config(),
-    )
+    dataset = train_on(text_dataset(60), batch_size=4, lanes=2, task_encoder=ByLength(), worker_config=config())
     stream = Stream.of(dataset)
     for _ in range(20):
         lengths, _ = next(stream)

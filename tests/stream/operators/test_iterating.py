@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from small_graphs import mixed, ordered, require_exact_states, roll, take
+from small_graphs import ordered, require_exact_states, roll, take
 from stream_hosts import MakeDataset
 
 from energon_grain import (
     FatalSampleError,
     FilterDataset,
     IterMapDataset,
-    MapDataset,
-    PackingDataset,
     RepeatDataset,
     SavableDataset,
     SkipSample,
@@ -67,37 +65,6 @@ def test_what_a_run_does_not_take_is_the_next_ones(text_dataset: MakeDataset) ->
         yield next(samples)
 
     assert list(IterMapDataset(ordered(text_dataset(7)), only_one, inputs_per_call=4)) == list(range(7))
-
-
-@pytest.mark.parametrize("function", [sums, pairs])
-@pytest.mark.parametrize("endless", [True, False])
-@pytest.mark.parametrize("inputs", [1, 4, 100])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, function: Any, endless: bool, inputs: int) -> None:
-    """Inside a run too, whatever the function remembers."""
-
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        return IterMapDataset(RepeatDataset(leaf) if endless else leaf, function, inputs_per_call=inputs)
-
-    path = text_dataset(13)
-    if inputs == 1 and function is pairs:
-        return
-    require_exact_states(make, 24)
-
-
-def test_over_and_below_stateful_nodes(text_dataset: MakeDataset) -> None:
-    def make() -> SavableDataset:
-        packs = PackingDataset(
-            FilterDataset(mixed(path, lanes=2), lambda sample: sample % 4 > 0),
-            5,
-            lambda samples: [samples[:2], samples[2:]],
-            tuple,
-        )
-        totals = IterMapDataset(MapDataset(packs, sum), sums, inputs_per_call=3)
-        return PackingDataset(totals, 3, lambda items: [items], tuple)
-
-    path = text_dataset(31)
-    require_exact_states(make, 16)
 
 
 @pytest.mark.parametrize("error", [SkipSample, ValueError])

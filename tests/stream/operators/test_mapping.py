@@ -7,17 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, ordered, require_exact_states, roll, take, with_roll
+from small_graphs import mixed, ordered, require_exact_states, roll, take, with_roll
 from stream_hosts import MakeDataset, Tolerant
 
 from energon_grain import (
-    BatchDataset,
     BlendDataset,
     FatalSampleError,
     FilterDataset,
     MapDataset,
-    RepeatDataset,
-    SavableDataset,
     SkipSample,
     Stream,
     stateless,
@@ -92,18 +89,6 @@ def test_failing_generators_have_a_budget(text_dataset: MakeDataset) -> None:
         list(MapDataset(ordered(text_dataset(24)), broken, failure_tolerance=5))
 
 
-@pytest.mark.parametrize("endless", [True, False])
-@pytest.mark.parametrize("above", [lambda dataset: dataset, lambda dataset: MapDataset(dataset, with_roll)])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, endless: bool, above: Any) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        generated = MapDataset(RepeatDataset(leaf) if endless else leaf, as_often)
-        return above(FilterDataset(MapDataset(generated, with_roll), lambda value: value[1] % 3 > 0))
-
-    path = text_dataset(13)
-    require_exact_states(make, 24, every=2)
-
-
 class Fails(Tolerant):
     def encode_sample(self, sample: Any) -> Any:
         if sample[1] == 1:
@@ -143,25 +128,6 @@ def test_a_filter_drops_and_counts(text_dataset: MakeDataset) -> None:
         stream = Stream.of(FilterDataset(dataset, odd))
         assert list(stream) == [1, 3, 5, 7, 9]
         assert stream.stats()["samples"] == 5
-
-
-@pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("batch_size", [None, 1, 3, 4])
-@pytest.mark.parametrize("endless", [True, False])
-def test_filters_over_positions_are_continued_exactly(
-    text_dataset: MakeDataset, lanes: int, batch_size: int | None, endless: bool
-) -> None:
-    """Lanes of a finite pass end at different items; from there on too every state can be continued."""
-
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=lanes)
-        filtered = FilterDataset(RepeatDataset(leaf) if endless else leaf, odd)
-        return filtered if batch_size is None else BatchDataset(filtered, batch_size, tuple)
-
-    path = text_dataset(23)
-    items = require_exact_states(make, 14)
-    if not endless:
-        assert sorted(flat(items[: items.index(None)])) == list(range(1, 23, 2))
 
 
 def test_shares_above_a_filter_are_exact_in_what_is_left(text_dataset: MakeDataset) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_graphs import flat, mixed, number, on_hosts, ordered, pairs, require_exact_states, rolled, take
-from stream_hosts import MakeDataset, config
+from small_graphs import flat, mixed, number, on_hosts, ordered, pairs, rolled, take
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -31,7 +31,6 @@ from energon_grain import (
     concat_pad,
     generic_batch,
     generic_concat,
-    get_train_dataset,
     homogeneous_concat_mix,
 )
 
@@ -76,31 +75,6 @@ def test_leaves_smaller_than_the_number_of_lanes(text_dataset: MakeDataset) -> N
     seen = Counter(flat(item for item in items if isinstance(item, tuple)))
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert sorted(Counter(item for item in items if not isinstance(item, tuple))) == [0, 1, 2]
-
-
-def blended(path: Any, other: Any, **options: Any) -> SavableDataset:
-    return BlendDataset(
-        (packs(mixed(path, lanes=2), rolled), 2), (MapDataset(mixed(other, lanes=2), as_often), 1), **options
-    )
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        blended,
-        lambda *paths: blended(*paths, per_step=2),
-        lambda *paths: BlendDataset(blended(*paths), FilterDataset(mixed(paths[0], lanes=2), lambda n: n % 2 == 0)),
-        lambda *paths: packs(blended(*paths), rolled),
-        lambda path, other: ConcatDataset(packs(mixed(path, lanes=2), rolled), mixed(other, lanes=2)),
-        lambda path, other: ConcatDataset(
-            FilterDataset(mixed(path, lanes=2), lambda n: n % 3 > 0), MapDataset(mixed(other, lanes=2), as_often)
-        ),
-        lambda path, other: packs(ConcatDataset(MapDataset(mixed(path, lanes=2), as_often), mixed(other, lanes=2))),
-    ],
-)
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, make: Any) -> None:
-    path, other = text_dataset(13), text_dataset(7)
-    require_exact_states(lambda: make(path, other), 24, every=2)
 
 
 def test_weights_change_with_a_schedule(text_dataset: MakeDataset) -> None:
@@ -209,15 +183,7 @@ class ToPicture(DefaultTaskEncoder):
 
 
 def part(path: Any, encoder: Any, batch_size: int = 1, **options: Any) -> SavableDataset:
-    return get_train_dataset(
-        path,
-        batch_size=batch_size,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=encoder,
-        worker_config=config(),
-        **options,
-    )
+    return train_on(path, batch_size=batch_size, task_encoder=encoder, worker_config=config(), **options)
 
 
 def test_batches_of_one_type_are_joined(text_dataset: MakeDataset) -> None:
@@ -310,12 +276,3 @@ def test_mixes_per_step_have_batches_of_one_child(text_dataset: MakeDataset) -> 
     )
     kinds = Counter(type(batch).__name__ for batch in take(Stream.of(mix), 24))
     assert kinds == {"Tokens": 12, "Picture": 12}
-
-
-def test_a_mix_is_continued_exactly(text_dataset: MakeDataset) -> None:
-    def make() -> SavableDataset:
-        twos, threes = (BatchDataset(mixed(path, lanes=4), size, rolled) for size in (2, 3))
-        return MixBatchDataset((twos, 2), (threes, 1), batch_size=3, batch_mix_fn=rolled)
-
-    path = text_dataset(13)
-    require_exact_states(make, 16)

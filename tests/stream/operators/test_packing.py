@@ -20,9 +20,8 @@ from small_graphs import (
     shuffled,
     take,
     threes,
-    with_roll,
 )
-from stream_hosts import MakeDataset, Tolerant, config
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     ConfigError,
@@ -33,10 +32,8 @@ from energon_grain import (
     Packs,
     RepeatDataset,
     SavableDataset,
-    SkipSample,
     Stream,
     TaskEncoder,
-    get_train_dataset,
     greedy_knapsack,
 )
 
@@ -126,27 +123,6 @@ def test_a_generator_makes_several_packs_of_a_group(text_dataset: MakeDataset) -
     ]
 
 
-class Fails(Tolerant):
-    """Whose postencode refuses some samples."""
-
-    def postencode_sample(self, sample: Any) -> Any:
-        if sample % 5 == 1:
-            raise SkipSample
-        return sample, int(self.rng.integers(1 << 30))
-
-
-@pytest.mark.parametrize("packer", [tuple, rolled, generate])
-@pytest.mark.parametrize("encoder", [None, with_roll, Fails().postencode_sample])
-@pytest.mark.parametrize("select", [threes, lambda samples: [samples[1:3], [], samples[4:5]]])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, packer: Any, encoder: Any, select: Any) -> None:
-    """A generator in the middle of a group, and members that an encoder draws numbers for, included."""
-    path = text_dataset(31)
-    items = require_exact_states(
-        lambda: PackingDataset(mixed(path, lanes=2), 7, select, packer, sample_encoder=encoder), 40, every=3
-    )
-    assert None in items
-
-
 def test_lanes_have_buffers_of_their_own(text_dataset: MakeDataset) -> None:
     def select(samples: Numbers) -> list[Numbers]:
         assert len({sample % 4 for sample in samples}) == 1
@@ -223,12 +199,10 @@ class Texts(TaskEncoder):
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])
 def test_packs_in_batches(text_dataset: MakeDataset, last_batch: Any) -> None:
-    dataset = get_train_dataset(
+    dataset = train_on(
         text_dataset(24),
         batch_size=5,
         packing_buffer_size=4,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
         lanes=3,
         repeat=False,
         last_batch=last_batch,

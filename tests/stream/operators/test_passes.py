@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, on_hosts, ordered, pairs, require_exact_states, roll, rolled, take, with_roll
-from stream_hosts import MakeDataset, config
+from small_graphs import flat, mixed, on_hosts, ordered, pairs, roll, take
+from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import (
     BatchDataset,
@@ -22,7 +22,6 @@ from energon_grain import (
     RepeatDataset,
     SavableDataset,
     Stream,
-    get_train_dataset,
 )
 
 
@@ -120,13 +119,7 @@ def test_mixtures_are_cut_into_epochs(text_dataset: MakeDataset, batch_size: int
     """As the original's documentation shows it: epochs after mixing."""
 
     def part(n: int) -> SavableDataset:
-        return get_train_dataset(
-            text_dataset(n),
-            batch_size=batch_size,
-            shuffle_buffer_size=None,
-            max_samples_per_sequence=None,
-            worker_config=config(),
-        )
+        return train_on(text_dataset(n), batch_size=batch_size, worker_config=config())
 
     mixture = BlendDataset((part(24), 3), (part(31), 1))
     assert [len(each) for each in passes_of(EpochizeDataset(mixture, length=10), 3)] == [10, 10, 10]
@@ -139,27 +132,6 @@ def test_cuts_of_cuts(text_dataset: MakeDataset) -> None:
     assert [len(each) for each in passes_of(LimitDataset(LimitDataset(packed, 3), 5), 2)] == [3, 3]
     with pytest.raises(ConfigError, match="cut one stream"):
         Stream.of(EpochizeDataset(EpochizeDataset(packed, 5), 3))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: RepeatDataset(packs(mixed(path), rolled), repeats=2),
-        lambda path: RepeatDataset(MapDataset(packs(mixed(path), rolled), with_roll)),
-        lambda path: packs(RepeatDataset(mixed(path), repeats=0.7), rolled),
-        lambda path: LimitDataset(MapDataset(packs(mixed(path), rolled), with_roll), 5),
-        lambda path: packs(LimitDataset(MapDataset(MapDataset(mixed(path), as_often), with_roll), 5), rolled),
-        lambda path: packs(EpochizeDataset(MapDataset(MapDataset(mixed(path), as_often), with_roll), 5), rolled),
-        lambda path: packs(EpochizeDataset(packs(mixed(path), rolled), 5), rolled),
-        lambda path: packs(LimitDataset(BlendDataset(packs(mixed(path), rolled), mixed(path)), 7), rolled),
-        lambda path: RepeatDataset(EpochizeDataset(packs(mixed(path), rolled), 3), repeats=2),
-        lambda path: EpochizeDataset(BatchDataset(packs(mixed(path), rolled), 2, tuple), 3),
-        lambda path: EpochizeDataset(packs(mixed(path), rolled), num_epochs=0.4),
-    ],
-)
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, make: Any) -> None:
-    path = text_dataset(13)
-    require_exact_states(lambda: make(path), 24, every=2)
 
 
 def test_limits_count_items_of_all_hosts_inside_the_graph(text_dataset: MakeDataset) -> None:

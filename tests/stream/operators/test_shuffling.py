@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from small_graphs import flat, mixed, number, ordered, pairs, require_exact_states, rolled, take
-from stream_hosts import MakeDataset
+from small_graphs import number, ordered, pairs, take
+from stream_hosts import MakeDataset, train_on
 
 from energon_grain import (
     ConcatDataset,
@@ -17,7 +17,6 @@ from energon_grain import (
     SavableDataset,
     ShuffleBufferDataset,
     Stream,
-    get_train_dataset,
 )
 
 
@@ -37,15 +36,7 @@ def test_windows_of_positions_are_mixed(text_dataset: MakeDataset, size: int, la
 
 
 def test_each_pass_has_each_sample_once_in_an_order_of_its_own(text_dataset: MakeDataset) -> None:
-    train = get_train_dataset(
-        text_dataset(53),
-        batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        shuffle_over_epochs_multiplier=None,
-        repeat=False,
-        lanes=4,
-    )
+    train = train_on(text_dataset(53), batch_size=None, shuffle_over_epochs_multiplier=None, repeat=False, lanes=4)
     stream = Stream.of(ShuffleBufferDataset(MapDataset(train, number), 10))
     found = [list(stream) for _ in range(3)]
     assert all(sorted(each) == list(range(53)) for each in found)
@@ -90,23 +81,3 @@ def test_packs_are_mixed_in_windows_of_each_lane(text_dataset: MakeDataset) -> N
         before, behind = plain[lane::2], found[lane::2]
         for first in range(0, len(before) - 4, 4):
             assert sorted(before[first : first + 4]) == sorted(behind[first : first + 4])
-
-
-@pytest.mark.parametrize("endless", [True, False])
-@pytest.mark.parametrize("size", [2, 9])
-def test_every_state_is_continued_exactly(text_dataset: MakeDataset, endless: bool, size: int) -> None:
-    def make() -> SavableDataset:
-        leaf = mixed(path, lanes=2)
-        packed = packs(RepeatDataset(leaf) if endless else leaf, rolled)
-        return ShuffleBufferDataset(packed, size)
-
-    path = text_dataset(31)
-    items = require_exact_states(make, 24, every=2)
-    if not endless:
-        assert sorted(flat(item[0] for item in items[: items.index(None)])) == list(range(31))
-    require_exact_states(lambda: ShuffleBufferDataset(shuffled_numbers(path, endless), size), 24, every=4)
-
-
-def shuffled_numbers(path: Any, endless: bool) -> SavableDataset:
-    leaf = mixed(path, lanes=2)
-    return RepeatDataset(leaf) if endless else leaf

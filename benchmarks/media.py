@@ -1,0 +1,232 @@
+"""Clips of videos, and whole sounds, in batches: ours, Megatron-Energon, webdataset and LitData.
+
+    python -m benchmarks.media              # a table of both kinds
+    python -m benchmarks.media --rounds 5
+
+Of each of 96 videos (10 s of 640 x 360 at 30 frames a second, H.264 with B-frames in groups of 60, with sound, 1.2 MB)
+a clip of one second, scaled to 160 x 90; of each of 192 sounds (10 s of stereo at 44.1 kHz, MP3) all samples. One
+process, batches of 8, shuffled; endless. Energon runs the same program as ours, word for word. webdataset and LitData
+have no clips: there a hand-written loop over PyAV seeks, decodes and scales, as little as gives these frames.
+
+Programs run in turns, each in a process of its own. Given are seconds of the processor for a sample, the best round of
+each, which other programs on the machine change less than the clock; and samples a second by the clock, likewise.
+The peers' interpreter (see README) needs PyAV: `pip install 'megatron-energon[av_decode]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+CLIP_S, SIZE, BATCH = 1.0, (160, 90), 8
+_COUNTS = {"video": 96, "sound": 192}
+_PARTS = {"video": "mp4", "sound": "mp3"}
+_WARM, _MEASURED = 4, 16
+"""Batches."""
+
+
+def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
+    """The program of ours and of Energon: how many samples each batch has."""
+    library: Any = importlib.import_module(module)
+
+    def cook(sample: dict[str, Any]) -> dict[str, Any]:
+        decoder = sample[_PARTS[kind]]
+        if kind == "video":
+            start = sample["json"]["start"]
+            (clip,), _ = decoder.get_video_clips([(start, start + CLIP_S)], "seconds", SIZE)
+        else:
+            clip = decoder.get_audio().audio_clips[0]
+        return {**library.basic_sample_keys(sample), "clip": clip}
+
+    class Encoder(library.DefaultTaskEncoder):
+        cookers = (library.Cooker(library.stateless(cook)),)
+        decoder = library.SampleDecoder(av_decode="AVDecoder")
+
+        def batch(self, samples: list[Any]) -> Any:
+            return samples
+
+    dataset = library.get_train_dataset(
+        folder,
+        batch_size=BATCH,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=100,
+        worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        task_encoder=Encoder(),
+    )
+    return map(len, library.get_loader(dataset))
+
+
+def bare(kind: str, data: bytes, start_s: float) -> Any:
+    """What a program of one's own does with PyAV."""
+    import av
+    import numpy as np
+
+    with av.open(io.BytesIO(data), "r") as container:
+        if kind == "sound":
+            return np.concatenate([frame.to_ndarray() for frame in container.decode(audio=0)], axis=1)
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        container.seek(int(start_s / stream.time_base), stream=stream)
+        frames: list[Any] = []
+        for frame in container.decode(stream):
+            if frame.time > start_s + CLIP_S:
+                break
+            if frame.time >= start_s:
+                frames.append(frame.reformat(*SIZE, "rgb24", interpolation="BILINEAR").to_ndarray())
+        return np.stack(frames)
+
+
+def of_webdataset(kind: str, folder: str) -> Iterator[int]:
+    """Its usual pipeline, with the loop over PyAV."""
+    wds: Any = importlib.import_module("webdataset")
+    urls = sorted(str(path) for path in Path(folder).glob("*.tar"))
+    samples = wds.WebDataset(urls, shardshuffle=len(urls)).repeat().shuffle(100)
+    decoded = samples.map(lambda sample: bare(kind, sample[_PARTS[kind]], json.loads(sample["json"])["start"]))
+    return map(len, wds.WebLoader(decoded.batched(BATCH, collation_fn=list), batch_size=None, num_workers=0))
+
+
+def of_litdata(kind: str, folder: str) -> Iterator[int]:
+    """Its dataset and loader, with the loop over PyAV."""
+    litdata: Any = importlib.import_module("litdata")
+
+    class Media(litdata.StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            sample = super().__getitem__(index)
+            return bare(kind, sample[_PARTS[kind]], json.loads(sample["json"])["start"])
+
+    chunks = f"{folder}.litdata"
+    if not Path(chunks).exists():
+        importlib.import_module("benchmarks.peers.litdata").build(
+            sorted(map(str, Path(folder).glob("*.tar"))), chunks, ""
+        )
+    loader = litdata.StreamingDataLoader(Media(chunks, shuffle=True), batch_size=BATCH, num_workers=0, collate_fn=list)
+    return (len(batch) for _ in itertools.count() for batch in loader)
+
+
+PROGRAMS: dict[str, Callable[[str, str], Iterator[int]]] = {
+    "energon-grain": lambda kind, folder: of_energon("energon_grain_torch", kind, folder),
+    "energon": lambda kind, folder: of_energon("megatron.energon", kind, folder),
+    "webdataset": of_webdataset,
+    "litdata": of_litdata,
+}
+
+
+def rates(program: str, kind: str, folder: str) -> tuple[float, float]:
+    """Seconds of the processor for a sample, and samples a second."""
+    batches = PROGRAMS[program](kind, folder)
+    for _ in range(_WARM):
+        next(batches)
+    began, began_cpu = time.perf_counter(), time.process_time()
+    count = sum(next(batches) for _ in range(_MEASURED))
+    return (time.process_time() - began_cpu) / count, count / (time.perf_counter() - began)
+
+
+def film(number: int, path: Path) -> None:
+    """A video with sound: a texture that moves, another in each."""
+    import av
+    import numpy as np
+
+    noise = np.random.default_rng(number).integers(0, 90, (720, 1280, 1), np.uint8)
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=30, options={"preset": "veryfast", "crf": "30"})
+        stream.width, stream.height, stream.pix_fmt, stream.codec_context.gop_size = 640, 360, "yuv420p", 60
+        for place in range(300):
+            shown = np.repeat(noise[place : place + 360, 2 * place : 2 * place + 640], 3, axis=2)
+            frame = av.VideoFrame.from_ndarray(shown, "rgb24")
+            frame.pts, frame.time_base = place, Fraction(1, 30)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+
+
+def song(number: int, path: Path) -> None:
+    """A sound: a tone that rises, another in each."""
+    import av
+    import numpy as np
+
+    at = np.arange(441_000) / 44_100
+    wave = np.stack([np.sin((200 + 9 * number + 40 * at) * at * shift) for shift in (1, 1.01)]).astype(np.float32) / 2
+    with av.open(str(path), "w", format="mp3") as out:
+        stream = out.add_stream("libmp3lame", rate=44_100, layout="stereo")
+        for begin in range(0, wave.shape[1], 1152):
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(wave[:, begin : begin + 1152]), "fltp", "stereo")
+            frame.sample_rate, frame.pts = 44_100, begin
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+
+
+def made_dataset(cache: Path, kind: str) -> Path:
+    """The data set, made once: eight files of their kind, again and again under other keys."""
+    from energon_grain.prepare import prepare_dataset
+    from energon_grain.testing import write_tars
+
+    root = cache / f"media-{kind}"
+    if not (root / ".nv-meta").exists():
+        make, part = {"video": film, "sound": song}[kind], _PARTS[kind]
+        files: list[bytes] = []
+        with tempfile.TemporaryDirectory() as temporary:
+            for number in range(8):
+                make(number, path := Path(temporary) / f"file.{part}")
+                files.append(path.read_bytes())
+        samples = (
+            {"__key__": f"{n:04d}", part: files[n % 8], "json": {"start": 0.7 + 8 * math.modf(0.618 * n)[0]}}
+            for n in range(_COUNTS[kind])
+        )
+        write_tars(root, samples, shards=4)
+        prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0)
+    return root
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    repository = Path(__file__).resolve().parent.parent
+    parser.add_argument(
+        "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
+    )
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(rates(*given.child)))
+        return
+    from benchmarks.peer_python import peer_python
+
+    peers = peer_python()
+    programs = {
+        "energon-grain": sys.executable,
+        **({} if peers is None else dict.fromkeys([*PROGRAMS][1:], str(peers))),
+    }
+    print("| kind | program | ms of the processor a sample | ours is | samples/s |")
+    for kind in _COUNTS:
+        folder = str(made_dataset(given.cache, kind))
+        rounds = [
+            {name: _in_child(python, name, kind, folder) for name, python in programs.items()}
+            for _ in range(given.rounds)
+        ]
+        best = {name: [pick(each[name][n] for each in rounds) for n, pick in ((0, min), (1, max))] for name in programs}
+        for name, (cpu_s, rate) in best.items():
+            ratio = cpu_s / best["energon-grain"][0]
+            print(f"| {kind} | {name} | {1000 * cpu_s:.1f} | {ratio:.2f} x | {rate:.0f} |", flush=True)
+
+
+def _in_child(python: str, *program: str) -> tuple[float, float]:
+    command = [python, "-m", "benchmarks.media", "--child", *program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    cpu_s, rate = json.loads(done.stdout.splitlines()[-1])
+    return cpu_s, rate
+
+
+if __name__ == "__main__":
+    main()

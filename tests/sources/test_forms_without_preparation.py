@@ -1,0 +1,458 @@
+"""Arrow files, MDS shards and indexed datasets of Megatron: what is read of them; splits by a ratio; joins; by key.
+
+What is common with Parquet `test_parquet` looks at.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import form_fuzzing
+import numpy as np
+import pyarrow as pa
+import pytest
+from cli_runs import run
+from metadatasets import write_v2
+from object_server import Bucket
+from parquet_files import FILE, features, files, picture, write_numbers, write_parquet
+from table_forms import write_arrow, write_feather, write_mds, write_tokens
+
+from energon_grain import (
+    CrudeSample,
+    DefaultTaskEncoder,
+    SampleDecoder,
+    Stream,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_grain.datasets.aux_stores import open_aux, open_primary
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DuplicateKeyError,
+    FormatError,
+    KeyNotFoundError,
+    ReadError,
+    SplitError,
+    StaleIndexError,
+)
+from energon_grain.formats.arrow_files import ArrowFiles
+from energon_grain.sources.tables import TableSource
+from energon_grain.sources.token_files import TokenSource
+from energon_grain.testing import make_text_dataset, write_tars
+
+ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Rgb(DefaultTaskEncoder):
+    decoder = SampleDecoder(image_decode="rgb8")
+
+
+def in_order(path: Any, **options: Any) -> list[Any]:
+    """The samples in the order of the files."""
+    options = {"task_encoder": Rgb(), "worker_config": ONE, **options}
+    with Stream.of(get_val_dataset(path, batch_size=None, **options)) as stream:
+        return list(stream)
+
+
+def trained(path: Any, steps: int, **options: Any) -> list[list[int]]:
+    given = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": 4, **options}
+    with Stream.of(get_train_dataset(path, worker_config=ONE, **given)) as stream:
+        return [next(stream)["n"].tolist() for _ in range(steps)]
+
+
+def parts(sample: CrudeSample) -> dict[str, Any]:
+    found = {name: value for name, value in sample.items() if not name.startswith("__")}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in found.items()}
+
+
+# Arrow.
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("write", [write_arrow, write_feather])
+def test_arrow_files(tmp_path: Path, write: Any, compression: str | None) -> None:
+    """As Parquet with the same rows: the stream format, the file format, compressed or mapped."""
+    columns = {
+        "n": pa.array(range(50)),
+        "text": pa.array([f"text {number}" if number % 7 else None for number in range(50)]),
+        "lists": pa.array([[1.5] * (number % 4) for number in range(50)]),
+        "kind": pa.array(["a", "b"] * 25).dictionary_encode(),
+        "inner": pa.array([{"a": [number]} for number in range(50)]),
+        "picture": pa.array([picture(number) for number in range(50)]),
+    }
+    path = write(tmp_path / "x.arrow", columns, compression=compression)
+    other = write_parquet(tmp_path / "x.parquet", columns, row_group_size=7)
+    assert [parts(each) for each in in_order(path)] == [parts(each) for each in in_order(other)]
+    assert [parts(each) for each in in_order(path, part_filter={"n"})] == [{"n": number} for number in range(50)]
+    assert [each["n"] for each in in_order(path, where="n % 10 == 3")] == [3, 13, 23, 33, 43]
+    source = pickle.loads(pickle.dumps(TableSource(ArrowFiles(path)))).cut(10, 40)
+    assert source.files.is_mapped is (compression is None)
+    assert source.block_starts(1).tolist() == [0, 4, 11, 18, 25, 30]
+    assert source.place_of(1) == "x.arrow: row 11"
+    order = sum(trained(path, 12, repeat=False, part_filter={"n"}), [])
+    assert len({*order}) == 48
+    neighbours = sum(abs(a // 7 - b // 7) == 0 for a, b in zip(order, order[4:], strict=False))
+    assert neighbours < 20 if compression is None else neighbours > 20, "mapped: every row by itself; else by batches"
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    """With the features that its schema says; caches of it are left out, and one of splits is refused with the way."""
+    said = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": ["a", "b"]})
+    for number in range(2):
+        rows = range(number * 10, number * 10 + 10)
+        images = pa.array(files([picture(row) for row in rows]), FILE)
+        columns = {"image": images, "label": pa.array([row % 2 for row in rows])}
+        write_arrow(tmp_path / "set" / "train" / f"data-{number:05d}-of-00002.arrow", columns, metadata=said)
+    write_arrow(tmp_path / "set" / "train" / "cache-1234.arrow", {"n": [1]})
+    (tmp_path / "set" / "train" / "state.json").write_text("{}")
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    samples = in_order(tmp_path / "set" / "train")
+    assert [int(each["image"][0, 0, 0]) for each in samples] == list(range(20))
+    assert [int(each["label"]) for each in samples] == [0, 1] * 10
+    assert samples[11]["__key__"] == "data-00001-of-00002/1"
+    with pytest.raises(ConfigError, match=r"splits of a `DatasetDict`.*set/train"):
+        in_order(tmp_path / "set")
+    write_numbers(tmp_path / "set" / "train" / "x.parquet", 3)
+    with pytest.raises(ConfigError, match=r"holds Parquet files and Arrow files.*\*\*/\*\.parquet or .*\*\*/\*\.arrow"):
+        in_order(tmp_path / "set" / "train")
+    assert len(in_order(tmp_path / "set" / "train" / "*.arrow")) == 21, "a pattern means what it says"
+
+
+def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "x.arrow", {"n": list(range(50))})
+    source, again = TableSource(ArrowFiles(path)), TableSource(ArrowFiles(path))
+    assert source.read(np.array([49])).columns["n"] == [49]
+    replaced = write_arrow(tmp_path / "new" / "x.arrow", {"n": list(range(50, 0, -1))})
+    os.utime(replaced, ns=(1, 1))
+    os.replace(replaced, path)
+    with pytest.raises((StaleIndexError, ReadError), match=r"x\.arrow: was changed"):
+        again.read(np.array([0]))
+    assert TableSource(ArrowFiles(path)).read(np.array([0])).columns["n"] == [50]
+
+
+def test_feather_of_version_1(tmp_path: Path) -> None:
+    (tmp_path / "x.feather").write_bytes(b"FEA1" + bytes(20))
+    with pytest.raises(FormatError, match="Feather of version 1"):
+        in_order(tmp_path / "x.feather")
+
+
+# MDS.
+
+
+@pytest.mark.parametrize("kind", ["plain", "zstd"])
+def test_mds_that_mosaic_wrote(kind: str) -> None:
+    """By `MDSWriter` of mosaicml-streaming 0.13, with a column of each encoding."""
+    samples = in_order(FIXTURES / "mosaic" / kind)
+    assert [int(each["n"]) for each in samples] == list(range(12))
+    last = samples[11]
+    assert (last["x"], last["text"], last["raw"], last["j"], last["s"]) == (5.5, "t11", b"r", {"a": 11}, "11")
+    assert (last["a"].dtype, last["a"].tolist()) == (np.uint16, list(range(12)))
+    assert (last["b"].dtype, last["b"].tolist()) == (np.int32, [[11] * 3] * 2)
+    assert (last["c"].dtype, last["c"].tolist()) == (np.float32, [[11.0] * 3] * 2)
+    assert last["img"].shape == last["png"].shape == (2, 2, 3)
+    assert int(last["png"][0, 0, 0]) == 11
+    assert last["__key__"].startswith("shard.00001/")
+    assert [int(each["n"]) for each in in_order(FIXTURES / "mosaic" / kind / "index.json", where="x > 4.5")] == [10, 11]
+
+
+def test_mds_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that are not compressed are read in runs, wherever samples end."""
+    monkeypatch.setattr("energon_grain.formats.mds_files._GROUP_BYTES", 100)
+    columns = {"n": list(range(100)), "text": ["x" * (number % 50) for number in range(100)], "raw": [b"r"] * 100}
+    path = write_mds(tmp_path / "set", columns, shards=3)
+    assert [each["text"] for each in in_order(path)] == columns["text"]
+    assert sorted(sum(trained(path, 25, repeat=False), [])) == list(range(100))
+    assert "100 samples in 3 files" in run("info", path).output
+
+
+def test_what_is_wrong_with_mds(tmp_path: Path) -> None:
+    path = write_mds(tmp_path / "set", {"n": [1, 2], "text": ["a", "b"]}, shards=1)
+    index = (path / "index.json").read_text()
+    for old, new, message in (
+        ("shard.00000.mds", "../shard.mds", "index.json: .*basename"),
+        ("shard.00000.mds", "/etc/passwd", "index.json: .*basename"),
+        ('"format": "mds"', '"format": "jsonl"', "index.json: .*format"),
+        ('"compression": null', '"compression": "br"', "index.json: .*compression"),
+        ('"samples": 2', '"samples": 3', "has 3 samples by index.json"),
+        ('["n", "text"]', '["n"]', "other numbers of names"),
+        ('"shards": [', '"shards": [], "old": [', "names no shard"),
+        ("{", "", "index.json"),
+    ):
+        (path / "index.json").write_text(index.replace(old, new, 1))
+        with pytest.raises(FormatError, match=message):
+            in_order(path)
+    (path / "index.json").write_text(index)
+    (path / "shard.00000.mds").unlink()
+    with pytest.raises(DatasetNotFoundError, match=r"shard\.00000\.mds"):
+        in_order(path / "index.json")
+    with pytest.raises(DatasetNotFoundError, match=r"none/index\.json"):
+        in_order(tmp_path / "none" / "index.json")
+
+
+# Indexed datasets of Megatron.
+
+
+def test_tokens_that_megatron_wrote() -> None:
+    """By `IndexedDatasetBuilder` of megatron-core 0.16: documents of one sequence, and of three."""
+    for name, sequences in (("one", 1), ("many", 3)):
+        expected = [[i * 7 + k for j in range(sequences) for k in range(1 + (i + j) % 9)] for i in range(5)]
+        for path in (name, f"{name}.bin", f"{name}.idx"):
+            found = in_order(FIXTURES / "megatron" / path)
+            assert [each["tokens"].tolist() for each in found] == expected
+        assert found[0]["tokens"].dtype == np.uint16
+        assert [each["__key__"] for each in found] == ["0", "1", "2", "3", "4"]
+
+
+def test_tokens_are_a_column(tmp_path: Path) -> None:
+    """How many a document has is known from the index."""
+    documents = [list(range(number * 3 % 11)) for number in range(200)]
+    path = write_tokens(tmp_path / "x", documents, dtype="<i4", sequence=4)
+    source = TokenSource(path)
+    lengths = [len(each) for each in documents]
+    assert source.column("tokens", slice(None)).tolist() == lengths
+    assert source.column("tokens", np.array([7, 3])).tolist() == [lengths[7], lengths[3]]
+    assert source.sizes(np.arange(200)).tolist() == [4 * length for length in lengths]
+    assert [each["tokens"].tolist() for each in in_order(path, where="tokens > 7")] == [
+        d for d in documents if len(d) > 7
+    ]
+    copy = pickle.loads(pickle.dumps(source.cut(10, 20)))
+    assert copy.content_id == source.cut(10, 20).content_id != source.content_id
+    assert copy.read(np.array([3])).columns["tokens"][0].tolist() == documents[13]
+    assert copy.place_of(3) == "x.bin: 13"
+    with pytest.raises(KeyNotFoundError, match="there are bytes, tokens"):
+        source.column("words", np.array([0]))
+    assert "list of int32" in run("info", path).output
+    assert "read as it is" in str(run("prepare", tmp_path / "x.bin").exception) or run("prepare", path).exit_code
+
+
+def test_what_is_wrong_with_tokens(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "x", [[1, 2], [3]])
+    index, tokens = tmp_path / "x.idx", tmp_path / "x.bin"
+    good = index.read_bytes()
+    for data, message in (
+        (b"", "no index of Megatron-LM"),
+        (good[:40], "it is damaged"),
+        (b"X" + good[1:], "begins with"),
+    ):
+        index.write_bytes(data)
+        with pytest.raises(FormatError, match=message):
+            in_order(path)
+    index.write_bytes(good)
+    tokens.write_bytes(b"\0")
+    with pytest.raises(FormatError, match=r"does not lie in x\.bin, which has 1 bytes"):
+        in_order(path)
+    tokens.unlink()
+    with pytest.raises(Exception, match=r"x\.bin"):
+        in_order(tmp_path / "x.idx")
+
+
+def test_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    """Every form as on this machine."""
+    columns = {"n": list(range(40)), "text": [f"text {number}" for number in range(40)]}
+    write_arrow(tmp_path / "arrow" / "a.arrow", columns)
+    write_feather(tmp_path / "arrow" / "b.feather", columns)
+    write_mds(tmp_path / "mds", columns)
+    write_mds(tmp_path / "mds-zstd", columns, compression="zstd")
+    write_tokens(tmp_path / "tokens" / "x", [range(number) for number in range(20)])
+    for name, path in (("arrow", ""), ("mds", ""), ("mds-zstd", ""), ("tokens", "/x.bin")):
+        url = bucket.upload(tmp_path / name, name)
+        here = [parts(each) for each in in_order(f"{tmp_path}/{name}{path}")]
+        assert [parts(each) for each in in_order(f"{url}{path}")] == here
+        order = in_order(f"{url}{path}", subset=["20%", "60%"])
+        assert len(order) == len(here) * 2 // 5
+
+
+# Splits by a ratio.
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "mds", "jsonl", "tokens"])
+def test_split_parts_by_a_ratio(tmp_path: Path, form: str) -> None:
+    """No sample is in two parts, none is lost, and they stay where they are when a file is added."""
+    rows = {"n": list(range(95)), "text": ["x"] * 95}
+    path = tmp_path / "set"
+    if form == "parquet":
+        write_numbers(path, 95, files=3, row_group_size=7)
+    elif form == "arrow":
+        for number in range(3):
+            write_arrow(path / f"{number}.arrow", {"n": list(range(number * 30, min(95, number * 30 + 35)))[-30:]})
+    elif form == "mds":
+        write_mds(path, rows, shards=3)
+    elif form == "jsonl":
+        path = tmp_path / "x.jsonl"
+        path.write_text("".join(f'{{"n": {number}}}\n' for number in range(95)))
+    else:
+        path = write_tokens(tmp_path / "x", [[number] for number in range(95)])
+    ratio = {"split_ratio": "train:0.8,val:0.1,test:0.1"}
+
+    def keys(part: str, **more: Any) -> list[str]:
+        return [each["__key__"] for each in in_order(path, split_part=part, **ratio, **more)]
+
+    every = [each["__key__"] for each in in_order(path)]
+    found = [keys(part) for part in ("train", "val", "test")]
+    assert sorted(sum(found, [])) == sorted(every)
+    assert abs(len(found[1]) - len(every) / 10) <= 2
+    assert keys("train", subset=["0%", "50%"]) + keys("train", subset=["50%", "100%"]) == found[0]
+    with pytest.raises(SplitError, match="has no split part 'vall'"):
+        keys("vall")
+    if form == "parquet":
+        assert keys("val", where="n % 2 == 0") == [
+            each["__key__"] for each in in_order(path, split_part="val", **ratio) if each["n"] % 2 == 0
+        ]
+        assert len(trained(path, 20, split_part="train", **ratio)) == 20
+        write_numbers(path / "more.parquet", 50)
+        assert [key for key in keys("val") if not key.startswith("more/")] == found[1]
+
+
+# Joins, and by key.
+
+
+def join(folder: Path, *members: Any, **more: Any) -> Path:
+    return write_v2(folder, train={"join": list(members), **more})
+
+
+def test_joins_with_tables(tmp_path: Path) -> None:
+    """By the keys of the samples, by a column, or by row; as primary or not; next to tars."""
+    order = np.random.default_rng(0).permutation(60)
+    write_numbers(tmp_path / "numbers.parquet", 60, row_group_size=7)
+    captions = {"id": [f"{n:06d}" for n in order], "caption": [f"caption {n}" for n in order], "n": order.tolist()}
+    write_arrow(tmp_path / "captions.arrow", captions)
+    write_tokens(tmp_path / "ids", [[number] for number in range(60)])
+    path = join(
+        tmp_path,
+        {"path": "captions.arrow", "keys": "n"},
+        {"path": "numbers.parquet", "keys": "n"},
+        {"path": "ids", "by": "row"},
+    )
+    samples = in_order(path, split_part="train")
+    assert [each["text"] for each in samples] == [f"text {n}" for n in order]
+    assert [each["caption"] for each in samples] == captions["caption"]
+    assert [each["tokens"].tolist() for each in samples] == [[row] for row in range(60)]
+    assert [source.shard_name for source in samples[0]["__sources__"]] == [
+        "captions.arrow",
+        "numbers.parquet",
+        "ids.bin",
+    ]
+    only = in_order(path, split_part="train", where="n < 10 and ids.bin.tokens == 1")
+    assert sorted(int(each["n"]) for each in only) == list(range(10))
+    assert sorted(sum(trained(path, 15, repeat=False), [])) == list(range(60))
+
+
+def test_joins_of_tars_with_tables(tmp_path: Path) -> None:
+    samples = ({"__key__": f"{number:04d}", "txt": f"text {number}"} for number in range(30))
+    write_tars(tmp_path / "tars", samples, shards=2)
+    write_parquet(tmp_path / "x.parquet", {"id": [f"{n:04d}" for n in range(29, 9, -1)], "n": list(range(29, 9, -1))})
+    path = join(tmp_path, {"path": "tars"}, {"path": "x.parquet", "keys": "id", "nonmatch": "skip"})
+    samples = in_order(path, split_part="train")
+    assert [(each["txt"], int(each["n"])) for each in samples] == [(f"text {n}", n) for n in range(10, 30)]
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"row": {number}}}\n' for number in range(30)))
+    path = join(tmp_path, {"path": "tars"}, {"path": "x.jsonl", "by": "row"})
+    assert [each["json"]["row"] for each in in_order(path, split_part="train")] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "message"),
+    [
+        ([{"path": "x.parquet", "by": "row"}, {"path": "x.parquet"}], ConfigError, "leave `by: row` out"),
+        ([{"path": "x.parquet", "keys": "none"}], KeyNotFoundError, "has no column 'none'; there are n, text"),
+        ([{"path": "x.parquet", "keys": "n", "by": "row"}], ConfigError, "keys have no meaning"),
+        ([{"path": "x.parquet"}, {"path": "same.parquet", "keys": "n"}], DuplicateKeyError, "repeat another"),
+        (
+            [{"path": "x.parquet"}, {"path": "null.parquet", "keys": "n"}],
+            FormatError,
+            "row 1: has no key in column 'n'",
+        ),
+        ([{"path": "x.parquet"}, {"path": "x.parquet", "keys": "n"}], ConfigError, "10 of 10 keys of .* are not in"),
+        ([{"path": "ids.bin", "keys": "n"}], ConfigError, "its keys are numbers; leave `keys` out"),
+        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset; join the datasets in it"),
+        ([{"path": "tars", "by": "row"}], ConfigError, "its samples have keys"),
+    ],
+)
+def test_joins_that_are_refused(tmp_path: Path, members: Any, error: type[Exception], message: str) -> None:
+    write_numbers(tmp_path / "x.parquet", 10)
+    write_parquet(tmp_path / "same.parquet", {"n": [1] * 10})
+    write_parquet(tmp_path / "null.parquet", {"n": [1, None, 3]})
+    write_tokens(tmp_path / "ids", [[1]] * 10)
+    (tmp_path / "mixture.yaml").write_text("")
+    make_text_dataset(tmp_path / "tars", n=10)
+    with pytest.raises(error, match=message):
+        in_order(join(tmp_path, *members), split_part="train")
+
+
+def test_tables_by_key(tmp_path: Path) -> None:
+    """As auxiliary stores, and for cookers of the data itself."""
+    columns = {
+        "__key__": ["a", "b", None],
+        "image": pa.array(files([picture(1), picture(2), None]), FILE),
+        "pages": pa.array([files([picture(3)] * number) for number in (0, 2, 1)], pa.list_(FILE)),
+        "n": [1, 2, 3],
+    }
+    said = features(image={"_type": "Image"}, pages=[{"_type": "Image"}])
+    keyed = write_parquet(tmp_path / "x.parquet", columns, metadata=said, row_group_size=2)
+    plain = write_arrow(tmp_path / "many" / "y.z.arrow", {"n": list(range(20)), "text": ["t"] * 20})
+    stores = open_aux({"x": keyed, "y": plain.parent}, SampleDecoder(image_decode="rgb8"))
+    (image, source), (pages, _), (number, _) = stores["x"].read(["b.image", "b.pages.1", "a.n"])
+    assert (image.shape, pages.shape, int(number)) == ((8, 8, 3), (8, 8, 3), 1)
+    assert (source.shard_name, source.index, source.file_names) == ("x.parquet", "b.image", ("b.image",))
+    assert "a.pages.0" not in stores["x"]
+    assert "x/2.n" in stores["x"]
+    assert int(stores["y"].get("y.z/19.n")) == 19
+    assert stores["y"].get("y.z/3.text") == "t"
+    for wrong in ("y.z/20.n", "y.z/03.n", "y.z/1.m", "z/1.n", "1.n", "y.z/1"):
+        assert wrong not in stores["y"]
+        with pytest.raises(KeyNotFoundError, match=r"there is no '.*'; a key is y\.z/0, a dot, and a column"):
+            stores["y"][wrong]
+    again = pickle.loads(pickle.dumps(open_primary(keyed, None)))
+    assert again == open_primary(keyed, None)
+    assert again.get("b.image") == picture(2)
+    mixture = write_v2(tmp_path, train={"path": "x.parquet", "aux": {"y": "many"}})
+    assert len(in_order(mixture, split_part="train")) == 3
+    write_tokens(tmp_path / "ids", [[1]])
+    with pytest.raises(ConfigError, match="is an indexed dataset of Megatron, whose samples cannot be read by key"):
+        open_aux({"ids": tmp_path / "ids.bin"}, None)
+
+
+# Advice.
+
+
+def test_advice(tmp_path: Path) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(
+        DatasetNotFoundError, match=r"holds JSONL files, each of which is a dataset.*lines/a\.jsonl.*`concat`"
+    ):
+        in_order(tmp_path / "lines")
+    write_arrow(tmp_path / "arrow" / "x.arrow", {"n": [1]})
+    assert "is an Arrow file, which is read as it is" in str(run("prepare", tmp_path / "arrow").exception)
+    write_tars(tmp_path / "tars", ({"__key__": f"{number}", "txt": "x"} for number in range(3)), shards=1)
+    with pytest.raises(
+        KeyNotFoundError, match=r"after `energon-grain prepare .*tars`, `energon-grain measure .* tokens="
+    ):
+        in_order(tmp_path / "tars", split_part="train", where="tokens > 1")
+    np.save(tmp_path / "a.npy", np.zeros(1))
+    for path in (tmp_path / "arrow", write_tokens(tmp_path / "ids", [[1]])):
+        assert "to which no columns are added" in str(run("measure", path, "--attach", f"a={tmp_path}/a.npy").exception)
+
+
+# Damaged files: `python tests/form_fuzzing.py` reads thousands of each.
+
+
+@pytest.mark.parametrize("form", list(form_fuzzing.FORMS))
+def test_damaged_files_are_named(form: str) -> None:
+    """In a process of its own, as what decodes could end it."""
+    command = [sys.executable, form_fuzzing.__file__, form, "--here", "--count", "60", "--seed", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    assert "Error" in done.stdout
