@@ -22,7 +22,8 @@ from benchmarks.peer_python import peer_python
 
 _OURS = """
 import resource, sys, time
-import energon_grain as eg, energon_grain.loader.iterator, energon_grain.prepare.preparation, energon_grain.stream.stream
+import energon_grain as eg, energon_grain.loader.iterator, energon_grain.stream.stream
+import energon_grain.prepare.preparation
 eg.get_savable_loader, eg.get_train_dataset  # imported here
 path, prepare = sys.argv[1], sys.argv[2] == "prepare"
 def now():

@@ -167,7 +167,7 @@ _BALANCE = "bytes.txt + 0.01 * bytes.txt ** 2"
 
 @st.composite
 def balanced_tops(draw: st.DrawFn, depth: int, *, hooks: tuple[str | None, ...] = (None, "number")) -> Graph:
-    """The same, over a graph whose order is arithmetic, with equal work for hosts."""
+    """The same, over a graph whose order is arithmetic, with equal work for hosts: blends by cost, planned packs."""
     _, lanes, global_batch, cut, hook, graph = draw(tops(0, hooks=hooks))
     finite = graph[0] != "for ever"
     leaf = _LEAF if finite else _LEAF.map(lambda leaf: ("for ever", leaf))
@@ -177,7 +177,12 @@ def balanced_tops(draw: st.DrawFn, depth: int, *, hooks: tuple[str | None, ...] 
         elif finite:
             graph = "concat", graph, draw(leaf)
         else:
-            graph = "blend", False, (graph, 1), (draw(leaf), draw(_WEIGHTS))
+            how = draw(
+                st.sampled_from([("blend", False), ("blend_by_cost", "bytes"), ("blend_by_cost", "1 + bytes % 7")])
+            )
+            graph = *how, (graph, 1), (draw(leaf), draw(_WEIGHTS))
+    if draw(st.booleans()):
+        graph = "plan", "all", draw(st.sampled_from([700, 2000])), draw(st.sampled_from([4, 15, 60])), False, graph
     return "balanced", lanes, global_batch or 24, cut, hook, graph
 
 

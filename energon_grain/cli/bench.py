@@ -21,8 +21,8 @@ from energon_grain.errors import ConfigError
 from energon_grain.storage.location import is_url
 
 if TYPE_CHECKING:
+    from energon_grain.bench import Figures
     from energon_grain.datasets.task_encoder import TaskEncoder
-    from energon_grain.measurement import Figures
 
 _ENOUGH = 0.95
 """A number of workers is enough where more of them bring less than this part's complement."""
@@ -72,8 +72,8 @@ def bench(
 
     import msgspec
 
+    from energon_grain.bench import measure
     from energon_grain.datasets.get_datasets import get_train_dataset
-    from energon_grain.measurement import measure
     from energon_grain.stream.worker_config import WorkerConfig
 
     full = 1 if is_url(path) else None  # which is blocks in a store

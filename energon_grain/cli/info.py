@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         ArraySummary,
         ColumnSummary,
         DatasetSummary,
-        JsonlSummary,
         SizeBin,
         TableSummary,
     )
@@ -130,7 +129,7 @@ def _dataset(path: str, split_config: str | None, dataset_config: str | None) ->
     found = summarize_jsonl(path)
     samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
     kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
-    shown = [found.path, samples, kind, "", *_columns(found), *_histogram(found.sizes)]
+    shown = [found.path, samples, kind, "", *_columns(found.columns, found.stale_columns), *_histogram(found.sizes)]
     return Answer(document=found, lines=shown)
 
 
@@ -165,14 +164,13 @@ def _lines(summary: DatasetSummary) -> list[str]:
         drawn = sparkline([size.samples for size in part.sizes])
         rows.append((name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn))
     lines += [*table(rows, "<>><<"), ""]
-    return [*lines, *_columns(summary), *_histogram(summary.sizes)]
+    return [*lines, *_columns(summary.columns, summary.stale_columns), *_histogram(summary.sizes)]
 
 
-def _columns(summary: DatasetSummary | JsonlSummary) -> list[str]:
-    lines = ["Columns", *table(*column_rows(summary.columns)), ""] if summary.columns else []
-    if summary.stale_columns:
-        named = ", ".join(summary.stale_columns)
-        lines += [f"Columns of samples that are not here any more: {named}.", ""]
+def _columns(columns: Mapping[str, ColumnSummary], stale: Sequence[str]) -> list[str]:
+    lines = ["Columns", *table(*column_rows(columns)), ""] if columns else []
+    if stale:
+        lines += [f"Columns of samples that are not here any more: {', '.join(stale)}.", ""]
     return lines
 
 
@@ -205,6 +203,7 @@ def sparkline(counts: Sequence[int]) -> str:
 
 
 def _lines_of_tables(summary: TableSummary) -> list[str]:
+    measured = _columns(summary.measured, summary.stale_columns)
     groups: list[str] = []
     if summary.row_groups is not None:
         mean, largest = map(format_bytes, summary.row_group_bytes)
@@ -219,6 +218,8 @@ def _lines_of_tables(summary: TableSummary) -> list[str]:
         "",
         "Parts",
         *table([*summary.columns.items()], "<<"),
+        *([""] if measured else []),
+        *measured[:-1],
     ]
 
 

@@ -47,6 +47,7 @@ def lint(
     Of a JSONL file, all malformed lines are named, as x.jsonl:123. Of a metadataset, every split is opened with all
     that it refers to, and the first sample of each shard is decoded. Exit code 1 if anything is wrong.
     """
+    from energon_grain.formats.data_folder import kind_at
     from energon_grain.prepare.lint import lint_dataset, lint_jsonl
 
     path = located(path)
@@ -81,6 +82,8 @@ def lint(
                 trusted_modules=trusted,
                 progress=lambda done, total, found: bar.advance_to(done, total, counted(found, "problem"), "Lines"),
             )
+        elif kind_at(path).is_table:
+            report = _lint_parquet(path, trusted)
         else:
 
             def open_part(part: str) -> None:
@@ -127,27 +130,38 @@ def _lint_metadataset(
     Every dataset is looked at, even if another is missing.
     """
     from energon_grain.datasets.aux_stores import open_aux
+    from energon_grain.datasets.joined_leaf import JoinedLeafDataset
     from energon_grain.formats.data_folder import kind_at
+    from energon_grain.formats.nv_meta import DatasetKind
     from energon_grain.metadataset.documents import datasets_of, read_document
-    from energon_grain.prepare.lint import LintFinding, LintReport, opened
+    from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, opened
+    from energon_grain.sources.tables import TABLES
 
     findings: list[LintFinding] = []
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
     if document is None:
         return LintReport.of(path, findings, shards=0, samples=0)
     read: dict[tuple[str, str | None, str], list[str]] = {}
+    files = set[str]()
     for split in splits or document.splits:
+        joins = 0
         for open_leaf, leaf in opened(path, findings, partial(_leaves, document, split, trusted)) or ():
             before = len(findings)
             opened(str(leaf.place), findings, open_leaf)
             for name, aux in leaf.aux.items():
                 opened(str(aux.place), findings, partial(open_aux, {name: aux}, None))
             if not any(finding.severity == "error" for finding in findings[before:]):
+                joins += isinstance(leaf, JoinedLeafDataset)
                 for each in datasets_of(leaf):
                     read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
+        if joins == 1:  # of several it is not said which one a column is of
+            opened(path, findings, lambda split=split: findings.extend(about_columns(path, trusted, split)))
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
         if not kind_at(root).has_shards:
+            if kind_at(root) in (DatasetKind.JSONL, *TABLES) and root not in files:
+                files.add(root)
+                opened(root, findings, lambda root=root: findings.extend(about_columns(root, trusted)))
             continue
         report = lint_folder(
             root,
@@ -165,6 +179,28 @@ def _lint_metadataset(
         way_out = "`energon-grain lint` of a dataset decodes all of them"
         findings.append(LintFinding(severity="note", where=path, what=what, way_out=way_out))
     return LintReport.of(path, findings, shards=shards, samples=samples)
+
+
+def _lint_parquet(path: str, trusted: Collection[str]) -> LintReport:
+    """Read the first row of each row group, and compare columns that were measured of the rows."""
+    import numpy as np
+
+    from energon_grain.formats.data_folder import kind_at
+    from energon_grain.prepare.lint import LintReport, about_columns, opened
+    from energon_grain.sources.tables import TABLES, TableSource
+
+    findings: list[LintFinding] = []
+
+    def read_groups() -> int:
+        source = TableSource(TABLES[kind_at(path)](path))
+        starts = source.block_starts()[:-1]
+        for start in starts:
+            opened(path, findings, lambda start=start: source.read(np.array([start])))
+        return len(starts)
+
+    groups = opened(path, findings, read_groups) or 0
+    opened(path, findings, lambda: findings.extend(about_columns(path, trusted)))
+    return LintReport.of(path, findings, shards=0, samples=groups)
 
 
 def _leaves(

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def measure(
-    path: Annotated[str, typer.Argument(help="A dataset that is prepared, or a JSONL file; also by URL.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset, a JSONL file, Parquet files or tars; or a metadataset with one join; also by URL."
+        ),
+    ],
     column: Annotated[
         list[str] | None,
         typer.Option(help="A column and its function, as tokens=my_module:count_tokens. Repeatable: one pass for all."),
@@ -35,6 +40,7 @@ def measure(
     version: Annotated[
         int | None, typer.Option(help="Of the functions, kept with the columns. Default: their own, else 1.")
     ] = None,
+    split_part: Annotated[str, typer.Option(help="Of a metadataset: the split that has the join.")] = "train",
     num_workers: Workers = None,
     runner: Runner = "processes",
     ray_address: RayAddress = None,
@@ -63,6 +69,7 @@ def measure(
             attach=files,
             parts=None if parts is None else [part.strip() for part in parts.split(",")],
             version=version,
+            split_part=split_part,
             num_workers=num_workers,
             executor=executor,
             progress=show,

@@ -18,13 +18,14 @@ from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_fun
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare import join_members as joining
 from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
+from energon_grain.prepare.measure import opened_samples
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.joined import JoinedSource, MemberSource
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
 
@@ -214,7 +215,7 @@ class JoinedLeafDataset(SavableDataset):
             source = JoinedSource(
                 index,
                 [member.source for member in members],
-                names=[member.argument or getattr(member.leaf, "field", None) for member in self.members],
+                names=self._names,
                 start=start,
                 stop=stop,
                 where=self.where,
@@ -226,10 +227,34 @@ class JoinedLeafDataset(SavableDataset):
             ordering=self.primary.ordering(said_by=f"{self.place}: "),
         )
 
+    def rows(self) -> JoinedSource:
+        """All rows with all parts, however samples are made of them. Raises as `resolve`."""
+        with asked_at(self.place):
+            index = open_join(self)
+            return JoinedSource(
+                index,
+                [
+                    _whole(each.leaf.path) if isinstance(each.leaf, LeafDataset) else ArraySource(each.leaf.path)
+                    for each in self.members
+                ],
+                names=self._names,
+            )
+
+    @property
+    def _names(self) -> list[str | None]:
+        return [member.argument or getattr(member.leaf, "field", None) for member in self.members]
+
     def check(self) -> None:
         """Raise what `resolve` would, as far as it can be told without an index."""
         for leaf in self.datasets:
             leaf.check(whole=True)
+
+
+def _whole(path: str) -> MemberSource:
+    """All samples of a dataset, with all parts."""
+    source = opened_samples(path, None)
+    assert not isinstance(source, JoinedSource)
+    return source
 
 
 def bind_joiner(

@@ -240,7 +240,7 @@ class MultiEpochLeaf:
         leaf = np.full(len(pairs), self._number, np.int32)
         draws = Draws(leaf=leaf, child=epoch * len(self) + idx, index=idx, epoch=epoch)
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
-        self._statistics.read(leaf, int(self._source.sizes(idx).sum()))
+        self._statistics.read(draws, int(self._source.sizes(idx).sum()))
         self._statistics.took(encoded.work)
         if not encoded.drops:
             self._statistics.succeeded()

@@ -2,7 +2,9 @@
 
     .nv-meta/columnar/columns.json               names the file of each column; replaced atomically
     .nv-meta/columnar/columns/<name>-<hex>.npy   (N,) a number a sample; NaN where a sample has none
-    x.jsonl.columns/…                            the same two, of a JSONL file
+    x.jsonl.columns/…                            the same two, of a JSONL file; x.parquet.columns/… of a Parquet file,
+                                                 and data/.columns/… of a folder of these
+    meta.yaml.cache/.join_<name>/…               of a join, beside its index
 
 A column belongs to samples, by the `content_id` of the index that it was made with, and not to a generation of the
 index. So it stays when the index of the same samples is written anew, and is not given out for others.
@@ -17,7 +19,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, IndexFileError, KeyNotFoundError
+from energon_grain.errors import ConfigError, IndexFileError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
@@ -42,11 +44,13 @@ from energon_grain.formats.columnar_header import (
     release_pages,
 )
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
 from energon_grain.formats.nv_meta import META_FOLDER
+from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
-from energon_grain.storage.atomic import sync_folder
+from energon_grain.storage.atomic import is_writable, sync_folder
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.object_client import shared_client
@@ -60,15 +64,16 @@ ATTACHED = "attached "
 """How the function of a column begins that was attached: the name of the file follows."""
 _VERSION = 1
 _BLOCK_SAMPLES = 1 << 20
+_COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
 _LONGEST_NAME = 100
 _logger = logging.getLogger("energon_grain")
 
 
-class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
+class StoredColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A column that has a file in the folder `columns`, of the samples of `content_id`.
 
-    What made its numbers is a `function` of a `version`, as `module:name`; or `attached ` and the file that they are
-    from.
+    What made its numbers is a `function` of a `version`, as `module:name`, which got `parts` of samples (none: all); or
+    `attached ` and the file that they are from.
     """
 
     file: Annotated[str, msgspec.Meta(pattern=r"^[\w.~%-]+\.npy$")]
@@ -77,6 +82,7 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
     content_id: str
     function: str
     version: int
+    parts: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -89,7 +95,8 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
             return f"`energon-grain prepare-media {dataset} --media-metadata-by-extension`"
         if self.function.startswith(ATTACHED):
             return f"`energon-grain measure {dataset} --attach {name}={self.function.removeprefix(ATTACHED)}`"
-        return f"`energon-grain measure {dataset} --column {name}={self.function}`"
+        parts = f" --parts {','.join(self.parts)}" if self.parts else ""
+        return f"`energon-grain measure {dataset} --column {name}={self.function}{parts}`"
 
 
 class _ColumnsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,24 +117,26 @@ class ColumnFolder:
         location: Path or URL of the folder with `columns.json`.
         local: That folder on this machine: the same, or a copy of it.
         mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
-        is_bare: Whether nobody prepared the dataset, so that no columns are added to it.
+        locked: The folder on this machine that those who measure or prepare lock; None: `local`.
+        instead: That in the cache folder, for data beside which nothing can be written; None: there is none.
     """
 
     dataset: str
     location: str
     local: Path
     mirrored: str | None = None
-    is_bare: bool = False
+    locked: Path | None = None
+    instead: Path | None = None
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
         """That of a prepared dataset."""
         return cls(
-            dataset=folder.location,
-            is_bare=folder.bare is not None,
-            location=folder.shard(f"{META_FOLDER}/{COLUMNAR_FOLDER}"),
+            dataset=folder.bare or folder.location,
+            location=f"{columnar_folder(folder.local)}" if folder.bare else folder.shard(_COLUMNAR),
             local=columnar_folder(folder.local),
             mirrored=folder.location if folder.is_mirrored else None,
+            locked=folder.local / META_FOLDER,
         )
 
     @classmethod
@@ -141,10 +150,44 @@ class ColumnFolder:
             mirror.refresh([COLUMNS_JSON])
         return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location)
 
+    @classmethod
+    def of_tables(cls, files: TableFiles) -> ColumnFolder:
+        """That of Parquet files: beside them, else in the cache folder, where those of files in a store are, too."""
+        path, own = Path(files.location), files.kept_ever.with_suffix(".columns")
+        beside = (
+            path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns") if path.is_file() else own
+        )
+        local = next((place for place in (beside, own) if (place / COLUMNS_JSON).exists()), beside)
+        return cls(dataset=files.location, location=str(local), local=local, instead=own)
+
+    def writable(self) -> ColumnFolder:
+        """The same, or that in the cache folder, where this one cannot be made. Makes it."""
+        if self.instead is None or is_writable(self.local):
+            return self
+        return replace(self, location=str(self.instead), local=self.instead)
+
+    @classmethod
+    def of_join(cls, index: JoinIndex) -> ColumnFolder | None:
+        """That of a join, with its index; None: it was made in memory. Raises ReadError."""
+        if index.folder is None:
+            return None
+        location = str(index.folder) if index.url is None else index.url
+        cache, name = os.path.split(location)
+        if index.url is not None:
+            mirror = mirror_of(cache)
+            with mirror.locked():
+                mirror.refresh([f"{name}/{COLUMNS_JSON}"])
+        return cls(
+            dataset=cache.removesuffix(".cache"),
+            location=location,
+            local=index.folder,
+            mirrored=None if index.url is None else cache,
+        )
+
     def read(self) -> dict[str, StoredColumn]:
         """The columns that have files, those of other samples too. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
-        mending = f"remove it, and make the columns again; {_made_by(self.dataset, self.is_bare)}"
+        mending = f"remove it, and make the columns again; {_made_by(self.dataset)}"
         try:
             found = _FILE.from_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -220,13 +263,7 @@ class ColumnFolder:
                 old.unlink(missing_ok=True)
 
 
-def _made_by(dataset: str, is_bare: bool) -> str:
-    if is_bare:
-        return (
-            f"nobody prepared these tars, and columns lie beside the index that this makes: after "
-            f"`energon-grain prepare {dataset}`, `energon-grain measure {dataset} --column NAME=module:function` makes "
-            "any"
-        )
+def _made_by(dataset: str) -> str:
     any_of_them = f"`energon-grain measure {dataset} --column NAME=module:function` makes any"
     if dataset.endswith(".jsonl"):
         return any_of_them
@@ -245,15 +282,15 @@ class Measured:
         samples: How many there are.
         parts: Names of the parts whose sizes are known.
         sizes: (n,) bytes that samples, by their numbers or from one to another, have of the part of this place in
-            `parts`; None: of all. Raises IndexFileError.
+            `parts`; None: of all. Raises IndexFileError. None in its place: sizes are not known so.
         release: Gives back the memory that looking up sizes took.
     """
 
     content_id: str
     samples: int
     parts: tuple[str, ...]
-    sizes: Callable[[Int64Array | slice, int | None], Int64Array]
-    release: Callable[[], None]
+    sizes: Callable[[Int64Array | slice, int | None], Int64Array] | None = None
+    release: Callable[[], None] = lambda: None
 
     @classmethod
     def of(cls, index: ColumnarIndex) -> Measured:
@@ -319,7 +356,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         self._all = folder.read()
         self.stored = {name: each for name, each in self._all.items() if each.content_id == of.content_id}
         self._open: dict[str, tuple[npt.NDArray[Any], BlockSums]] = {}
-        self._parts: dict[str, int | None] = {SIZES: None}
+        self._parts: dict[str, int | None] = {} if of.sizes is None else {SIZES: None}
         self._parts |= {f"{SIZES}.{part}": number for number, part in enumerate(of.parts)}
         self._names = tuple(dict.fromkeys((*self._parts, *self.stored)))
 
@@ -379,6 +416,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name not in self._parts:
             raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
         part, sizes = self._parts[name], self._of.sizes
+        assert sizes is not None
         if not isinstance(samples, slice):
             return sizes(samples, part)
         found = np.empty(samples.stop - samples.start, np.int64)
@@ -396,6 +434,19 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name not in self._parts:
             raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
         return self._of.content_id
+
+    def used(self) -> dict[str, str]:
+        """The ids of columns with files that were asked for: whoever goes on elsewhere has to find the same ones."""
+        return {name: self.stored[name].column.checksum for name in self._open}
+
+    def require(self, used: Mapping[str, str]) -> None:
+        """Raise StaleIndexError where columns are not those that `used` gave in another process."""
+        for name, before in used.items():
+            if self.id(name) != before:
+                raise StaleIndexError(
+                    f"{self.folder.dataset}: the column {name!r} was measured again, with other numbers, since this "
+                    "process's parent opened it; begin anew, and measure no column that is being gone by"
+                )
 
     def id_of_first(self, name: str, samples: int, content_id: str) -> str:
         """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `[name]` does.
@@ -436,8 +487,13 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             )
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        made_by = _made_by(dataset, self.folder.is_bare).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
+
+
+def columns_of_tables(files: TableFiles) -> Columns:
+    """Those that were measured of Parquet files; those in the files are theirs."""
+    return Columns(ColumnFolder.of_tables(files), Measured(content_id=files.content_id, samples=len(files), parts=()))
 
 
 def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Columns:
@@ -449,14 +505,14 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
-        ConfigError: These are files whose columns are theirs.
         IndexFileError: An index is damaged.
         ReadError: An object store cannot be reached.
     """
     if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
         file = open_jsonl(path)
         return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
-    if not isinstance(path, DataFolder) and (kind := kind_at(located(path))).has_own_columns:
+    kind = None if isinstance(path, DataFolder) else kind_at(located(path))
+    if kind is not None and kind.has_own_columns:
         raise ConfigError(
             f"{path}: is {kind.described}, whose columns lie in the data; `where` and the like find them by name"
         )
@@ -471,6 +527,7 @@ class _New:
     dtype: np.dtype[Any]
     function: str
     version: int
+    parts: tuple[str, ...]
     writer: ColumnWriter
 
 
@@ -482,11 +539,27 @@ class ColumnStage:
         (staging / COLUMNS_FOLDER).mkdir(parents=True, exist_ok=True)
         self._new: dict[str, _New] = {}
 
-    def new(self, name: str, dtype: npt.DTypeLike = np.float64, *, function: str, version: int) -> ColumnWriter:
-        """Begin a column; rows are appended to what this gives. `function` makes its numbers, as `module:name`."""
+    def new(
+        self,
+        name: str,
+        dtype: npt.DTypeLike = np.float64,
+        *,
+        function: str,
+        version: int,
+        parts: tuple[str, ...] = (),
+    ) -> ColumnWriter:
+        """Begin a column; rows are appended to what this gives.
+
+        Args:
+            name: Of the column.
+            dtype: Type of its numbers.
+            function: What makes them, as `module:name`.
+            version: Of that function.
+            parts: That it got; none: all.
+        """
         file = f"{quote(name, safe='')[:_LONGEST_NAME]}-{secrets.token_hex(8)}.npy"
         writer = ColumnWriter(self._staging / COLUMNS_FOLDER / file, dtype)
-        self._new[name] = _New(file, np.dtype(dtype), function, version, writer)
+        self._new[name] = _New(file, np.dtype(dtype), function, version, parts, writer)
         return writer
 
     def drop(self, name: str) -> None:
@@ -518,6 +591,7 @@ class ColumnStage:
                 content_id=content_id,
                 function=new.function,
                 version=new.version,
+                parts=new.parts,
             )
         named = _ColumnsFile(columns={**old, **stored})
         named = msgspec.structs.replace(named, header_checksum=header_digest(named))

@@ -447,6 +447,11 @@ class TableFiles(ABC):
         return placed
 
     @property
+    def kept_ever(self) -> Path:
+        """The file in the cache folder that belongs to these, whatever becomes of them."""
+        return self._index
+
+    @property
     def kept_beside(self) -> Path:
         """What the names of files in the cache folder that belong to these begin with, as they are now.
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Failed, Shown, show_part
+from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.fields import Fields
 from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
@@ -29,7 +30,6 @@ _READ_BYTES = 1 << 26
 _COUNTED = 1 << 18
 """Samples of a dataset whose sizes are looked up for its histograms; of more, so many, evenly spread."""
 _BINS = 40
-_MANY_TIMES = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -376,11 +376,5 @@ def _counted(name: str, values: Sequence[npt.NDArray[np.float64]], of: int | Non
     together = np.concatenate(values)
     low, high = float(together.min()), float(together.max())
     bins = min(_BINS, max(8, 2 * round(math.sqrt(len(together)))))
-    if high <= low:
-        edges = np.array([low - 0.5, high + 0.5])
-    elif low > 0 and high / low > _MANY_TIMES:
-        edges = np.geomspace(low, high, bins + 1)
-    else:
-        edges = np.linspace(low, high, bins + 1)
-    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # whatever rounding made of them
-    return Column(name=name, edges=edges, counts=np.array([np.histogram(each, edges)[0] for each in values]), of=of)
+    edges = edges_of_bins(low, high, bins)
+    return Column(name=name, edges=edges, counts=np.array([count_in_bins(each, edges) for each in values]), of=of)

@@ -117,7 +117,7 @@ class EnergonDataSource:
         index = np.where(index < 0, index + len(self), index)
         draws = Draws(leaf=np.zeros(len(index), np.int32), child=index, index=index, epoch=np.zeros_like(index))
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
-        self._statistics.read(draws.leaf, int(self._source.sizes(index).sum()))
+        self._statistics.read(draws, int(self._source.sizes(index).sum()))
         self._statistics.took(encoded.work)
         register_value(encoded.outcomes)
         if encoded.drops:

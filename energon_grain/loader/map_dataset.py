@@ -147,7 +147,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         size_bytes = int(self._stage.sources.sizes(draws).sum())
         began = time.perf_counter_ns()
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
-        self._statistics.read(draws.leaf, size_bytes)
+        self._statistics.read(draws, size_bytes)
         self._statistics.took(encoded.work)
         latency = time.perf_counter_ns() - began
         record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import operator
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -347,9 +348,13 @@ def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tupl
             after = count
         elif not entries[after].is_keyframe:
             after = min(after + _REORDERED_FRAMES, count)
-        end = entries[after] if after < count else None
-        last_bytes = entries[count - 1].size or _FAR
-        ranges.append((entries[key].pos, entries[count - 1].pos + last_bytes if end is None else end.pos))
+        begin, end = entries[key].pos, entries[min(after, count - 1)]
+        stop = end.pos + (end.size or _FAR if after == count else 0)
+        if not end.size and key < after < count:  # of an mkv, which has keyframes and no sizes: about so far
+            before = entries[after - 1]
+            share = min(max((last - before.timestamp) / (end.timestamp - before.timestamp), 0), 1)
+            stop = before.pos + math.ceil(share * (end.pos - before.pos))
+        ranges.append((begin, stop))
     return ranges
 
 

@@ -581,13 +581,14 @@ def datasets_of(leaf: Leaf) -> tuple[LeafDataset, ...]:
     return leaf.datasets if isinstance(leaf, JoinedLeafDataset) else (leaf,)
 
 
-def find_joins(path: str | os.PathLike[str]) -> tuple[JoinedLeafDataset, ...]:
-    """List the joins of all splits of a metadataset, nested metadatasets included, in document order.
+def find_joins(path: str | os.PathLike[str], split_part: str | None = None) -> tuple[JoinedLeafDataset, ...]:
+    """List the joins of a split of a metadataset (None: of all), nested metadatasets included, in document order.
 
     Raises ConfigError and DatasetNotFoundError.
     """
     document = read_document(path)
-    trees = [load_metadataset(document, split_part=split, require_data=False) for split in document.splits]
+    splits = document.splits if split_part is None else (split_part,)
+    trees = [load_metadataset(document, split_part=split, require_data=False) for split in splits]
     return tuple(leaf for tree in trees for leaf in leaves_of(tree) if isinstance(leaf, JoinedLeafDataset))
 
 

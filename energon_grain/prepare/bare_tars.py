@@ -38,7 +38,8 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrain
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import columnar_folder, index_cache_folder
+from energon_grain.formats.columnar_header import COLUMNS_JSON, columnar_folder, index_cache_folder
+from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, kind_at, open_folder
 from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, DatasetKind, write_info
@@ -288,6 +289,8 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
             split = SplitConfig(split_parts={ALL_OF_THEM: tars.names})
             write_split_config(place / folder / META_FOLDER / DEFAULT_SPLIT_CONFIG, split)
             scanned.check_unchanged()
+        if old is not None:
+            _take_columns(columnar_folder(old[0] / old[1].folder), columnar_folder(place / folder))
     except BaseException:
         shutil.rmtree(place / folder, ignore_errors=True)
         raise
@@ -299,6 +302,13 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
     said = "%s: indexed %d samples in %d tars (content id %s)"
     _logger.info(said, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
     return state
+
+
+def _take_columns(old: Path, new: Path) -> None:
+    """Copy what was measured: it says itself of which samples it is, and touched tars may well have the same ones."""
+    if (old / COLUMNS_JSON).exists():
+        shutil.copytree(old / COLUMNS_FOLDER, new / COLUMNS_FOLDER)
+        shutil.copy(old / COLUMNS_JSON, new / COLUMNS_JSON)
 
 
 def _scans(names: tuple[str, ...], scanned: ScannedDataset, index: ColumnarIndex | None) -> Iterator[ShardScan]:

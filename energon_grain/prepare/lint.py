@@ -427,7 +427,11 @@ def lint_dataset(
                 report("index", done + 1, len(shards))
         good = [shard for shard in shards if shard not in broken]
         if columns is not None and whole and split_parts is None and not broken:
-            look(lambda: findings.extend(_compare_columns(folder.location, columns, whole, trusted_modules)))
+            look(
+                lambda: findings.extend(
+                    _compare_columns(folder.bare or folder.location, columns, whole, trusted_modules)
+                )
+            )
         making = None
         if index is not None and good and (config is not None or not has_config):
             try:
@@ -580,23 +584,29 @@ def _read_column(columns: Columns, name: str) -> str:
 
 
 def _compare_columns(
-    location: str, columns: Columns, names: Collection[str], trusted_modules: Collection[str]
+    location: str,
+    columns: Columns,
+    names: Collection[str],
+    trusted_modules: Collection[str],
+    split_part: str = "train",
 ) -> Iterator[LintFinding]:
     """Measure a few samples anew, and say which columns say something else. Those that were attached are left out."""
 
     def find(what: str, way_out: str = "", severity: Severity = "warning") -> LintFinding:
         return LintFinding(severity=severity, where=location, what=f"The column {name!r} {what}", way_out=way_out)
 
-    source, _ = opened_samples(location, None)
+    source = opened_samples(location, None, split_part)
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
-        samples = parts_of(source.read(rows))
+        whole = parts_of(source, source.read(rows))
 
         def place(row: int) -> str:
             return source.place_of(int(rows[row]))
 
         for name in names:
-            stored, held = columns.stored[name], columns.at(name, rows).astype(np.float64)
+            stored, held = columns.stored[name], columns.at(name, rows)
+            parts = set(stored.parts)
+            samples = [{part: each[part] for part in each if not parts or part in parts} for each in whole]
             again = f"make it again: {stored.made_by(name, location)}"
             module, _, function = stored.function.partition(":")
             if stored.function.startswith(ATTACHED):
@@ -611,7 +621,7 @@ def _compare_columns(
                 ref, where = ClassRef(module=module, name=function), f"{location}: the column {name!r}"
                 found = resolve_function(ref, trusted_modules=trusted_modules, where=where)
                 measure = Measurement.of(name, found, None)
-                now = measured(measure, samples, place).astype(np.float64)
+                now = measured(measure, samples, place)
             except UntrustedCodeError:
                 said = f"was not measured again: {stored.function} is called only if the module is trusted"
                 yield find(said, f"give --trust-module {module}", "note")
@@ -619,15 +629,20 @@ def _compare_columns(
             except (ConfigError, FatalSampleError) as error:
                 yield find(f"cannot be measured again: {error}")
                 continue
-            odd = np.flatnonzero(~((held == now) | (np.isnan(held) & np.isnan(now))))
-            if len(odd):
-                versions = f" (version {measure.version} now, {stored.version} then)"
+            odd = [row for row, (was, is_) in enumerate(zip(held.tolist(), now.tolist(), strict=True)) if was != is_]
+            odd = [row for row in odd if not (np.isnan(held[row]) and np.isnan(now[row]))]
+            if odd:
+                versions, row = f" (version {measure.version} now, {stored.version} then)", odd[0]
                 yield find(
-                    f"says {held[odd[0]]:.17g} of {place(int(odd[0]))}, and {stored.function}"
-                    f"{versions if measure.version != stored.version else ''} says {now[odd[0]]:.17g}; of {len(rows)} "
+                    f"says {_digits(held[row])} of {place(row)}, and {stored.function}"
+                    f"{versions if measure.version != stored.version else ''} says {_digits(now[row])}; of {len(rows)} "
                     f"samples that were measured again {len(odd)} differ",
                     again,
                 )
+
+
+def _digits(number: np.generic) -> str:
+    return f"{number:.17g}" if number.dtype.kind == "f" else f"{number}"
 
 
 def _is_of_header(name: str, number: float, sample: Parts) -> bool:
@@ -646,12 +661,19 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
     return False
 
 
-def _about_columns(location: str, trusted_modules: Collection[str]) -> Iterator[LintFinding]:
-    """What is odd about columns, once they are what was written. Raises IndexFileError where they are not."""
-    columns = open_columns(location)
+def about_columns(location: str, trusted_modules: Collection[str], split_part: str = "train") -> Iterator[LintFinding]:
+    """What is odd about the columns of a file, of files or of the join in a metadataset, and not in a dataset itself.
+
+    Raises:
+        IndexFileError: They are not what was written.
+    """
+    with contextlib.closing(opened_samples(location, None, split_part)) as source:
+        columns = source.kept
+    if columns is None:
+        return
     for name in columns.stored:
         _read_column(columns, name)
-    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)
+    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules, split_part)
     yield from (_stale_column(location, name) for name in columns.stale)
 
 
@@ -749,7 +771,7 @@ def lint_jsonl(
         of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
     findings += [of_index] if of_index else []
     if starts is not None and of_index is None:
-        opened(location, findings, lambda: findings.extend(_about_columns(location, trusted_modules)))
+        opened(location, findings, lambda: findings.extend(about_columns(location, trusted_modules)))
     return LintReport.of(location, findings, shards=1, samples=samples)
 
 

@@ -21,7 +21,7 @@ import time
 import traceback
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,23 +39,26 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.extras import needed_for
-from energon_grain.formats.columns import ATTACHED, COLUMNS_FOLDER, SIZES, Columns, ColumnStage, open_columns
+from energon_grain.formats.columns import ATTACHED, COLUMNS_FOLDER, SIZES, ColumnFolder, Columns, ColumnStage
 from energon_grain.formats.data_folder import kind_at, look_again, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.placing import preparation_lock, refuse_read_only
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.samplers.hashing import fold
+from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import PartValue, RawBatch
+from energon_grain.sources.tables import TABLES, TableSource
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
-from energon_grain.storage.location import is_url, located, name_of
+from energon_grain.storage.location import located, name_of
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 Parts = dict[str, PartValue]
 Numbers = npt.NDArray[np.int64 | np.float64]
-MeasurableSource = PreparedSource | JsonlSource
+MeasurableSource = PreparedSource | JsonlSource | TableSource | JoinedSource
 Function = Callable[[Any], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -190,6 +193,7 @@ def measure_dataset(
     attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]] | None = None,
     parts: Collection[str] | None = None,
     version: int | None = None,
+    split_part: str = "train",
     num_workers: int | None = None,
     executor: Executor | None = None,
     progress: Callable[[MeasureProgress], None] | None = None,
@@ -197,7 +201,9 @@ def measure_dataset(
     """Have a function say a number of every sample of a dataset, and keep these as columns; or take them from files.
 
     A function gets the parts of one sample, as they lie in its shard: `{"jpg": b"…", "txt": b"…"}`, of a JSONL file
-    `{"json": b"…"}`; of a record of numbers their array. It returns an int, a float or a bool; None (or NaN) stands for
+    `{"json": b"…"}`; of a record of numbers their array, of Parquet files columns. Of a join it gets the parts of the
+    primary, and those of every other member with its name and a dot before: `{"jpg": b"…", "captions.txt": b"…"}`; the
+    row of an array by its name alone. It returns an int, a float or a bool; None (or NaN) stands for
     a sample that has no such number. `column_function` marks functions that take many samples at once, and gives a
     version. Where all numbers of a column are ints it is of int64, else of float64.
 
@@ -207,7 +213,8 @@ def measure_dataset(
     called then; of other samples they are not given out any more.
 
     Args:
-        path: A prepared dataset or a JSONL file; or its URL.
+        path: A prepared dataset, tars, a JSONL file or Parquet files; or their URL. Or a metadataset that has one join
+            in `split_part`: then it is the rows of the join that are measured.
         columns: By name a function, or where it is to be imported from: `my_module:count_tokens`. A name is made of
             letters, digits and underscores; there may be dots between.
         attach: By name a file to take a column from. Of `.npy` a number a sample, in the order of the shards; an array
@@ -216,6 +223,7 @@ def measure_dataset(
             say of a sample is missing.
         parts: Names of the parts that functions get; None: all. Tars are read at these alone.
         version: Of all functions, instead of their own.
+        split_part: Of a metadataset, the split that the join is in. Of a dataset all samples are measured.
         num_workers: As in `prepare_dataset`: processes at most, 0 for none, None for one a core. Functions of the
             program itself (`__main__`), and others that cannot be pickled, run in this process.
         executor: As in `prepare_dataset`: runs the pieces instead, as `RayExecutor` does; its workers must be able to
@@ -244,20 +252,22 @@ def measure_dataset(
                 f"`{SIZES}` and those that begin with `{SIZES}.` are taken by the sizes of parts"
             )
     location = located(path)
-    refuse_read_only(location)
-    source, held = opened_samples(location, parts)
-    local = held.folder.local
-    lock = local if isinstance(source, JsonlSource) else local.parent  # .nv-meta, as `prepare` does
+    source = opened_samples(location, parts, split_part)
+    held = _place_for_columns(source, names)
+    folder = held.folder.writable()
+    if folder.mirrored is not None:
+        refuse_read_only(location)
+    local = folder.local
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
         stack.enter_context(naming_when_full(local))
         local.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(preparation_lock(lock, of=location))
+        stack.enter_context(preparation_lock(folder.locked or local, of=location))
         staging = local / _STAGING
         remove_temporaries(local, _STAGING)
-        _remove_unnamed(held)
+        _remove_unnamed(folder)
         stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stage, notes, reused = ColumnStage(held.folder, staging), list[str](), 0
+        stage, notes, reused = ColumnStage(folder, staging), list[str](), 0
         for name, file in files.items():
             notes += _attach(stage, name, file, source)
         log = None
@@ -271,67 +281,101 @@ def measure_dataset(
                     other.unlink()
             log = stack.enter_context(contextlib.closing(_Log(local / own)))
             reused = log.samples
-            reader = _Reader(location, None if parts is None else tuple(parts), source.content_id)
-            _measure(source, reader, measures, log, num_workers=num_workers, executor=executor, tell=tell)
+            _measure(source, measures, log, num_workers=num_workers, executor=executor, tell=tell)
             writers = [
-                stage.new(each.name, log.dtype(place), function=each.named, version=each.version)
+                stage.new(
+                    each.name,
+                    log.dtype(place),
+                    function=each.named,
+                    version=each.version,
+                    parts=tuple(sorted(parts or ())),
+                )
                 for place, each in enumerate(measures)
             ]
             for values in log.in_order():
                 for writer, piece in zip(writers, values, strict=True):
                     writer.append(piece)
         put, remove = stage.finish(held.content_id)
-        held.folder.put_in_place(staging, put=put, remove=remove)
+        folder.put_in_place(staging, put=put, remove=remove)
         if log is not None:
             log.remove()
-        if is_url(location) and not isinstance(source, JsonlSource):
+        if folder.mirrored is not None and isinstance(source, PreparedSource):
             look_again(open_folder(location))
-    new = open_columns(location)
+    again = opened_samples(location, parts, split_part)
+    stack.callback(again.close)
+    assert again.kept is not None
     return MeasureReport(
         path=location,
         samples=len(source),
-        columns=summarize_columns(new, names),
+        columns=summarize_columns(again.kept, names),
         samples_reused=reused,
         notes=tuple(notes),
         elapsed_s=time.perf_counter() - begun_s,
     )
 
 
-def opened_samples(location: str, parts: Collection[str] | None) -> tuple[MeasurableSource, Columns]:
-    """All samples of a dataset, and its columns."""
+def opened_samples(location: str, parts: Collection[str] | None, split_part: str = "train") -> MeasurableSource:
+    """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
     kind = kind_at(location)
     if kind is DatasetKind.METADATASET:
-        raise ConfigError(
-            f"{location}: is a metadataset; columns are of datasets: measure those in it, one by one. A join has the "
-            f"columns of its members, as `member.column`"
-        )
-    if kind is DatasetKind.BARE_TARS:
-        raise ConfigError(
-            f"{location}: nobody prepared these tars, and columns lie beside the index that this makes: run "
-            f"`energon-grain prepare {location}` first"
-        )
-    if kind.has_own_columns:
-        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
+        return _opened_join(location, parts, split_part)
     if kind is DatasetKind.ARRAY:
         raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
     if kind is DatasetKind.JSONL:
         source = JsonlSource(location, parts=parts)
-        known, columns = ("json",), open_columns(source.file)
+        known = ("json",)
+    elif kind.is_table:
+        files = TABLES[kind](location)
+        _refuse_unknown(location, parts, TableSource(files).part_names)
+        return TableSource(files, parts=parts)
+    elif kind.has_own_columns:
+        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
     else:
-        folder = open_folder(location)
-        source = open_prepared(folder, kind=kind, parts=parts)
-        known, columns = source.all_part_names, open_columns(folder)
+        source = open_prepared(open_data(location), kind=kind, parts=parts)
+        known = source.all_part_names
+    _refuse_unknown(location, parts, known)
+    return source
+
+
+def _refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
     unknown = [part for part in parts or () if part not in known]
     if unknown:
         raise ConfigError(f"{location}: has no part {unknown[0]!r}; there are {', '.join(known[:20])}")
-    return source, columns
 
 
-def _remove_unnamed(columns: Columns) -> None:
+def _opened_join(location: str, parts: Collection[str] | None, split_part: str) -> JoinedSource:
+    """All rows of the one join in a split of a metadataset. Raises ConfigError where there is none, or another one."""
+    from energon_grain.metadataset.documents import find_joins
+
+    found = {join.index_id: join for join in (each.rows() for each in find_joins(location, split_part))}
+    if len(found) != 1:
+        raise ConfigError(
+            f"{location}: has {len(found) or 'no'} joins in the split {split_part!r}. Of a metadataset the rows of its "
+            "one join are measured; write several into metadatasets of their own, and measure datasets by their paths"
+        )
+    (join,) = found.values()
+    _refuse_unknown(location, parts, join.part_names)
+    return join if parts is None else join.with_parts(frozenset(parts))
+
+
+def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> Columns:
+    """Where its columns are kept. Raises ConfigError where there is no place, or a name is that of another column."""
+    if source.kept is None:
+        raise ConfigError(
+            f"{source.path}: this join was made in memory, and columns lie beside its index: run "
+            "`energon-grain prepare` on the metadataset first"
+        )
+    taken = next((name for name in names if name in source.columns and name not in source.kept), None)
+    if taken is not None:
+        raise ConfigError(f"{source.path}: has a column {taken!r} of its own; call the new one otherwise")
+    return source.kept
+
+
+def _remove_unnamed(folder: ColumnFolder) -> None:
     """Remove files of columns that a run put in place that was killed before it named them."""
-    if columns.folder.mirrored is None:
-        named = {each.file for each in columns.folder.read().values()}
-        for file in (columns.folder.local / COLUMNS_FOLDER).glob("*.npy"):
+    if folder.mirrored is None:
+        named = {each.file for each in folder.read().values()}
+        for file in (folder.local / COLUMNS_FOLDER).glob("*.npy"):
             if file.name not in named:
                 file.unlink(missing_ok=True)
 
@@ -426,26 +470,13 @@ class _Log:
         self._path.unlink()
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """What a worker opens a dataset by."""
-
-    location: str
-    parts: tuple[str, ...] | None
-    content_id: str
-
-
 @lru_cache(maxsize=2)
-def _reading(reader: _Reader, process: int) -> MeasurableSource:
-    source, _ = opened_samples(reader.location, reader.parts)
-    if source.content_id != reader.content_id:
-        raise StaleIndexError(f"{reader.location}: has other samples here than where measuring was started")
-    return source
+def _reading(pickled: bytes, process: int) -> MeasurableSource:
+    return pickle.loads(pickled)  # which raises where there are other samples than in the process that began
 
 
 def _measure(
     source: MeasurableSource,
-    reader: _Reader,
     measures: Sequence[Measurement],
     log: _Log,
     *,
@@ -460,7 +491,7 @@ def _measure(
     each = min(_PIECE_SAMPLES, max(1, _PIECE_BYTES * total // max(size_bytes, 1)))
     each = max(min(each, -(-total // _LEAST_PIECES)), min(each, _LEAST_PIECE_SAMPLES))
     tasks = deque((at, min(at + each, stop)) for begin, stop in log.missing(total) for at in range(begin, stop, each))
-    storage = storage_settings() if is_url(reader.location) else None
+    storage, pickled = storage_settings(), pickle.dumps(source)
     with contextlib.ExitStack() as stack:
         if executor is None:
             if _only_here(measures):
@@ -483,10 +514,10 @@ def _measure(
                 log.add(task[0], values)
 
         results = outcomes(
-            lambda task: executor.submit(measure_piece, reader, measures, *task, storage),
+            lambda task: executor.submit(measure_piece, pickled, measures, *task, storage),
             tasks,
             ahead=ahead,
-            named=lambda task: f"{reader.location}: measuring samples {task[0]} to {task[1] - 1}",
+            named=lambda task: f"{source.path}: measuring samples {task[0]} to {task[1] - 1}",
             salvage=keep,
         )
         failed: list[Exception] = []
@@ -512,7 +543,7 @@ def _only_here(measures: Sequence[Measurement]) -> bool:
 
 
 def measure_piece(
-    reader: _Reader, measures: Sequence[Measurement], begin: int, stop: int, storage: StorageSettings | None
+    pickled: bytes, measures: Sequence[Measurement], begin: int, stop: int, storage: StorageSettings
 ) -> list[Numbers] | Exception:
     """Measure samples [begin, stop), or as many of the first of them as take ten seconds.
 
@@ -522,19 +553,19 @@ def measure_piece(
     Returns:
         (n,) numbers of each column, 0 < n ≤ stop - begin.
     """
-    if storage is not None and storage != storage_settings():
+    if storage != storage_settings():
         use_storage(storage)
     end_s = time.monotonic() + _BUDGET_S
     found: list[list[Numbers]] = [[] for _ in measures]
     at, most = begin, _FIRST_READ
     try:
-        source = _reading(reader, os.getpid())
+        source = _reading(pickled, os.getpid())
         while at < stop and (at == begin or time.monotonic() < end_s):
             begun_s = time.monotonic()
             block = np.arange(at, min(at + most, stop))
             block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _READ_BYTES, side="right")))]
             batch = source.read(block)
-            samples = parts_of(batch)
+            samples = parts_of(source, batch)
 
             def where(row: int, first: int = at) -> str:
                 return f"{source.path}: {source.place_of(first + row)}"
@@ -549,8 +580,24 @@ def measure_piece(
     return [np.concatenate(numbers) for numbers in found]
 
 
-def parts_of(batch: RawBatch) -> list[Parts]:
-    """The parts of each sample."""
+def parts_of(source: MeasurableSource, batch: RawBatch) -> list[Parts]:
+    """The parts of each sample, as functions get them."""
+    samples = _own_parts(batch)
+    if isinstance(source, JoinedSource) and isinstance(batch, JoinedBatch):
+        for name, member in source.others(batch):
+            read, places = member.batch, member.places.tolist()
+            if isinstance(read, RawBatch):
+                for place, parts in zip(places, _own_parts(read), strict=True):
+                    samples[place].update({f"{name}.{part}": value for part, value in parts.items()})
+            else:
+                for place, row in zip(places, read or (), strict=True):
+                    samples[place][name] = row
+        if (wanted := source.wanted) is not None:  # of some kinds of members more is read
+            samples = [{part: value for part, value in each.items() if part in wanted} for each in samples]
+    return samples
+
+
+def _own_parts(batch: RawBatch) -> list[Parts]:
     names = [*batch.columns]
     if all(map(batch.is_complete, names)):
         rows = zip(*batch.columns.values(), strict=True) if names else [()] * len(batch)
@@ -681,11 +728,7 @@ def _attach(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source:
 def _rows_of(rows: Mapping[str, int], source: MeasurableSource, begin: int) -> npt.NDArray[np.int64]:
     """(n,) the row of each sample's key; -1 where there is none."""
     stop = min(begin + _BLOCK_SAMPLES, len(source))
-    if isinstance(source, JsonlSource):
-        keys: Iterable[str] = map(str, range(begin, stop))
-    else:
-        keys = source.keys(np.arange(begin, stop))
-    return np.fromiter((rows.get(key, -1) for key in keys), np.int64, stop - begin)
+    return np.fromiter((rows.get(key, -1) for key in source.keys(np.arange(begin, stop))), np.int64, stop - begin)
 
 
 def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDArray[Any]]:

@@ -15,7 +15,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
-from energon_grain.formats.columns import Columns, StoredColumn, open_columns
+from energon_grain.formats.columns import Columns, StoredColumn, columns_of_tables, open_columns
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, DatasetKind, read_info, read_uuid
@@ -214,14 +214,10 @@ def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> Colu
         if len(block):
             values, total = values + len(block), total + float(block.sum())
             smallest, largest = min(smallest, float(block.min())), max(largest, float(block.max()))
-    is_log = smallest > 0 and largest > _LOG_FROM * smallest
     bins = np.array([values] if values else [], np.int64)
     if smallest < largest:
-        spaced = np.geomspace if is_log else np.linspace
-        inner = spaced(smallest, largest, _COLUMN_BINS + 1)[1:-1]
-        bins = np.zeros(_COLUMN_BINS, np.int64)
-        for block in blocks():
-            bins += np.bincount(np.searchsorted(inner, block, side="right"), minlength=_COLUMN_BINS)
+        edges = edges_of_bins(smallest, largest, _COLUMN_BINS)
+        bins = np.sum([count_in_bins(block, edges) for block in blocks()], axis=0)
     return ColumnSummary(
         values=values,
         missing=columns.samples - values,
@@ -229,10 +225,27 @@ def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> Colu
         largest=largest if values else None,
         mean=total / values if values else None,
         bins=tuple(bins.tolist()),
-        is_log=is_log,
+        is_log=spans_orders(smallest, largest),
         function=stored.function,
         version=stored.version,
     )
+
+
+def spans_orders(smallest: float, largest: float) -> bool:
+    """Whether values differ by more than a factor of a hundred, all above 0: they are shown by orders of magnitude."""
+    return smallest > 0 and largest > _LOG_FROM * smallest
+
+
+def edges_of_bins(smallest: float, largest: float, bins: int) -> npt.NDArray[np.float64]:
+    """(bins + 1,) of bins of equal width, or of equal ratio where values span orders; one for one value."""
+    if largest <= smallest:
+        return np.array([smallest - 0.5, largest + 0.5])
+    return (np.geomspace if spans_orders(smallest, largest) else np.linspace)(smallest, largest, bins + 1)
+
+
+def count_in_bins(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """(bins,) how many values each bin has; they lie between the first edge and the last."""
+    return np.bincount(np.searchsorted(edges[1:-1], values, side="right"), minlength=len(edges) - 1)
 
 
 def _powers(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -338,6 +351,8 @@ class TableSummary:
         size_bytes: Of all columns, uncompressed.
         content_id: Digest of names, sizes and heads of the files.
         columns: Arrow's type of each, by name.
+        measured: Columns that were measured of the rows, and do not lie in the files.
+        stale_columns: As of a dataset.
         row_group_bytes: Uncompressed, of a group in the mean, and of the largest.
     """
 
@@ -350,6 +365,8 @@ class TableSummary:
     size_bytes: int
     content_id: str
     columns: dict[str, str]
+    measured: dict[str, ColumnSummary]
+    stale_columns: tuple[str, ...]
     row_group_bytes: tuple[int, int]
 
 
@@ -379,6 +396,7 @@ def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSu
     for number in range(len(files.names)):
         if len(types) < len(files.columns):
             types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
+    measured = columns_of_tables(files)
     return TableSummary(
         path=files.location,
         files=len(files.names),
@@ -389,6 +407,8 @@ def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSu
         size_bytes=int(sizes.sum()),
         content_id=files.content_id,
         columns={name: types[name] for name in files.columns},
+        measured=summarize_columns(measured, measured.stored),
+        stale_columns=measured.stale,
         row_group_bytes=(int(sizes.mean()), int(sizes.max())),
     )
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, Unpack, cast
+from typing import Any, ClassVar, Self, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +161,11 @@ class IndexedSource(Selected):
         options = self._options
         if options.get("where") is not None:
             options = {**options, "selection": self._selection}
-        return _opened, (type(self), self._folder, options, self.content_id)
+        return _opened, (type(self), self._folder, options, self.content_id), self._state()
+
+    def with_parts(self, parts: frozenset[str]) -> Self:
+        """The same samples, of which these parts alone are read."""
+        return type(self)(self._folder, **{**self._options, "parts": parts})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -334,7 +338,8 @@ class IndexedSource(Selected):
         return taken
 
     @cached_property
-    def _columns(self) -> Columns:
+    def kept(self) -> Columns:
+        """What was measured of all samples, by their numbers, and what else is known of them."""
         with naming(self._folder):
             return Columns(ColumnFolder.of(self._folder), Measured.of(self._index))
 
@@ -349,19 +354,19 @@ class IndexedSource(Selected):
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Source.columns`: sizes of parts, read or not, and what was measured."""
-        return tuple(self._columns)
+        return tuple(self.kept)
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
         """See `Source.column`."""
         if not isinstance(indices, slice):
             numbers = self.numbers(indices)
-            found = self._columns.at(name, numbers)
+            found = self.kept.at(name, numbers)
             self._touch(numbers)
             return found
         runs = self._stretches(range(*indices.indices(len(self))))
         if not runs:
             return in_pieces(indices, len(self), partial(self.column, name))
-        found = [self._columns.at(name, run) for run in runs]
+        found = [self.kept.at(name, run) for run in runs]
         if len(found) == 1:
             return found[0]
         joined = np.concatenate(found)
@@ -386,8 +391,8 @@ class IndexedSource(Selected):
         """See `Source.column_id`. Of a dataset that shards were appended to it is what `content_id` is of."""
         shards, content_id = self._served_state()
         if shards == len(self._index.shards):
-            return self._columns.id(name)
-        return self._columns.id_of_first(name, int(self._index.shard_first[shards]), content_id)
+            return self.kept.id(name)
+        return self.kept.id_of_first(name, int(self._index.shard_first[shards]), content_id)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columns import SIZES
+from energon_grain.formats.columns import SIZES, ColumnFolder, Columns, Measured
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
@@ -86,6 +86,11 @@ class JoinedBatch(RawBatch):
         return sum(member.nbytes() for member in self.members)
 
 
+def _part_names(member: Any) -> Sequence[str]:
+    """Names of all parts of a member, read or not."""
+    return getattr(member, "all_part_names", None) or getattr(member, "part_names", ("json",))
+
+
 class JoinedSource(Selected):
     """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
 
@@ -117,6 +122,7 @@ class JoinedSource(Selected):
         stop: int | None = None,
         where: Expression | None = None,
     ) -> None:
+        self.wanted: frozenset[str] | None = None
         self._index, self._members = index, tuple(members)
         if members and isinstance(members[0], ArraySource):
             raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
@@ -145,7 +151,11 @@ class JoinedSource(Selected):
     def __reduce__(self) -> tuple[Any, ...]:
         called = {number: name for name, number in self._names.items()}
         names = [called.get(number) for number in range(len(self._members))]
-        return partial(JoinedSource, names=names), (self._index, self._members), {"_selection": self._selection}
+        return (
+            partial(JoinedSource, names=names),
+            (self._index, self._members),
+            {**self._state(), "wanted": self.wanted},
+        )
 
     def __repr__(self) -> str:
         return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
@@ -160,6 +170,42 @@ class JoinedSource(Selected):
         """Digest of the datasets, of the rows and of which of them are served."""
         chosen = self._selection
         return f"{self._index.content_id[:16]}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
+
+    @property
+    def index_id(self) -> str:
+        """Digest of the datasets and of all rows, whatever is served of them."""
+        return self._index.content_id
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of all parts of the primary, and of those of others, and of arrays, as `others` names them."""
+        found = [*_part_names(self._members[0])]
+        for name, number in self._names.items():
+            member = self._members[number]
+            if isinstance(member, ArraySource):
+                found.append(name)
+            elif number:
+                found += [f"{name}.{part}" for part in _part_names(member)]
+        return tuple(found)
+
+    def with_parts(self, parts: frozenset[str]) -> JoinedSource:
+        """All rows, of which these parts alone are `wanted`; of members that are prepared no others are read."""
+        called = {number: name for name, number in self._names.items()}
+        members: list[MemberSource] = []
+        for number, member in enumerate(self._members):
+            before = f"{called.get(number)}." if number else ""
+            own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
+            members.append(member.with_parts(own) if isinstance(member, PreparedSource) else member)
+        names = [called.get(number) for number in range(len(members))]
+        source = JoinedSource(self._index, members, names=names)
+        source.wanted = parts
+        return source
+
+    def others(self, batch: JoinedBatch) -> Iterator[tuple[str, MemberBatch]]:
+        """What each member but the primary has for a batch, and its name; of those whose name is no other's."""
+        for name, number in self._names.items():
+            if number:
+                yield name, batch.members[number]
 
     @property
     def members(self) -> tuple[MemberSource, ...]:
@@ -206,6 +252,10 @@ class JoinedSource(Selected):
         self._pages.touch(wanted)
         return rows
 
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each row, which is the primary's. Raises as `samples`."""
+        return self.primary.keys(self.samples(indices)[:, 0])
+
     def read(self, indices: Int64Array) -> JoinedBatch:
         """Read rows in the order asked for. See `Source.read`."""
         indices = np.asarray(indices, np.int64)
@@ -240,11 +290,11 @@ class JoinedSource(Selected):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: those of the primary, and of every other member with its name and a dot before.
+        """See `Source.columns`: of rows, of the primary, and of every other member with its name and a dot before.
 
         Those of the primary are found in that way too. An array with one number a row is the column of its name.
         """
-        found = list(self.primary.columns)
+        found = [*(self.kept or ()), *self.primary.columns]
         for name, number in self._names.items():
             member = self._members[number]
             if number == 0:
@@ -254,6 +304,13 @@ class JoinedSource(Selected):
             elif member.is_column:
                 found.append(name)
         return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def kept(self) -> Columns | None:
+        """What was measured of all rows, by their numbers: it lies with the index. None: that was made in memory."""
+        folder = ColumnFolder.of_join(self._index)
+        of = Measured(content_id=self._index.content_id, samples=len(self._index), parts=())
+        return None if folder is None else Columns(folder, of)
 
     def _member_of(self, column: str) -> tuple[int, str]:
         """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
@@ -274,6 +331,8 @@ class JoinedSource(Selected):
         """See `Source.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
         if isinstance(indices, slice):
             return in_pieces(indices, len(self), partial(self.column, name))
+        if self.kept is not None and name in self.kept:
+            return self.kept.at(name, self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row")))
         number, column = self._member_of(name)
         member, samples = self._members[number], self.samples(indices)[:, number]
         if not self._index.header.members[number].missing:
@@ -288,6 +347,8 @@ class JoinedSource(Selected):
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
+        if self.kept is not None and name in self.kept:
+            return self.kept.id(name)
         number, column = self._member_of(name)
         member = self._members[number]
         return member.content_id if isinstance(member, ArraySource) else member.column_id(column)

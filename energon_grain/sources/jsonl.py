@@ -82,7 +82,7 @@ class JsonlSource(Cut):
         self._serve(start, stop, where)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(JsonlSource, parts=self._parts), (self.file,), {"_selection": self._selection}
+        return partial(JsonlSource, parts=self._parts), (self.file,), self._state()
 
     def __repr__(self) -> str:
         return f"JsonlSource({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
@@ -135,6 +135,10 @@ class JsonlSource(Cut):
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
         return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
+
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample: its number in the file. Raises IndexError."""
+        return list(map(str, self._bounds(indices)[0].tolist()))
 
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`."""
@@ -193,23 +197,24 @@ class JsonlSource(Cut):
         return stop - start
 
     @cached_property
-    def _columns(self) -> Columns:
+    def kept(self) -> Columns:
+        """What was measured of all samples, by their numbers, and what else is known of them."""
         return Columns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Source.columns`: the size of the line, and what was measured."""
-        return tuple(self._columns)
+        return tuple(self.kept)
 
     def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        found = self._columns.at(name, numbers)
+        found = self.kept.at(name, numbers)
         if not isinstance(numbers, slice):
             self._pages.touch(numbers)
         return found
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
-        return self._columns.id(name)
+        return self.kept.id(name)
 
     def locate(self, index: int) -> SampleLocation:
         """Where sample `index` lies. Raises IndexError when it is out of range."""

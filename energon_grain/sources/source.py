@@ -78,6 +78,17 @@ class Selected:
 
     _selection: Selection
 
+    def _state(self) -> dict[str, Any]:
+        """What a copy in another process has to have: the selection, and the same numbers in columns that were used."""
+        kept = self.__dict__.get("kept")
+        return {"_selection": self._selection, "_used": {} if kept is None else kept.used()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        used = state.pop("_used", {})
+        self.__dict__.update(state)
+        if used:
+            cast("Any", self).kept.require(used)
+
     def __len__(self) -> int:
         return len(self._selection)
 

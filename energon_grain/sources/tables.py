@@ -28,6 +28,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
 from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
 from energon_grain.formats.arrow_files import ArrowFiles
+from energon_grain.formats.columns import Columns, columns_of_tables
 from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
@@ -257,7 +258,7 @@ class TableSource(Cut):
         self._serve()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(TableSource, parts=self._parts), (self.files,), {"_selection": self._selection}
+        return partial(TableSource, parts=self._parts), (self.files,), self._state()
 
     def __repr__(self) -> str:
         return f"TableSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
@@ -416,6 +417,13 @@ class TableSource(Cut):
         within = int(self.files.groups.number[number])
         return FormatError(f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}: {error}")
 
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The key of each sample. Raises as `read`, which it does where a column says them."""
+        if self._key is not None:
+            return self.read(indices).keys
+        rows, group = self._rows(indices)
+        return self._usual_keys(rows, self.files.groups.file[group].tolist())
+
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
@@ -484,7 +492,13 @@ class TableSource(Cut):
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Source.columns`: `bytes`, as `sizes` says it, and the columns of numbers, one a row, read or not."""
-        return (_SIZES, *(name for name in self._kinds if name in self._numeric and name != _SIZES))
+        own = [name for name in self._kinds if name in self._numeric]
+        return tuple(dict.fromkeys((_SIZES, *own, *self.kept)))
+
+    @cached_property
+    def kept(self) -> Columns:
+        """What was measured of all rows, by their numbers, and does not lie in the files."""
+        return columns_of_tables(self.files)
 
     def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
         """See `Cut`. Raises as `read` too.
@@ -492,14 +506,16 @@ class TableSource(Cut):
         That of all files is read when it is first asked for, kept beside the footers and mapped. Where a number is
         missing it is NaN, and the column floating-point.
         """
+        if name in self.kept:
+            return self.kept.at(name, numbers)
         if name == _SIZES and name not in self._numeric:
             return self._sizes(np.arange(numbers.start, numbers.stop) if isinstance(numbers, slice) else numbers)
         return np.asarray(self._column(name)[numbers])
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`: that of the files."""
+        """See `Source.column_id`: of what is in the files, that of these."""
         self._check_column(name)
-        return f"{self.files.content_id}-{fold(name):016x}"
+        return self.kept.id(name) if name in self.kept else f"{self.files.content_id}-{fold(name):016x}"
 
     @cached_property
     def _numeric(self) -> frozenset[str]:
@@ -508,8 +524,8 @@ class TableSource(Cut):
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
             raise KeyNotFoundError(
-                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}. To "
-                f"{self.files.kind} no column can be added by `energon-grain measure`: write it into the files"
+                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
+                f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
             )
 
     def _column(self, name: str) -> npt.NDArray[Any]:

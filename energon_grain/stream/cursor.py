@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError
+from energon_grain.samplers.fold import flat, unflat
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, history_holds
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.state import Codec, pack_integers, unpack_integers
@@ -154,6 +155,9 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         for host, cursor in enumerate(ordered):
             lanes[host::hosts] = _held_of(cursor, first["lanes"] // hosts)
         merged["held"] = pack_integers([value for lane in lanes for value in (len(lane), *lane)])
+    plans = [unflat(unpack_integers(cursor["plans"])) for cursor in ordered if "plans" in cursor]
+    if plans:  # lanes of some hosts may lag behind those of others: the earliest carry of each fold is of use to all
+        merged["plans"] = pack_integers(flat([min(carries) for carries in zip(*plans, strict=True)]))
     merged["check"] = _checksum(merged)
     return merged
 

@@ -345,14 +345,15 @@ class CostsOfStream:
 
     def __call__(self, positions: Int64Array) -> Int64Array:
         draws = self.order.draw_in_stream(positions)
-        found = self._of(draws.members)
+        found = costs_of(self.leaves, draws.members)
         return found if draws.packs is None else np.diff(np.append(0, np.cumsum(found))[draws.packs.cuts])
 
-    def _of(self, draws: Draws) -> Int64Array:
-        """Of single samples."""
-        if len(self.leaves) == 1:
-            return self.leaves[0].of(draws.index)
-        found = np.empty(len(draws), np.int64)
-        for leaf, places, own in draws.by_leaf():
-            found[places] = self.leaves[leaf].of(own.index)
-        return found
+
+def costs_of(leaves: Sequence[Costs], draws: Draws) -> Int64Array:
+    """(n,) what samples cost, by the costs of each leaf; see `Costs.of`."""
+    if len(leaves) == 1:
+        return leaves[0].of(draws.index)
+    found = np.empty(len(draws), np.int64)
+    for leaf, places, own in draws.by_leaf():
+        found[places] = leaves[leaf].of(own.index)
+    return found

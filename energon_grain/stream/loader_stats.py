@@ -101,11 +101,15 @@ class LeafCount:
         name: Its key.
         samples: That were read of it.
         expected: As many as its weight (or length) asks for, of the samples that were read; None: only data could tell.
+        cost: What they cost together, in the unit of the blend's weights (`weight_unit`); None: that is samples.
+        expected_cost: What its weight asks for, of the cost of all that was read; None: not known, likewise.
     """
 
     name: str
     samples: int
     expected: float | None
+    cost: float | None = None
+    expected_cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +231,8 @@ class LoaderStats:
         """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
 
         `stage/…` is how many threads were at a stage on average; `share/…` a dataset's part of what was read, with
-        `target/…` beside it; `dropped/…` counts by dataset, hook and reason.
+        `target/…` beside it, and of a blend by cost `cost_share/…` and `cost_target/…`; `dropped/…` counts by dataset,
+        hook and reason.
         """
         seconds, read = self._since_first, max(1, self.read_samples)
         found: dict[str, float] = {
@@ -245,10 +250,15 @@ class LoaderStats:
         for stage in self.stages:
             name = f"stage/{stage.name}"
             found[name] = found.get(name, 0.0) + stage.seconds / seconds
+        paid = sum(leaf.cost or 0 for leaf in self.leaves) or 1.0
         for leaf in self.leaves:
             found[f"share/{leaf.name}"] = leaf.samples / read
             if leaf.expected is not None:
                 found[f"target/{leaf.name}"] = leaf.expected / read
+            if leaf.cost is not None:
+                found[f"cost_share/{leaf.name}"] = leaf.cost / paid
+            if leaf.expected_cost is not None:
+                found[f"cost_target/{leaf.name}"] = leaf.expected_cost / paid
         for leaf, reasons in self.dropped.items():
             found |= {f"dropped/{leaf}/{reason}": count for reason, count in reasons.items()}
         return {prefix + name: float(number) for name, number in found.items()}

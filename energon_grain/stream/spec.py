@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.samplers.balance import Balance
+from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.arrays import ArraySource
@@ -28,6 +31,7 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
+from energon_grain.stream.statistics import CostShares
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -359,16 +363,34 @@ class StreamSpec:
         before, behind = (leaf_draws(self.mixture, sizes, positions) for positions in (first, stop))
         return [late - early for early, late in zip(before, behind, strict=True)]
 
-    def carries(self, pass_number: int, item: int, lanes: tuple[Any, ...] | None) -> str:
+    @property
+    def cost_shares(self) -> CostShares | None:
+        """What the weights of the outermost blend are shares of, where that is a cost; None: of samples."""
+        node: Any = self.mixture
+        while isinstance(node, Mapping) and isinstance(below := node.get("of", node.get("generate")), Mapping):
+            node = below  # pyright: ignore[reportUnknownVariableType]
+        if not (isinstance(node, Mapping) and "unit" in node):
+            return None
+        unit = Expression.parse(node["unit"], where="weight_unit")
+        return CostShares(
+            weights=np.array(node["blend"][0], np.float64),
+            means=np.array(node["means"]),
+            child=np.repeat(np.arange(len(node["of"])), [_leaf_count(each) for each in node["of"]]),
+            costs=[Costs(leaf.leaf.source, unit, f"weight_unit='{unit}'") for leaf in self.leaves],
+        )
+
+    def carries(self, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> str:
         """From what the folds in the order can go on at a place, as a saved state holds it; empty: there are none.
 
         Args:
             pass_number: As it counts for the order.
             item: Next item of the pass.
+            dropped: Samples that every lane dropped, at least: all are so many rounds further than their items.
             lanes: States of lanes; None: nothing was made yet, or they have no program.
         """
         if self.index_map is not None:
-            found = self.index_map.carries(self.index_map.start(pass_number) + item)
+            position = item - item % self.lanes + dropped * self.lanes if dropped else item
+            found = self.index_map.carries(self.index_map.start(pass_number) + position)
             return pack_integers(flat(found)) if found else ""
         assert self.program is not None
         feeds = self.program.feeds
@@ -525,6 +547,14 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
         return [own for (_, draws), count in counted for own in draws(count)]
 
     return sum(lengths), draw
+
+
+def _leaf_count(mixture: Any) -> int:
+    if not isinstance(mixture, Mapping):
+        return 1
+    node = cast("Mapping[str, Any]", mixture)
+    below = node.get("of", node.get("generate"))
+    return sum(map(_leaf_count, below)) if isinstance(below, list) else _leaf_count(below)
 
 
 def no_dataset(value: Any) -> str:

@@ -26,9 +26,11 @@ from energon_grain.errors import (
     SkipSample,
     UntrustedCodeError,
 )
+from energon_grain.sources.costs import PARTS_OF_ONE, Costs
 from energon_grain.storage.traffic import Traffic, traffic
 from energon_grain.stream.clock import Kind, Place, Span, Work
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.stream.index_map import Draws, costs_of
 from energon_grain.stream.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
 from energon_grain.stream.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
 
@@ -147,6 +149,57 @@ _Kind = tuple[str, str, str]
 _logger = logging.getLogger("energon_grain")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CostShares:
+    """What a blend by cost promises of its leaves.
+
+    Attributes:
+        weights: (segments, children) of its children.
+        means: (children,) what a sample of each costs on average, about.
+        child: (leaves,) number of the child that each leaf is in.
+        costs: Of the samples of each leaf.
+    """
+
+    weights: npt.NDArray[np.float64]
+    means: npt.NDArray[np.float64]
+    child: npt.NDArray[np.int64]
+    costs: list[Costs]
+
+    def of(self, draws: Draws) -> npt.NDArray[np.float64]:
+        """(leaves,) what samples of each leaf cost together."""
+        costs = costs_of(self.costs, draws.members)
+        return np.bincount(draws.members.leaf, weights=costs, minlength=len(self.child)) / PARTS_OF_ONE
+
+    def targets(
+        self,
+        cost: npt.NDArray[np.float64],
+        samples: npt.NDArray[np.int64],
+        asked: npt.NDArray[np.float64] | None,
+    ) -> list[float | None]:
+        """What each leaf should have of all that was read; None: it shares a child with others, or a schedule decides.
+
+        Args:
+            cost: (leaves,) of what was read.
+            samples: (leaves,) that were read.
+            asked: (leaves,) as many samples as the positions until now ask for; None: only data could tell.
+        """
+        children = len(self.means)
+        if len(self.weights) == 1:
+            shares = self.weights[0] / self.weights[0].sum()
+        elif asked is None or not asked.any():
+            return [None] * len(cost)
+        else:
+            shares = np.bincount(self.child, weights=asked, minlength=children) * self.means
+            shares /= shares.sum()
+        within = np.ones(len(cost)) if asked is None else asked * cost / np.maximum(samples, 1)
+        together = np.bincount(self.child, weights=within, minlength=children)[self.child]
+        alone = np.bincount(self.child, minlength=children)[self.child] == 1
+        parts = np.where(alone, 1.0, within / np.where(together > 0, together, 1))
+        known = alone if asked is None else np.ones(len(cost), np.bool_)
+        found = cost.sum() * shares[self.child] * parts
+        return [target if told else None for target, told in zip(found.tolist(), known.tolist(), strict=True)]
+
+
 class Statistics:
     """Counts of one stream, and the error policy.
 
@@ -166,6 +219,7 @@ class Statistics:
         setup: What the numbers are of.
         expected: How many samples of each leaf the positions from one to another ask for, one entry a leaf; None: only
             data could tell.
+        shares: Where the outermost blend is by cost, what it promises.
 
     Attributes:
         setup: As given; a stream learns how many workers it has when they are started.
@@ -179,6 +233,7 @@ class Statistics:
         handler: ErrorHandler,
         setup: Setup | None = None,
         expected: Callable[[int, int], list[float] | None] = lambda first, stop: None,
+        shares: CostShares | None = None,
     ) -> None:
         self._leaf_names = leaf_names
         self._handler = handler
@@ -187,6 +242,8 @@ class Statistics:
         self._asked: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
         self._from = 0, 0  # position, and samples that were read before
         self._read = np.zeros(len(leaf_names), np.int64)
+        self._shares = shares
+        self._cost = np.zeros(len(leaf_names))
         self._read_bytes = 0
         self._times: dict[tuple[Kind, str, Place], list[int]] = {}
         self._by_worker: dict[str, list[int]] = {}
@@ -271,11 +328,13 @@ class Statistics:
     def _ran_ns(self) -> int:
         return self._running_ns + (self._ended_ns - self._first_ns if self._first_ns else 0)
 
-    def read(self, leaves: npt.NDArray[np.int32], size_bytes: int) -> None:
-        """Count samples that were read, by leaf, and the bytes of all."""
-        counts = np.bincount(leaves, minlength=len(self._read))
+    def read(self, draws: Draws, size_bytes: int) -> None:
+        """Count samples that were read, by leaf, what they cost, and the bytes of all."""
+        counts = np.bincount(draws.leaf, minlength=len(self._read))
+        cost = 0.0 if self._shares is None else self._shares.of(draws)
         with self._lock:
             self._read += counts
+            self._cost += cost
             self._read_bytes += size_bytes
 
     def took(self, work: Work | None) -> None:
@@ -450,7 +509,12 @@ class Statistics:
                 name = "batches" if leaf < 0 else self._leaf_names[leaf]
                 dropped.setdefault(name, {})[f"{hook}: {reason}"] = count
             asked = self._asked_until_now()
-            expected: list[float | None] = [None] * len(self._read) if asked is None else asked.tolist()
+            unknown: list[float | None] = [None] * len(self._read)
+            expected = unknown if asked is None else asked.tolist()
+            cost, targets = unknown, unknown
+            if self._shares is not None:
+                cost, targets = self._cost.tolist(), self._shares.targets(self._cost, self._read, asked)
+            leaves = zip(self._leaf_names, self._read.tolist(), expected, cost, targets, strict=True)
             return LoaderStats(
                 setup=replace(self.setup, workers=workers),
                 seconds=self._ran_ns() / 1e9,
@@ -477,8 +541,8 @@ class Statistics:
                     for name, (wall, samples) in self._by_worker.items()
                 ),
                 leaves=tuple(
-                    LeafCount(name=name, samples=count, expected=wanted)
-                    for name, count, wanted in zip(self._leaf_names, self._read.tolist(), expected, strict=True)
+                    LeafCount(name=name, samples=count, expected=wanted, cost=paid, expected_cost=target)
+                    for name, count, wanted, paid, target in leaves
                 ),
                 storage=traffic() - self._traffic + self._of_workers,
             )

@@ -191,7 +191,7 @@ class Production:
         return _Timed(workers, self._came)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
-        self.statistics.read(chunk.draws.leaf, chunk.size_bytes)
+        self.statistics.read(chunk.draws, chunk.size_bytes)
         samples = len(chunk.draws.leaf)
         self.statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
 

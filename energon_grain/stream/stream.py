@@ -153,7 +153,7 @@ class Stream:
             batch_size=1 if spec.batch is None else spec.batch.size,
             in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in self._stage.sources),
         )
-        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads)
+        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads, spec.cost_shares)
         self._batches = BatchStage(
             spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self.statistics
         )
@@ -489,7 +489,8 @@ class Stream:
             self._history.save(progress)
         if self._lane_states is not None and progress.lanes is not None:
             held = self._lane_states.text(progress.lanes)
-        plans = self.spec.carries(progress.pass_number, progress.item, progress.lanes)
+        dropped = int(progress.drops.min())
+        plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
         return to_cursor(progress, self.share, self._fingerprint, held=held, plans=plans, manifest=manifest)
 
     def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:

@@ -534,6 +534,10 @@ def _numbers(stats: LoaderStats) -> Iterator[tuple[str, str, dict[str, str], flo
         yield "leaf_samples", "Samples that were read, by dataset", {"leaf": leaf.name}, leaf.samples
         if leaf.expected is not None:
             yield "leaf_target_samples", "As many as the weights ask for", {"leaf": leaf.name}, leaf.expected
+        if leaf.cost is not None:
+            yield "leaf_cost", "What they cost, in the unit of the weights", {"leaf": leaf.name}, leaf.cost
+        if leaf.expected_cost is not None:
+            yield "leaf_target_cost", "What the weights ask for", {"leaf": leaf.name}, leaf.expected_cost
     for leaf_name, reasons in stats.dropped.items():
         for reason, count in reasons.items():
             labels = {"leaf": leaf_name, "reason": reason}

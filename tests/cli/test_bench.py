@@ -16,10 +16,10 @@ from object_server import Bucket
 from typer.testing import Result
 
 from energon_grain import StorageSettings
+from energon_grain.bench import Figures, Rate, Run, Stage
 from energon_grain.cli.bench import advise
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError
-from energon_grain.measurement import Figures, Rate, Run, Stage
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 

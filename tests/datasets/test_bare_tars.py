@@ -233,7 +233,7 @@ def test_split_parts_that_are_not_there(tars: Path) -> None:
     with pytest.raises(ConfigError, match="split ratio 'train'"):
         training(tars, split_ratio="train")
     prepare_dataset(tars, crude=True, num_workers=0)
-    with pytest.raises(ConfigError, match="is prepared, so that its split file says .*; give no split_ratio"):
+    with pytest.raises(ConfigError, match=r"is prepared, so that its split file says .*; give no split_ratio"):
         training(tars, split_ratio="train:9,val:1")
     joined = write_v2(tars.parent, train="{join: [{path: tars, split_ratio: [1]}, {path: tars}]}")
     with pytest.raises(ConfigError, match="split_ratio"):

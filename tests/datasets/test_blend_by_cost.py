@@ -17,12 +17,18 @@ from energon_grain import (
     FingerprintError,
     PackingDataset,
     StateError,
+    Stream,
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    merge_cursors,
     open_columns,
 )
 from energon_grain.prepare import prepare_dataset
+from energon_grain.samplers import cost_blend
+from energon_grain.samplers.fold import unflat
+from energon_grain.stream.cursor import _checksum
+from energon_grain.stream.state import unpack_integers
 from energon_grain.testing import write_tars
 
 FILE = """
@@ -133,6 +139,43 @@ def test_a_state_goes_on_on_other_hosts_and_folds_nothing_again(folder: Path, mo
         loader.restore_state_global(state)
         assert loader.get_state()["plans"] == state["plans"]
         assert sorted(each.key for each in loader.which(55)) == sorted(expected[55])
+
+
+def test_merged_states_go_on_from_the_lane_that_is_furthest_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_blend, "_WINDOW", 16)
+    monkeypatch.setattr(cost_blend, "_OF_A_CHILD", 1)
+
+    def streams(hosts: int) -> list[Stream]:
+        below = [train(folder / "mix.yaml", hosts=hosts, host=host, batch_size=None, lanes=12) for host in range(hosts)]
+        return [Stream.of(FilterDataset(each, lambda sample: int(sample.__key__[-3:]) % 5 > 2)) for each in below]
+
+    three, [one] = streams(3), streams(1)
+    keys = [[next(stream).__key__ for stream in three] for _ in range(300)]
+    assert sum(keys, []) == [next(one).__key__ for _ in range(900)]
+    cursors = [stream.cursor() for stream in three]
+    firsts = [unflat(unpack_integers(cursor["plans"]))[0][0] for cursor in cursors]
+    assert min(firsts) > 900  # what was dropped is behind all lanes, too
+    assert len(set(firsts)) > 1
+    merged = merge_cursors(cursors)
+    assert unflat(unpack_integers(merged["plans"]))[0][0] == min(firsts)
+    first, *others = cursors
+    changed = {**first, "plans": max(others, key=lambda cursor: firsts[cursor["host"][0]])["plans"]}
+    changed["check"] = _checksum(changed)
+    assert unflat(unpack_integers(merge_cursors([changed, *others])["plans"]))[0][0] == min(firsts[1:])
+    begun: list[int] = []
+    advance = cost_blend.CostBlend._advance
+    monkeypatch.setattr(
+        cost_blend.CostBlend, "_advance", lambda self, carry: begun.append(carry[0]) or advance(self, carry)
+    )
+    [again] = streams(1)
+    begun.clear()
+    again.restore(merged)
+    assert [next(again).__key__ for _ in range(20)] == [next(one).__key__ for _ in range(20)]
+    assert min(begun) >= min(firsts)
+    for stream in (*three, one, again):
+        stream.close()
 
 
 def test_what_lies_above_may_pack(folder: Path) -> None:

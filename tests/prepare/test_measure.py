@@ -276,18 +276,6 @@ def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None
         measure_dataset(root)
     with pytest.raises(ConfigError, match="put them into a module, or measure with num_workers=0"):
         measure_dataset(root, {"words": lambda _: 1}, num_workers=2)
-    (tmp_path / "meta.yaml").write_text("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {}\n")
-    with pytest.raises(ConfigError, match=r"is a metadataset; .* columns of its members, as `member.column`"):
-        measure_dataset(tmp_path / "meta.yaml", {"words": words})
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-    for path in (tmp_path / "rows.parquet", tmp_path / "*.parquet"):
-        with pytest.raises(ConfigError, match="columns are not added to Parquet files; write the numbers into the f"):
-            measure_dataset(path, {"words": words})
-        with pytest.raises(ConfigError, match="the columns of Parquet files lie in them"):
-            open_columns(path)
-    write_tars(tmp_path / "bare", [{"__key__": "a", "txt": "a"}])
-    with pytest.raises(ConfigError, match=r"nobody prepared these tars, .* run `energon-grain prepare .*bare` first"):
-        measure_dataset(tmp_path / "bare", {"words": words})
     for arguments, said in (
         ([], "give --column NAME=module:function, or --attach NAME=FILE"),
         (["--column=words"], "write a name and what it is made of, as tokens=my_module:count_tokens"),

@@ -11,7 +11,7 @@ import pytest
 from arrays import write_array, write_group
 
 from energon_grain import Source, WebDatasetSource, measure_dataset
-from energon_grain.errors import KeyNotFoundError
+from energon_grain.errors import KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
@@ -97,6 +97,20 @@ def test_who_knows_a_columns_id_keeps_its_numbers(tmp_path: Path) -> None:
     measure_dataset(root, attach={"rank": -np.arange(60)})
     assert source.column("rank", slice(None)).tolist() == [*range(60)]
     assert WebDatasetSource(root).column_id("rank") != known
+
+
+def test_a_copy_in_another_process_has_the_same_numbers_or_none(tmp_path: Path) -> None:
+    root = make_text_dataset(tmp_path / "data", n=60)
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n' * 60)
+    for path, kind in ((root, WebDatasetSource), (tmp_path / "x.jsonl", JsonlSource)):
+        measure_dataset(path, attach={"rank": np.arange(60)})
+        source, other = kind(path), kind(path)
+        known = source.column_id("rank")
+        assert pickle.loads(pickle.dumps(source)).column_id("rank") == known
+        measure_dataset(path, attach={"rank": -np.arange(60)})
+        with pytest.raises(StaleIndexError, match=r"the column 'rank' was measured again, with other numbers"):
+            pickle.loads(pickle.dumps(source))
+        assert pickle.loads(pickle.dumps(other)).column_id("rank") != known  # it never asked
 
 
 def test_lines(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from stream_hosts import MakeDataset, config, open_stream
 from energon_grain import (
     BlendDataset,
     LoaderStats,
+    PackingPlan,
+    PlannedPackingDataset,
     SampleDecoder,
     SkipSample,
     StorageSettings,
@@ -282,6 +284,60 @@ def test_shares_stand_beside_their_targets(text_dataset: MakeDataset) -> None:
     assert sum(leaf.samples for leaf in leaves) == pytest.approx(sum(leaf.expected or 0 for leaf in leaves))
     for leaf in leaves:
         assert leaf.expected == pytest.approx(leaf.samples, abs=20)
+
+
+def of_cost(steps: int, blend: Any, **options: Any) -> LoaderStats:
+    """What a stream over a blend by cost says, sent and logged too."""
+    with Stream.of(blend, worker_config=config(**options)) as stream:
+        for _ in range(steps):
+            next(stream)
+        found = stream.stats()
+    assert LoaderStats.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert (found - found).leaves[0].cost == 0
+    return found
+
+
+def test_shares_of_cost_stand_beside_their_targets(tmp_path: Path) -> None:
+    alike = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": 24}
+    short, long, other = (
+        get_train_dataset(make_text_dataset(tmp_path / f"{n}", n=n, shards=2, text_bytes=size), **alike)
+        for n, size in ((97, 50), (53, 500), (41, 200))
+    )
+    stats = of_cost(960, BlendDataset((short, 2), (long, 1), (other, 1), weight_unit="bytes.txt"))
+    costs = [leaf.cost or 0.0 for leaf in stats.leaves]
+    targets = [leaf.expected_cost or 0.0 for leaf in stats.leaves]
+    assert targets == pytest.approx([sum(costs) / 2, sum(costs) / 4, sum(costs) / 4])
+    assert costs == pytest.approx(targets, abs=2000)  # the largest samples, and what was read ahead
+    assert [leaf.samples > 0 for leaf in stats.leaves] == [True] * 3
+    scalars = stats.scalars()
+    name = stats.leaves[0].name
+    assert (scalars[f"cost_target/{name}"], scalars[f"cost_share/{name}"]) == pytest.approx(
+        (0.5, costs[0] / sum(costs))
+    )
+    merged = merge_stats([stats, stats]).total
+    assert [leaf.cost for leaf in merged.leaves] == [2 * cost for cost in costs]
+    nested = BlendDataset((BlendDataset((short, 1), (long, 1)), 3), (other, 1), weight_unit="bytes.txt")
+    inner = of_cost(960, nested).leaves
+    together = sum(leaf.cost or 0 for leaf in inner)
+    assert sum(leaf.expected_cost or 0 for leaf in inner[:2]) == pytest.approx(0.75 * together)
+    assert inner[1].expected_cost == pytest.approx(inner[1].cost, rel=0.1)
+    later = BlendDataset(short, long, schedule=[(0, (1, 0)), (480, (1, 1))], weight_unit="bytes.txt")
+    for leaf in of_cost(960, later).leaves:
+        assert leaf.expected_cost == pytest.approx(leaf.cost, rel=0.1)
+    plain = of_cost_of_samples(BlendDataset(short, long))
+    assert {(leaf.cost, leaf.expected_cost) for leaf in plain.leaves} == {(None, None)}
+    packs = PlannedPackingDataset(
+        BlendDataset((short, 1), (long, 3), weight_unit="bytes.txt"), PackingPlan("bytes.txt", capacity=2000), len
+    )
+    one, three = of_cost(60, packs).leaves
+    assert (three.expected_cost or 0) == pytest.approx(3 * (one.expected_cost or 0))
+    assert three.cost == pytest.approx(three.expected_cost, rel=0.1)
+
+
+def of_cost_of_samples(blend: Any) -> LoaderStats:
+    with Stream.of(blend, worker_config=config()) as stream:
+        next(stream)
+        return stream.stats()
 
 
 def test_lanes_that_mix_have_no_targets(text_dataset: MakeDataset) -> None:
