@@ -274,8 +274,8 @@ def get_train_dataset(
         part_filter: Parts to read of a crude dataset: names, or a predicate.
         dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
         split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
-        split_ratio: How bare tars are split: "train:0.9,val:0.1", or a mapping. Each tar is cut into consecutive runs,
-            so that a sample stays in its part whatever other tars there are. Default: all are of the part `train`.
+        split_ratio: How what has no split file is split: "train:0.9,val:0.1", or a mapping. Each file is cut into runs,
+            so that a sample stays in its part whatever other files there are. Default: all are of the part `train`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
         **arguments: Those above, and `DeprecatedArguments`.
 

@@ -237,7 +237,7 @@ class DatasetReference(_Tagged, frozen=True, kw_only=True):
     where: Where = None
     split_ratio: Annotated[
         SplitRatio | None,
-        _doc("How tars that were not prepared are split: numbers by split part, such as {train: 0.9, val: 0.1}."),
+        _doc("How what has no split file is split: numbers by split part, such as {train: 0.9, val: 0.1}."),
     ] = None
     name: Name = None
 

@@ -161,7 +161,7 @@ def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> 
             raise ConfigError(
                 f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {member.label}: {', '.join(named)}"
                 f"{', …' * (count > len(samples))}. Complete it, or say at this "
-                f"{'array' if isinstance(member, JoinedArray) else 'dataset'} `nonmatch: skip` (rows without it are "
+                f"{'dataset' if isinstance(member, Primary) else 'array'} `nonmatch: skip` (rows without it are "
                 "left out) or `nonmatch: none` (None takes its place)"
             )
     if not writer.rows:

@@ -306,7 +306,7 @@ class ArrayGroupSource(Cut):
         self._serve(start, stop)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_files_id"}
+        return {name: value for name, value in self.__dict__.items() if name != "_digest"}
 
     def __repr__(self) -> str:
         return f"ArrayGroupSource({self.path!r}, samples={len(self)}, arrays={list(self._arrays)})"
@@ -337,9 +337,12 @@ class ArrayGroupSource(Cut):
         """The names of all arrays, read or not."""
         return tuple(self._group)
 
+    def _identify(self) -> str:
+        return self._digest
+
     @cached_property
-    def _files_id(self) -> str:
-        """Digest of all arrays, read or not, as `ArraySource.content_id`."""
+    def _digest(self) -> str:
+        """Of all arrays, read or not, as `ArraySource.content_id`."""
         digest = hashlib.blake2b(digest_size=8)
         for name, array in self._group.items():
             own = array if isinstance(array, str) else array.digest(array.type_name)

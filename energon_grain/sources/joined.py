@@ -22,11 +22,11 @@ from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (
-    Cut,
     PartValue,
     RawBatch,
     SampleLocation,
     Selected,
+    Source,
     in_pieces,
     in_range,
 )
@@ -35,7 +35,7 @@ from energon_grain.storage.location import name_of
 from energon_grain.storage.remote_files import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
-MemberSource: TypeAlias = PreparedSource | Cut | ArraySource
+MemberSource: TypeAlias = PreparedSource | Source | ArraySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ class JoinedSource(Selected):
         return self._members
 
     @property
-    def primary(self) -> PreparedSource | Cut:
+    def primary(self) -> PreparedSource | Source:
         """The first dataset."""
         primary = self._members[0]
         assert not isinstance(primary, ArraySource)

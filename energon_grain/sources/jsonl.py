@@ -97,9 +97,7 @@ class JsonlSource(Cut):
         """See `Cut`: of the one file."""
         return {self.shard: len(self._starts) - 1}
 
-    @cached_property
-    def _files_id(self) -> str:
-        """Digest of how many samples there are and where they lie; see `lines_id`."""
+    def _identify(self) -> str:
         digest = lines_id(self._starts)
         self._pages.release()
         return f"{digest:016x}"

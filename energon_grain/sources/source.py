@@ -133,16 +133,19 @@ class Selected:
 
 
 class Cut(Selected):
-    """A source of files that are read as they are, of whose samples some may be served alone. Copies share the files.
+    """A source of files that are read as they are, some of whose samples may be served alone."""
 
-    Attributes:
-        shard_counts: Samples of each file, by name, in order: all, whatever is served.
-    """
-
-    shard_counts: Mapping[str, int]
     path: str
-    _files_id: str
     _has_slices: ClassVar[bool] = False
+
+    @property
+    def shard_counts(self) -> Mapping[str, int]:
+        """Samples of each file, by name, in order: all, whatever is served."""
+        raise NotImplementedError
+
+    def _identify(self) -> str:
+        """Digest of the files."""
+        raise NotImplementedError
 
     def cut(
         self,
@@ -188,7 +191,7 @@ class Cut(Selected):
     def content_id(self) -> str:
         """Digest of the files, and of which of their samples are served."""
         chosen = self._selection
-        return f"{self._files_id}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
+        return f"{self._identify()}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
     def _numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
         """(n,) number of each sample among those of all files. Raises IndexError."""

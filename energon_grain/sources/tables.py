@@ -251,8 +251,7 @@ class TableSource(Cut):
         begins = np.searchsorted(groups.file, np.arange(len(files.names)))
         self._file_first = self._first[begins]
         ends = self._first[np.searchsorted(groups.file, np.arange(len(files.names)), side="right")]
-        self.shard_counts = dict(zip(files.names, (ends - self._file_first).tolist(), strict=True))
-        self._files_id = files.content_id
+        self._counts = dict(zip(files.names, (ends - self._file_first).tolist(), strict=True))
         self._owner = object()  # whose row groups are whose
         self._reading_column = threading.Lock()
         self._serve()
@@ -262,6 +261,14 @@ class TableSource(Cut):
 
     def __repr__(self) -> str:
         return f"TableSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
+
+    @property
+    def shard_counts(self) -> dict[str, int]:
+        """See `Cut`."""
+        return self._counts
+
+    def _identify(self) -> str:
+        return self.files.content_id
 
     @property
     def part_names(self) -> tuple[str, ...]:

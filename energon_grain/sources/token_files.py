@@ -32,9 +32,9 @@ from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 PART = "tokens"
-_MAGIC = b"MMIDIDX\0\0"
+_MAGIC = b"MMIDIDX\0\0\1" + bytes(7)  # version 1
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-_HEAD_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
+_HEAD_BYTES = len(_MAGIC) + 1 + 8 + 8
 _DIGESTED_BYTES = 1 << 20
 
 
@@ -72,7 +72,6 @@ class TokenSource(Cut):
         self._version: Any = self._store.version(self.path)
         self.size_bytes = self._store.size(self.path)
         self._map(self._local_index())
-        self.shard_counts = {self.shard: len(self._documents) - 1}
         self._serve()
 
     def _local_index(self) -> Path:
@@ -89,23 +88,21 @@ class TokenSource(Cut):
     def _map(self, index: Path) -> None:
         data = np.memmap(index, np.uint8, "r") if index.stat().st_size else np.zeros(0, np.uint8)
         head = data[:_HEAD_BYTES].tobytes()
-        numbers = np.frombuffer(head[len(_MAGIC) + 9 :], "<u8")
-        if head[: len(_MAGIC)] != _MAGIC or len(numbers) < 2 or head[len(_MAGIC) : len(_MAGIC) + 8] != b"\1" + bytes(7):
+        if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
             raise FormatError(f"{self._stem}.idx: is no index of Megatron-LM, version 1; it begins with {head[:17]!r}")
-        kind, (sequences, documents) = head[len(_MAGIC) + 8], map(int, numbers)
+        kind, (sequences, documents) = head[len(_MAGIC)], np.frombuffer(head, "<u8", 2, len(_MAGIC) + 1).tolist()
         ends = np.cumsum([_HEAD_BYTES, 4 * sequences, 8 * sequences, 8 * documents], dtype=object).tolist()
         if kind not in _TYPES or not documents or ends[-1] > len(data):
-            said = f"says {documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
-            raise FormatError(f"{self._stem}.idx: {said}; it is damaged")
+            said = f"{documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
+            raise FormatError(f"{self._stem}.idx: says {said}; it is damaged")
         self.type = np.dtype(_TYPES[kind])
         self._lengths, self._starts, self._documents = (
             np.asarray(data[begin:end]).view(dtype)
             for begin, end, dtype in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
         )
         self._pages = IndexPages((data,), samples=documents, rows=len(data) // 8)
-        digest = xxhash.xxh3_64(data[:_DIGESTED_BYTES].tobytes())
-        digest.update(data[-_DIGESTED_BYTES:].tobytes())
-        self._files_id = f"{fold(digest.intdigest(), len(data), self.size_bytes):016x}"
+        ends_of_it = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
+        self._digest = f"{fold(xxhash.xxh3_64_intdigest(ends_of_it), len(data), self.size_bytes):016x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"_selection": self._selection, "_version": self._version}  # a file that changed is noticed
@@ -113,6 +110,14 @@ class TokenSource(Cut):
 
     def __repr__(self) -> str:
         return f"TokenSource({self.path!r}, samples={len(self)})"
+
+    @property
+    def shard_counts(self) -> dict[str, int]:
+        """See `Cut`."""
+        return {self.shard: len(self._documents) - 1}
+
+    def _identify(self) -> str:
+        return self._digest
 
     @property
     def run_samples(self) -> int | None:
@@ -131,7 +136,7 @@ class TokenSource(Cut):
         size = stop - start
         if (start < 0).any() or (size < 0).any() or (size % self.type.itemsize).any() or (stop > self.size_bytes).any():
             where = f"a document does not lie in {self.shard}, which has {self.size_bytes} bytes"
-            raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged, or of another dataset")
+            raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged")
         return start, stop
 
     @property
@@ -159,7 +164,7 @@ class TokenSource(Cut):
             indices=np.asarray(indices, np.int64),
             keys=list(map(str, numbers.tolist())),
             shards=[self.shard] * len(numbers),
-            columns={PART: [np.frombuffer(each, self.type).copy() for each in data]} if len(numbers) else {},
+            columns={PART: [np.frombuffer(each or b"", self.type).copy() for each in data]} if len(numbers) else {},
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:
@@ -181,14 +186,14 @@ class TokenSource(Cut):
     def column_id(self, name: str) -> str:
         """See `Source.column_id`: that of the files."""
         self._column_at(name, np.zeros(0, np.int64))
-        return f"{self._files_id}-{fold(name):016x}"
+        return f"{self._digest}-{fold(name):016x}"
 
     def locate(self, index: int) -> SampleLocation:
         """Where a document lies. Raises IndexError when `index` is out of range."""
         numbers = self._numbers(np.array([index], np.int64))
         (start,), (stop,) = (each.tolist() for each in self._bounds(numbers))
-        parts = {PART: (start, stop - start)}
-        return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), start=start, stop=stop, parts=parts)
+        where: Any = {"start": start, "stop": stop, "parts": {PART: (start, stop - start)}}
+        return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), **where)
 
     def place_of(self, index: int) -> str:
         """The file and the document: `corpus.bin: 123`. Raises IndexError."""

@@ -123,7 +123,7 @@ def test_what_is_refused(frames: Path, tmp_path: Path) -> None:
     make_crude_dataset(tmp_path / "crude", n=20, shards=2)
     for first, second in (("crude", "frames.zarr"), ("frames.zarr", "crude")):
         path = write_v2(tmp_path, train={"join": [{"path": first}, {"path": second}]})
-        with pytest.raises(ConfigError, match="write `array:` for an array"):
+        with pytest.raises(ConfigError, match="is an array, which is joined by `array:` in place of `path:`"):
             validated(path, split_part="train")
     with pytest.raises(ConfigError, match="cannot be read by key"):
         validated(frames, task_encoder=Primary())
