@@ -23,11 +23,11 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
 from energon_grain.stream.clock import Span
-from energon_grain.stream.loader_stats import usable_cores
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import StreamSpec, wanted_block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.distributed as dist
@@ -126,16 +126,6 @@ class SavableDataLoader(StreamLoader[Item]):
                 f"not a state of this loader ({type(error).__name__}: {error}); `state_dict()` returns {{{_KEY!r}: …}}"
             ) from error
         self.restore_state_global(state)
-
-    def close(self) -> None:
-        """End threads and processes, and release files. Further `next` calls raise ValueError."""
-        self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class PinMemory:

@@ -59,12 +59,12 @@ class SavableDataset(OneSubscript[Item]):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
             if name in _OF_LOADERS:
                 raise AttributeError(
                     f"a dataset has no {name}, it describes a stream: give it to get_savable_loader, whose loader has"
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return object.__getattribute__(self, name)  # fails as it did: inside of a property, maybe
 
     def __iter__(self) -> Iterator[Item]:
         from energon_grain.stream.stream import Stream

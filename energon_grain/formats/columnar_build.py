@@ -41,6 +41,7 @@ from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, Dat
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
+from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.file_lock import alone_in, locked_at, writing_in
 
 _LISTED = 5
@@ -252,7 +253,7 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
     """Scan all shards, a few at a time and a few ahead, and check each against what is known of it."""
     records = read_records_file(dataset.local)
     firsts = itertools.accumulate(info.shard_counts.values(), initial=0)
-    threads = min(_SCANNING_THREADS, len(os.sched_getaffinity(0)), max(1, len(info.shard_counts)))
+    threads = min(_SCANNING_THREADS, usable_cores(), max(1, len(info.shard_counts)))
     with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
         pending: deque[Future[ShardScan]] = deque()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
@@ -115,19 +115,13 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     def close(self) -> None:
         """End threads and processes, and release files. Further `next` calls raise ValueError."""
         self._release()
-        super().close()
+        DatasetIterator.close(self)
 
     def _release(self) -> None:
         self._stream.close()
 
     def __del__(self) -> None:
         """Nothing, where the base class calls `close`, which waits: the stream ends when nobody has it any more."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class PipelineLoader(SavableDataLoader[Item]):

@@ -32,6 +32,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from energon_grain.errors import ConfigError, WorkerError
 from energon_grain.extras import needed_for
+from energon_grain.storage.cores import usable_cores
 
 _WORTH_FORKING_BYTES = 16 << 20
 _WORTH_STARTING_BYTES = 64 << 20
@@ -69,8 +70,7 @@ def own_executor(
         threads = _OBJECTS_AT_ONCE if num_workers is None else max(num_workers, 1)
         executor: Executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-grain")
     else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(min(cores, 16) if num_workers is None else num_workers, jobs)
+        workers = min(min(usable_cores(), 16) if num_workers is None else num_workers, jobs)
         forks = _may_fork()
         if workers < 2 or size_bytes < (_WORTH_FORKING_BYTES if forks else _WORTH_STARTING_BYTES):
             executor = Inline()

@@ -62,6 +62,7 @@ from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
+from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.object_bytes import ObjectStream
 from energon_grain.storage.read_whole import read_beginning, read_whole
@@ -412,7 +413,7 @@ def lint_dataset(
         progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
 
     start = dict(zip(info.shard_counts, itertools.accumulate(info.shard_counts.values(), initial=0), strict=False))
-    threads = num_threads or len(os.sched_getaffinity(0))
+    threads = num_threads or usable_cores()
     samples, broken = 0, set[str]()
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         if not first_samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.source_info import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
+from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.epath import shared_epath
 
 Int64Array = npt.NDArray[np.int64]
@@ -123,9 +123,8 @@ class Selected:
             for block in blocks:
                 release_mapped(block)
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         begins = range(0, total, _EVALUATED_AT_ONCE)
-        with ThreadPoolExecutor(min(cores, _THREADS, len(begins)), "energon_grain-where") as threads:
+        with ThreadPoolExecutor(min(usable_cores(), _THREADS, len(begins)), "energon_grain-where") as threads:
             deque(threads.map(evaluate, begins), maxlen=0)  # raises what they do
         if not keep.any():
             raise EmptyDatasetError(f"{source.path}: where {where.text!r} keeps none of its {total:,} samples")

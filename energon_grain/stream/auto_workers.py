@@ -25,7 +25,7 @@ import time
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from energon_grain.stream.loader_stats import usable_cores
+from energon_grain.storage.cores import usable_cores
 from energon_grain.stream.prefetch import Background
 from energon_grain.stream.workers import ThreadPool
 

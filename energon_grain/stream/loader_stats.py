@@ -8,7 +8,6 @@ is busy all the time; and of that, the stage that takes most. Where the program 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -27,11 +26,6 @@ _SLOW_FILE, _SLOW_WORKER = 4.0, 3.0
 _MUCH, _HELD = 0.4, 0.5
 _REFUSED, _AGAIN = 0.05, 0.2
 _FILES = 8
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import logging
 import operator
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +20,12 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, Wor
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
-from energon_grain.stream.loader_stats import LoaderStats, Setup, usable_cores
+from energon_grain.stream.loader_stats import LoaderStats, Setup
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.passes import (
     PassPlan,
@@ -137,7 +137,7 @@ class Stream:
         self._auto = None
         if config.num_workers == "auto":
             self._auto = AutoWorkers(self._prefetch_factor, hooks=any(True for _ in spec.stage_hooks()))
-        self._workers = min(config.most_workers, os.cpu_count() or 1) if self._auto is None else self._auto.threads
+        self._workers = min(config.most_workers, usable_cores()) if self._auto is None else self._auto.threads
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
         lock = threading.RLock()

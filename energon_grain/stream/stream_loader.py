@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn, Self, TextIO
+from weakref import WeakKeyDictionary
 
-from energon_grain.errors import StateError
+from energon_grain.errors import ConfigError, StateError
 from energon_grain.extras import needed_for
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.clock import Span, Work
@@ -109,6 +110,16 @@ class StreamLoader(OneSubscript[Item]):
     def stream(self) -> Stream:
         """What runs underneath."""
         return self._stream
+
+    def close(self) -> None:
+        """End threads and processes, and release files. Further `next` calls raise ValueError."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def save_state_rank(self) -> Cursor:
         """This host's state, with the manifest that explains a later mismatch. JSON-native."""
@@ -220,6 +231,7 @@ class StreamLoader(OneSubscript[Item]):
             name: Of the loader in the metrics, where there are several.
 
         Raises:
+            ConfigError: The registry has the metrics of a loader of this name.
             MissingPackageError: There is no `prometheus_client`.
             OSError: The file cannot be opened, or the port is taken.
         """
@@ -361,13 +373,11 @@ class Watch:
         with needed_for("Prometheus metrics", instead="log loader.stats().scalars()"):
             import prometheus_client as prometheus
 
-        metrics: Any = _Metrics(self._stats, self._name)
         if not isinstance(self._prometheus, int):
-            self._prometheus.register(metrics)
-            self._ends.append(lambda: self._prometheus.unregister(metrics))
+            self._ends.append(_Metrics.of(self._prometheus).add(self._stats, self._name))
             return
         registry = prometheus.CollectorRegistry()
-        registry.register(metrics)
+        _Metrics.of(registry).add(self._stats, self._name)
         try:
             server, thread = prometheus.start_http_server(self._prometheus, registry=registry)
         except OSError as error:
@@ -448,11 +458,34 @@ class _Trace:
 
 
 class _Metrics:
-    """A collector of `prometheus_client`: asks for the numbers whenever somebody asks for the metrics."""
+    """A collector of `prometheus_client`: asks for the numbers whenever somebody asks for the metrics.
 
-    def __init__(self, stats: Callable[[], LoaderStats], name: str) -> None:
-        self._stats = stats
-        self._name = name
+    A registry has one for all loaders that are watched: a metric may come once, with the values of all of them.
+    """
+
+    def __init__(self) -> None:
+        self._loaders: list[tuple[Callable[[], LoaderStats], str]] = []
+
+    @classmethod
+    def of(cls, registry: Any) -> Self:
+        """That of a registry, which gets it when it is first asked for."""
+        found = _metrics.get(registry)
+        if found is None:
+            found = _metrics[registry] = cls()
+            registry.register(found)
+        return found
+
+    def add(self, stats: Callable[[], LoaderStats], name: str) -> Callable[[], None]:
+        """Tell of a loader too, until what this returns is called.
+
+        Raises:
+            ConfigError: Another one of the registry is called so.
+        """
+        if any(other == name for _, other in self._loaders):
+            raise ConfigError(f"watch(name={name!r}): the registry has a loader of that name; give this one another")
+        loader = (stats, name)
+        self._loaders.append(loader)
+        return lambda: self._loaders.remove(loader)
 
     def describe(self) -> list[Any]:
         """Nothing: no metric is made to learn its name."""
@@ -462,48 +495,50 @@ class _Metrics:
         """All metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        stats = self._stats()
-        own = {"loader": self._name, "host": str(stats.setup.host)}
+        families: dict[str, Any] = {}
+        for ask, loader in list(self._loaders):
+            stats = ask()
+            own = {"loader": loader, "host": str(stats.setup.host)}
+            for name, text, more, value in _numbers(stats):
+                if name not in families:
+                    kind = GaugeMetricFamily if name == "ready_batches" else CounterMetricFamily
+                    families[name] = kind(f"energon_grain_{name}", text, labels=[*own, *more])
+                families[name].add_metric([*own.values(), *more.values()], value)
+        yield from families.values()
 
-        def counter(name: str, text: str, *labelled: tuple[dict[str, str], float]) -> Any:
-            labels = [*own, *(labelled[0][0] if labelled else ())]
-            family = CounterMetricFamily(f"energon_grain_{name}", text, labels=labels)
-            for more, value in labelled:
-                family.add_metric([*own.values(), *more.values()], value)
-            return family
 
-        storage = stats.storage
-        for name, text, value in (
-            ("batches", "Batches that were delivered", stats.batches),
-            ("samples", "Samples that were delivered", stats.samples),
-            ("read_samples", "Samples that were read", stats.read_samples),
-            ("read_bytes", "Bytes that reading samples took", stats.read_bytes),
-            ("seconds", "Time from batch to batch", stats.seconds),
-            ("waiting_seconds", "Of it, what the program waited for batches", stats.waiting_s),
-            ("store_requests", "Requests to object stores", storage.requests),
-            ("store_repeated", "Requests that were made again", storage.repeated),
-            ("store_bytes", "Bytes that came from object stores", storage.bytes_read),
-            ("rereads", "Reads of local files that were tried again", storage.rereads),
-        ):
-            yield counter(name, text, ({}, value))
-        ranges = [({"found": "yes"}, storage.found), ({"found": "no"}, storage.missed)]
-        yield counter("ranges", "Ranges of objects that were here when they were needed, or not", *ranges)
-        stages = [({"stage": each.name, "kind": each.kind, "place": each.place}, each.seconds) for each in stats.stages]
-        yield counter("stage_seconds", "Time of all workers together, by stage", *stages)
-        leaves = [({"leaf": each.name}, each.samples) for each in stats.leaves]
-        yield counter("leaf_samples", "Samples that were read, by dataset", *leaves)
-        targets = [({"leaf": each.name}, each.expected) for each in stats.leaves if each.expected is not None]
-        yield counter("leaf_target_samples", "As many as the weights ask for", *targets)
-        costs = [({"leaf": each.name}, each.cost) for each in stats.leaves if each.cost is not None]
-        yield counter("leaf_cost", "What they cost, in the unit of the weights", *costs)
-        targets = [({"leaf": each.name}, each.expected_cost) for each in stats.leaves if each.expected_cost is not None]
-        yield counter("leaf_target_cost", "What the weights ask for", *targets)
-        dropped = [
-            ({"leaf": leaf, "reason": reason}, count)
-            for leaf, reasons in stats.dropped.items()
-            for reason, count in reasons.items()
-        ]
-        yield counter("dropped", "What was dropped, by dataset, hook and reason", *dropped)
-        ready = GaugeMetricFamily("energon_grain_ready_batches", "Batches that are ready now", labels=[*own])
-        ready.add_metric([*own.values()], stats.queued)
-        yield ready
+_metrics: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Registry to its collector."""
+
+
+def _numbers(stats: LoaderStats) -> Iterator[tuple[str, str, dict[str, str], float]]:
+    """Name, text, labels and value of each number."""
+    storage = stats.storage
+    yield "batches", "Batches that were delivered", {}, stats.batches
+    yield "samples", "Samples that were delivered", {}, stats.samples
+    yield "read_samples", "Samples that were read", {}, stats.read_samples
+    yield "read_bytes", "Bytes that reading samples took", {}, stats.read_bytes
+    yield "seconds", "Time from batch to batch", {}, stats.seconds
+    yield "waiting_seconds", "Of it, what the program waited for batches", {}, stats.waiting_s
+    yield "ready_batches", "Batches that are ready now", {}, stats.queued
+    yield "store_requests", "Requests to object stores", {}, storage.requests
+    yield "store_repeated", "Requests that were made again", {}, storage.repeated
+    yield "store_bytes", "Bytes that came from object stores", {}, storage.bytes_read
+    yield "rereads", "Reads of local files that were tried again", {}, storage.rereads
+    for answer, count in (("yes", storage.found), ("no", storage.missed)):
+        yield "ranges", "Ranges of objects that were here when they were needed, or not", {"found": answer}, count
+    for each in stats.stages:
+        labels = {"stage": each.name, "kind": each.kind, "place": each.place}
+        yield "stage_seconds", "Time of all workers together, by stage", labels, each.seconds
+    for leaf in stats.leaves:
+        yield "leaf_samples", "Samples that were read, by dataset", {"leaf": leaf.name}, leaf.samples
+        if leaf.expected is not None:
+            yield "leaf_target_samples", "As many as the weights ask for", {"leaf": leaf.name}, leaf.expected
+        if leaf.cost is not None:
+            yield "leaf_cost", "What they cost, in the unit of the weights", {"leaf": leaf.name}, leaf.cost
+        if leaf.expected_cost is not None:
+            yield "leaf_target_cost", "What the weights ask for", {"leaf": leaf.name}, leaf.expected_cost
+    for leaf_name, reasons in stats.dropped.items():
+        for reason, count in reasons.items():
+            labels = {"leaf": leaf_name, "reason": reason}
+            yield "dropped", "What was dropped, by dataset, hook and reason", labels, count

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.storage.cores import usable_cores
 
 IN_A_WORKER = "In a worker process:\n"
 """Begins the note with the traceback of an error that comes from another process."""
@@ -202,7 +203,7 @@ class WorkerConfig:
         if self.num_workers == "auto" and self.worker_type != "thread":
             raise ConfigError(
                 f"WorkerConfig(num_workers='auto', worker_type={self.worker_type!r}): only the number of threads is "
-                f"chosen while they run; pass worker_type='thread', or a number (this machine has {os.cpu_count()} "
+                f"chosen while they run; pass worker_type='thread', or a number (this process has {usable_cores()} "
                 f"cores)"
             )
         if self.prefetch_bytes < 1:
@@ -221,8 +222,8 @@ class WorkerConfig:
 
     @property
     def most_workers(self) -> int:
-        """How many there may be: `num_workers`, or with "auto" the cores of this machine."""
-        return (os.cpu_count() or 1) if self.num_workers == "auto" else self.num_workers
+        """How many there may be: `num_workers`, or with "auto" the cores that this process may use."""
+        return usable_cores() if self.num_workers == "auto" else self.num_workers
 
     @property
     def log(self) -> WorkerLog:

@@ -1,7 +1,7 @@
 """axlearn: a `BuildDatasetFn` for `axlearn.common.input_grain.Input`.
 
     input_grain.Input.default_config().set(
-        source=config_for_function(energon_source).set(path="/data/images", global_batch_size=256, task_encoder=…)
+        source=config_for_function(energon_source).set(path="/data/images", global_batch_size=256, task_encoder=Encoder)
     )
 
 Its checkpoints take the iterator's state as any of Grain's: of the same number of feeds.
@@ -19,14 +19,15 @@ from energon_grain.loader import BatchIterDataset
 
 
 def energon_source(
-    *, path: str, global_batch_size: int, task_encoder: TaskEncoder, num_workers: int = 2, seed: int = 0
+    *, path: str, global_batch_size: int, task_encoder: Callable[[], TaskEncoder], num_workers: int = 2, seed: int = 0
 ) -> Callable[[Any], grain.IterDataset[Any]]:
     """What makes the dataset of one feed.
 
     Args:
         path: Prepared dataset or metadataset.
         global_batch_size: Samples of all feeds together.
-        task_encoder: Makes batches that are dictionaries of arrays: axlearn looks for arrays alone.
+        task_encoder: Class (or function) that makes the encoder: axlearn's configurations hold no objects. Batches are
+            to be dictionaries of arrays: axlearn looks for arrays alone.
         num_workers: Threads of each feed.
         seed: Of the order.
     """
@@ -41,7 +42,7 @@ def energon_source(
             batch_size=global_batch_size // feeds,
             shuffle_buffer_size=None,
             max_samples_per_sequence=None,
-            task_encoder=task_encoder,
+            task_encoder=task_encoder(),
             seed=seed,
         )
         return BatchIterDataset(dataset)

@@ -6,7 +6,8 @@ In a program of one's own, before MaxText's `train`:
     input_pipeline_interface.create_data_iterator = functools.partial(create_data_iterator, path="/data/texts")
 
 MaxText's checkpoints (`GrainCheckpointable_v1`) keep one file for all hosts of what is an `ElasticIterator`, and refuse
-another number of hosts of anything else. The state of our loader is such a one, so that is what it says it is.
+another number of hosts of anything else. The state of our loader is such a one, so that is what it says it is. They
+keep it if the configuration says `dataset_type: grain`.
 """
 
 from __future__ import annotations

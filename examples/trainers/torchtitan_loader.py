@@ -5,8 +5,8 @@ In a training recipe, in place of `GrainDataLoader.Config(...)`:
     dataloader=EnergonDataLoader.Config(path="/data/texts", task_encoder="my_project.data:Encoder")
 
 What a batch is, torchtitan says: `({"input": tokens, "positions": …}, labels)`, flat tensors of as many tokens as it
-asks for. Everything but "input" is an argument of the model, so nothing else may stand there; `Tokens` is an encoder
-that makes such batches of texts.
+asks for (in release 0.3, a row for each sequence). Everything but "input" is an argument of the model, so nothing else
+may stand there; `Tokens` is an encoder that makes such batches of texts.
 
 torchtitan saves it with the model, by distributed checkpoints, and restores it on any data-parallel degree. Where
 torchtitan's processors, packing and mixing are wanted above our data instead, `EnergonSource.Config(path=…)` is the
@@ -22,8 +22,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchtitan.components.data.loader import BaseDataLoader
 from torchtitan.config import Configurable
+
+try:
+    from torchtitan.components.data.loader import BaseDataLoader
+except ModuleNotFoundError:
+    from torchtitan.components.dataloader import BaseDataLoader
+
+    FLAT = False
+else:
+    FLAT = True  # torchtitan's main branch: `max_context_length` and `num_tokens_per_batch`, and no rows
 
 from energon_grain.loader import EnergonDataSource
 from energon_grain_torch import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
@@ -56,8 +64,10 @@ class Tokens(DefaultTaskEncoder):
         }
 
     def encode_batch(self, batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        positions = torch.arange(self.length).repeat(len(batch["input"]))
-        return {"input": batch["input"].flatten(), "positions": positions}, batch["labels"].flatten()
+        positions = torch.arange(self.length).repeat(len(batch["input"]), 1)
+        tensors = [batch["input"], positions, batch["labels"]]
+        tokens, positions, labels = [tensor.flatten() for tensor in tensors] if FLAT else tensors
+        return {"input": tokens, "positions": positions}, labels
 
 
 class EnergonDataLoader(BaseDataLoader):
@@ -67,9 +77,9 @@ class EnergonDataLoader(BaseDataLoader):
         config: See `Config`.
         dp_world_size: Ranks that read different data.
         dp_rank: This one among them.
-        tokenizer: Handed to the task encoder, and so are the next two.
-        max_context_length: Tokens of a sequence at most.
-        num_tokens_per_batch: Tokens of this rank's batch.
+        tokenizer: Handed to the task encoder, and so is the length of a sequence.
+        **sizes: Of this rank's batch: `max_context_length` and `num_tokens_per_batch`; in 0.3 `seq_len` and
+            `local_batch_size`.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -78,8 +88,8 @@ class EnergonDataLoader(BaseDataLoader):
 
         Attributes:
             path: Prepared dataset or metadataset.
-            task_encoder: `module:Class`, made with (tokenizer, max_context_length); default: `Tokens`.
-            packing_buffer_size: Samples that packs of `max_context_length` tokens are chosen from; None: no packing.
+            task_encoder: `module:Class`, made with (tokenizer, tokens of a sequence); default: `Tokens`.
+            packing_buffer_size: Samples that packs of a sequence's length are chosen from; None: no packing.
             num_workers: Of each rank.
             seed: Of the order.
         """
@@ -97,12 +107,12 @@ class EnergonDataLoader(BaseDataLoader):
         dp_world_size: int,
         dp_rank: int,
         tokenizer: Any,
-        max_context_length: int,
-        num_tokens_per_batch: int,
-        **_: Any,
+        **sizes: Any,
     ) -> None:
+        length = sizes["max_context_length"] if FLAT else sizes["seq_len"]
+        sequences = sizes["num_tokens_per_batch"] // length if FLAT else sizes["local_batch_size"]
         module, _, name = config.task_encoder.partition(":")
-        encoder = getattr(importlib.import_module(module), name)(tokenizer, max_context_length)
+        encoder = getattr(importlib.import_module(module), name)(tokenizer, length)
         self._loader = get_savable_loader(
             get_train_dataset(
                 config.path,
@@ -113,7 +123,7 @@ class EnergonDataLoader(BaseDataLoader):
                     worker_type="thread",
                     data_parallel_group=_group(dp_rank, dp_world_size),
                 ),
-                batch_size=num_tokens_per_batch // max_context_length,
+                batch_size=sequences,
                 packing_buffer_size=config.packing_buffer_size,
                 shuffle_buffer_size=1000,
                 max_samples_per_sequence=None,

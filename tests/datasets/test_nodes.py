@@ -283,3 +283,13 @@ def test_mixtures_take_one_iterable(several: Callable[[Any], Any]) -> None:
     assert mixed == MixBatchDataset(*pairs, batch_size=2, batch_mix_fn=homogeneous_concat_mix)
     assert BlendDataset(several([(a, 2)])) == BlendDataset((a, 2))
     assert BlendDataset(several([a, b])) == BlendDataset(a, b)
+
+
+def test_what_fails_inside_of_a_node_s_property_is_named() -> None:
+    class Widths(SavableDataset[Any]):
+        @property
+        def width(self) -> int:
+            return self.worker_config.widht  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match=r"'WorkerConfig' object has no attribute 'widht'"):
+        _ = Widths(worker_config=HOST).width

@@ -81,10 +81,8 @@ class BaseDataLoader(Stateful, ABC, Configurable):
         pass
 
 
-TORCHTITAN = {
-    "torchtitan.components.data.loader": {"BaseDataLoader": BaseDataLoader},
-    "torchtitan.config": {"Configurable": Configurable},
-}
+def torchtitan(loaders: str = "torchtitan.components.data.loader") -> dict[str, dict[str, Any]]:
+    return {loaders: {"BaseDataLoader": BaseDataLoader}, "torchtitan.config": {"Configurable": Configurable}}
 
 
 class Tokenizer:
@@ -96,7 +94,7 @@ class Tokenizer:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 def test_torchtitan_s_loader(example: Any, text_dataset: MakeDataset, tmp_path: Path) -> None:
-    titan = example("torchtitan_loader", TORCHTITAN)
+    titan = example("torchtitan_loader", torchtitan())
     config = titan.EnergonDataLoader.Config(path=str(text_dataset(53, broken={7})))
 
     def build(rank: int = 0, ranks: int = 1) -> Any:
@@ -141,8 +139,19 @@ def test_torchtitan_s_loader(example: Any, text_dataset: MakeDataset, tmp_path: 
     loader.close()
 
 
+def test_batches_of_torchtitan_s_release_have_rows(example: Any, text_dataset: MakeDataset) -> None:
+    titan = example("torchtitan_loader", torchtitan("torchtitan.components.dataloader"))
+    loader = titan.EnergonDataLoader.Config(path=str(text_dataset(53))).build(
+        dp_world_size=1, dp_rank=0, tokenizer=Tokenizer(), seq_len=200, local_batch_size=12, snapshot_every_n_steps=3
+    )
+    inputs, labels = next(iter(loader))
+    assert {tensor.shape for tensor in (*inputs.values(), labels)} == {(12, 200)}
+    assert inputs["positions"].tolist() == [[*range(200)]] * 12
+    loader.close()
+
+
 def test_torchtitan_s_source(example: Any, text_dataset: MakeDataset) -> None:
-    titan = example("torchtitan_loader", TORCHTITAN)
+    titan = example("torchtitan_loader", torchtitan())
     source = titan.EnergonSource.Config(path=str(text_dataset(53))).build(dataset_iteration_policy=None)
     assert isinstance(source, grain.sources.RandomAccessDataSource)
     assert len(source) == 53
@@ -271,7 +280,7 @@ class Lengths(DefaultTaskEncoder):
 
 def test_axlearn_s_source(example: Any, text_dataset: MakeDataset) -> None:
     source = example("axlearn_input").energon_source(
-        path=str(text_dataset(53)), global_batch_size=12, task_encoder=Lengths(), num_workers=0
+        path=str(text_dataset(53)), global_batch_size=12, task_encoder=Lengths, num_workers=0
     )
 
     def feed(number: int, feeds: int) -> Any:

@@ -33,6 +33,7 @@ from energon_grain import (
     get_train_dataset,
     merge_stats,
 )
+from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import using_storage
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
@@ -538,6 +539,10 @@ def test_metrics_of_several_loaders_lie_in_one_registry(loader: Any) -> None:
     with loader.watch(prometheus=registry, name="a"):
         next(loader)
         with loader.watch(prometheus=registry, name="b"):
-            names = [sample.labels["loader"] for family in registry.collect() for sample in family.samples]
-            assert {*names} == {"a", "b"}
+            families = [*registry.collect()]
+            assert {sample.labels["loader"] for family in families for sample in family.samples} == {"a", "b"}
+            names = [family.name for family in families]
+            assert len(names) == len({*names})  # the text that Prometheus reads has each metric once
+            with pytest.raises(ConfigError, match=r"name='b'.*another"), loader.watch(prometheus=registry, name="b"):
+                pass
     assert not [*registry.collect()]
