@@ -108,19 +108,15 @@ class ArrowFiles(TableFiles):
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Bytes of a file: views of it, where it is mapped."""
         if self.is_mapped:
+            path = self.paths[file]
             if file not in self._maps:
-                self._maps[file] = self._map(file)
+                with open(path, "rb") as opened:
+                    self._maps[file] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            if version_of(path) != self._versions[file]:  # what is mapped changes with it
+                raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
             return [self._maps[file][start : start + size] for start, size in places]
         start, size = np.array(places, np.int64).T
         return self.store.read_spans([self.paths[file]], np.zeros(len(places), np.int64), start, start + size)
-
-    def _map(self, file: int) -> memoryview:
-        path = self.paths[file]
-        with open(path, "rb") as opened:
-            mapped = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-        if version_of(path) != self._versions[file]:
-            raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
-        return mapped
 
     def _read_head(self, file: int) -> bytes:
         path, size_bytes = self.paths[file], self._versions[file][0]

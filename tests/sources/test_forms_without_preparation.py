@@ -36,6 +36,7 @@ from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
     DuplicateKeyError,
+    EmptyDatasetError,
     FormatError,
     KeyNotFoundError,
     ReadError,
@@ -142,7 +143,11 @@ def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
     os.replace(replaced, path)
     with pytest.raises((StaleIndexError, ReadError), match=r"x\.arrow: was changed"):
         again.read(np.array([0]))
-    assert TableSource(ArrowFiles(path)).read(np.array([0])).columns["n"] == [50]
+    source = TableSource(ArrowFiles(path))
+    assert source.read(np.array([0])).columns["n"] == [50]
+    write_arrow(path, {"n": list(range(50))})  # into the file that is mapped
+    with pytest.raises(StaleIndexError, match=r"x\.arrow: was changed"):
+        source.read(np.array([49]))
 
 
 def test_feather_of_version_1(tmp_path: Path) -> None:
@@ -327,6 +332,12 @@ def test_split_parts_by_a_ratio(tmp_path: Path, form: str) -> None:
         assert len(trained(path, 20, split_part="train", **ratio)) == 20
         write_numbers(path / "more.parquet", 50)
         assert [key for key in keys("val") if not key.startswith("more/")] == found[1]
+
+
+def test_a_split_part_without_samples(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"n": 0}\n')
+    with pytest.raises(EmptyDatasetError, match=r"x\.jsonl: none of its 1 samples are in this split part"):
+        in_order(tmp_path / "x.jsonl", split_part="val", split_ratio="train:0.9,val:0.1")
 
 
 # Joins, and by key.
