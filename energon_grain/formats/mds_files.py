@@ -128,7 +128,7 @@ class MdsFiles(TableFiles):
             begins = _begins(self._read(file, 0, min(4 * (shard.samples + 2), size)), shard.samples, size)
         first = np.flatnonzero(np.diff((begins[:-1] - begins[0]) // _GROUP_BYTES, prepend=-1))
         start = [*begins[first].tolist(), int(begins[-1])]
-        return msgspec.msgpack.encode(_Head(shard, first.tolist(), start, xxhash.xxh3_64_intdigest(begins)))
+        return msgspec.msgpack.encode(_Head(shard, first.tolist(), start, xxhash.xxh3_64_intdigest(begins.tobytes())))
 
     def _record(self, file: int, head: bytes) -> Record:
         said = _HEAD.from_msgpack(head)
