@@ -127,6 +127,17 @@ def test_rows_of_a_join_have_the_parts_of_all_members(tmp_path: Path) -> None:
     measure_dataset(path, attach={"rank": np.arange(6)})
 
 
+def test_what_was_measured_of_a_join_outlives_its_damaged_rows(tmp_path: Path) -> None:
+    path, _, _ = join(tmp_path)
+    measure_dataset(path, attach={"rank": np.arange(N)})
+    (rows,) = Path(f"{path}.cache").glob(".join_*/*.npy")
+    damaged = bytearray(rows.read_bytes())
+    damaged[-8] ^= 1
+    rows.write_bytes(damaged)
+    assert run("prepare", path).exit_code == 0
+    assert keys(path, "rank >= 27") == [27, 28, 29]
+
+
 def test_which_join_is_measured(tmp_path: Path) -> None:
     for times, name in enumerate(("a", "b", "c")):
         prepared(tmp_path / name, times, 6)
