@@ -75,9 +75,12 @@ def test_every_form(bucket: Bucket, url: str) -> None:
             "d": "filesystem://files",
             "e": {"fs_path": "media/../files"},
             "f": f"filesystem+{url}/files",
+            "lines": "main.jsonl",
         },
     )
     stores = opened(url)
+    lines = stores.pop("lines")
+    assert [json.loads(lines.get(f"{number}.json")) for number in (29, 3)] == [{"n": 29}, {"n": 3}]
     assert {type(stores[name]) for name in "abc"} == {WebdatasetFileStore}
     assert {type(stores[name]) for name in "def"} == {ObjectFileStore}
     assert {stores[name].get_path() for name in "abc"} == {f"{url}/media"}
@@ -91,7 +94,7 @@ def test_every_form(bucket: Bucket, url: str) -> None:
 
 
 def test_what_is_refused(bucket: Bucket, url: str) -> None:
-    for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("main.jsonl", "is a file")):
+    for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("files/3.json", "is a file")):
         put_metadataset(bucket, {"media": aux})
         with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: {said}"):
             opened(url)
