@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
 from energon_grain.errors import ConfigError, StaleIndexError
 from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, Version, version_of
@@ -43,12 +44,14 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         dictionaries: In the order of the file.
         batches: With their rows.
         is_compressed: Whether any body is.
+        digest: XXH3-64 of what was read of the file to walk it: all heads, and the beginnings of bodies.
     """
 
     schema: tuple[int, int]
     dictionaries: list[tuple[int, int]] = []
     batches: list[tuple[int, int, int]] = []
     is_compressed: bool = False
+    digest: int = 0
 
 
 _HEAD = Form(_Head)
@@ -105,25 +108,22 @@ class ArrowFiles(TableFiles):
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Bytes of a file: views of it, where it is mapped."""
         if self.is_mapped:
+            path = self.paths[file]
             if file not in self._maps:
-                self._maps[file] = self._map(file)
+                with open(path, "rb") as opened:
+                    self._maps[file] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            if version_of(path) != self._versions[file]:  # what is mapped changes with it
+                raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
             return [self._maps[file][start : start + size] for start, size in places]
         start, size = np.array(places, np.int64).T
         return self.store.read_spans([self.paths[file]], np.zeros(len(places), np.int64), start, start + size)
 
-    def _map(self, file: int) -> memoryview:
-        path = self.paths[file]
-        with open(path, "rb") as opened:
-            mapped = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-        if version_of(path) != self._versions[file]:
-            raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
-        return mapped
-
     def _read_head(self, file: int) -> bytes:
         path, size_bytes = self.paths[file], self._versions[file][0]
         self.store.expect(path, self._versions[file])  # type: ignore[arg-type]
+        digest = xxhash.xxh3_64()
         with self._decoding(path):
-            messages = list(self._walk(file, size_bytes))
+            messages = list(self._walk(file, size_bytes, digest))
             if not messages or messages[0][0] != _SCHEMA or any(kind == _SCHEMA for kind, *_ in messages[1:]):
                 raise ValueError("its messages do not begin with the one schema of a table")
         return msgspec.msgpack.encode(
@@ -132,10 +132,11 @@ class ArrowFiles(TableFiles):
                 dictionaries=[(at, size) for kind, at, size, *_ in messages if kind == _DICTIONARY],
                 batches=[(at, size, rows) for kind, at, size, rows, _ in messages if kind == _BATCH],
                 is_compressed=any(compressed for *_, compressed in messages),
+                digest=digest.intdigest(),
             )
         )
 
-    def _walk(self, file: int, size_bytes: int) -> Iterator[tuple[int, int, int, int, bool]]:
+    def _walk(self, file: int, size_bytes: int, digest: xxhash.xxh3_64) -> Iterator[tuple[int, int, int, int, bool]]:
         """(kind, first byte, bytes, rows, is compressed) of the messages of a file. Raises ValueError."""
         begin = self._read(file, 0, min(8, size_bytes))
         if begin[:4] == _FEATHER_1:
@@ -151,6 +152,7 @@ class ArrowFiles(TableFiles):
                 raise ValueError(f"a message @ {at} has a head of {length} bytes, but the file has {size_bytes}")
             if prefix + length > len(said):
                 said = self._read(file, at, at + prefix + length)
+            digest.update(said)
             kind, body_bytes, rows, compressed = _message(said[prefix : prefix + length], at)
             size = prefix + length + body_bytes
             if not 0 <= body_bytes <= size_bytes - at - prefix - length:

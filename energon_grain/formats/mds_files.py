@@ -63,11 +63,18 @@ class _Index(msgspec.Struct):
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """What is kept of a shard: what the index says, the first sample of each run, and where each begins and ends."""
+    """What is kept of a shard: what the index says, and of each run of samples where it begins and ends.
+
+    Attributes:
+        first: The first sample of each.
+        start: Its first byte; behind the last one, the end.
+        digest: XXH3-64 of where all samples begin.
+    """
 
     shard: _Shard
     first: list[int]
     start: list[int]
+    digest: int = 0
 
 
 _INDEX, _HEAD = Form(_Index), Form(_Head)
@@ -120,7 +127,8 @@ class MdsFiles(TableFiles):
         with self._decoding(path):
             begins = _begins(self._read(file, 0, min(4 * (shard.samples + 2), size)), shard.samples, size)
         first = np.flatnonzero(np.diff((begins[:-1] - begins[0]) // _GROUP_BYTES, prepend=-1))
-        return msgspec.msgpack.encode(_Head(shard, first.tolist(), [*begins[first].tolist(), int(begins[-1])]))
+        start = [*begins[first].tolist(), int(begins[-1])]
+        return msgspec.msgpack.encode(_Head(shard, first.tolist(), start, xxhash.xxh3_64_intdigest(begins)))
 
     def _record(self, file: int, head: bytes) -> Record:
         said = _HEAD.from_msgpack(head)

@@ -80,7 +80,7 @@ class ParquetFiles(TableFiles):
         )
         table = opened.read_row_group(number, columns=names, use_threads=False)
         table.validate()
-        return table
+        return table.select(names)  # by the name of a column `a.b` pyarrow also takes the field `b` of a struct `a`
 
     def _read_heads(self, files: Sequence[int]) -> list[bytes]:
         """The footers of files: the ends of all at once, and more of those that are longer."""

@@ -316,7 +316,8 @@ class JoinedFiles(JoinedArray):
         self._source, self._column = source, keys.column
         if keys.column is not None and not isinstance(source, TableSource):
             raise ConfigError(f"{source.path}: has no column {keys.column!r}: its keys are numbers; leave `keys` out")
-        self._content_id = f"{source.content_id}-{keys.column or ''}"
+        keys_id = source.keys_id(keys.column) if isinstance(source, TableSource) and not keys.by_row else ""
+        self._content_id = f"{source.content_id}-{keys.column or ''}{keys_id}"
         self.label = self.key_label = f"{source.path} ({len(self)} samples)"
         self.total = 0 if keys.by_row else len(self)
 

@@ -183,6 +183,10 @@ class Cut(Selected):
             self._selection = Selection(sum(counts), start=start, stop=stop)
         else:
             firsts = accumulate(counts, initial=0)
+            if not any(begin < end for begin, end in runs):
+                raise EmptyDatasetError(
+                    f"{self.path}: none of its {sum(counts)} samples are in this split part; give it a larger share"
+                )
             whole = [(first + begin, first + end) for first, (begin, end) in zip(firsts, runs, strict=False)]
             self._selection = Selection.of_runs(sum(counts), whole, start=start, stop=stop)
         self._narrow(where)

@@ -8,6 +8,7 @@ read row group by row group, and these are its blocks: see `block_starts`.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -22,10 +23,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
+from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
 from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
 from energon_grain.formats.arrow_files import ArrowFiles
 from energon_grain.formats.columns import Columns, columns_of_tables
@@ -44,6 +46,7 @@ from energon_grain.storage.settings import storage_settings
 Int64Array = npt.NDArray[np.int64]
 KEY_COLUMN = "__key__"
 _SIZES = "bytes"
+_GROUPS_DIGESTED, _KEYS_DIGESTED = 8, 1000
 _MOST_MEMORY_BYTES = 4 << 30
 _MEMORY_SHARE = 4
 _DISK_SHARE = 4
@@ -234,8 +237,9 @@ class TableSource(Cut):
         entries = [] if parts is None or callable(parts) else list(parts)
         self._wanted = [
             name
-            for name in self._kinds
-            if name != KEY_COLUMN and (accepts(parts, name) or any(entry.startswith(f"{name}.") for entry in entries))
+            for name, kind in self._kinds.items()
+            if name != KEY_COLUMN
+            and (accepts(parts, name) or (kind.many and any(entry.startswith(f"{name}.") for entry in entries)))
         ]
         if not self._wanted:
             raise ConfigError(f"{self.path}: part_filter lets none of its columns pass: {', '.join(self._kinds)}")
@@ -447,21 +451,44 @@ class TableSource(Cut):
             KeyNotFoundError: There is no such column.
             FormatError: A row has nothing in it.
         """
-        name = column or self._key
-        if column is not None and column not in self._kinds:
-            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+        name = self._key_column(column)
         for number in np.flatnonzero(np.diff(self._first)).tolist():
             rows = np.arange(self._first[number], self._first[number + 1])
             file = int(self.files.groups.file[number])
             keys = self._usual_keys(rows, [file] * len(rows))
             if name is not None:
-                found = self._values(name, number, _Group(self.files.read(number, (name,)), 0), list(range(len(rows))))
+                found = self._read_column(name, number, list(range(len(rows))))
                 lacking = [place for place, value in enumerate(found) if value is None]
                 if column is not None and lacking:
                     row = int(rows[lacking[0]] - self._file_first[file])
                     raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
                 keys = [key if value is None else _key_of(value) for key, value in zip(keys, found, strict=True)]
             yield keys
+
+    def keys_id(self, column: str | None = None) -> str:
+        """Digest of keys that lie in the data: of some rows of some groups; empty where names of files say them.
+
+        Heads are the same where rows of equal length come in another order. Raises as `key_blocks`.
+        """
+        name = self._key_column(column)
+        if name is None:
+            return ""
+        digest = hashlib.blake2b(digest_size=8)
+        full = np.flatnonzero(np.diff(self._first))
+        for number in full[_spread(len(full), _GROUPS_DIGESTED)].tolist():
+            rows = _spread(int(self._first[number + 1] - self._first[number]), _KEYS_DIGESTED).tolist()
+            found = self._read_column(name, number, rows)
+            digest.update(msgspec.msgpack.encode([None if value is None else _key_of(value) for value in found]))
+        return digest.hexdigest()
+
+    def _key_column(self, column: str | None) -> str | None:
+        if column is not None and column not in self._kinds:
+            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+        return column or self._key
+
+    def _read_column(self, name: str, number: int, within: list[int]) -> list[Any]:
+        """Values of rows of a row group, of which nothing is kept. Raises as `read`."""
+        return self._values(name, number, _Group(self.files.read(number, (name,)), 0), within)
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the mean of its row group, uncompressed."""
@@ -530,6 +557,7 @@ class TableSource(Cut):
 
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
+            self.kept.refuse_stale(name)
             raise KeyNotFoundError(
                 f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
                 f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
@@ -671,7 +699,14 @@ class TableFileStore(FileStore[Any]):
 
     @cached_property
     def _rows_by_key(self) -> dict[str, int]:
-        return {key: row for row, key in enumerate(chain.from_iterable(self._whole.key_blocks()))}
+        rows: dict[str, int] = {}
+        for row, key in enumerate(chain.from_iterable(self._whole.key_blocks())):
+            if rows.setdefault(key, row) != row:
+                raise DuplicateKeyError(
+                    f"{self.get_path()}: rows {rows[key]} and {row} of all have the key {key!r} in column "
+                    f"{KEY_COLUMN}, so neither can be read by it; make the keys unique"
+                )
+        return rows
 
     def close(self) -> None:
         """Close the files; reading again opens them anew."""
@@ -682,6 +717,11 @@ def part_of_key(key: str) -> tuple[str, str]:
     """The key of a row, and the part, of what a store of tables calls a part of a row."""
     dot = key.find(".", key.rfind("/") + 1)
     return (key[:dot], key[dot + 1 :]) if dot >= 0 else (key, "")
+
+
+def _spread(count: int, most: int) -> Int64Array:
+    """At most so many numbers below `count`, far apart, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
 
 
 def _key_of(value: Any) -> str:

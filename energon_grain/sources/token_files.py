@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError
+from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, StaleIndexError
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
@@ -106,7 +106,7 @@ class TokenSource(Cut):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"_selection": self._selection, "_version": self._version}  # a file that changed is noticed
-        return partial(TokenSource, parts=self._parts), (self._stem,), state
+        return partial(_copied, parts=self._parts), (self._stem, self._digest), state
 
     def __repr__(self) -> str:
         return f"TokenSource({self.path!r}, samples={len(self)})"
@@ -202,3 +202,11 @@ class TokenSource(Cut):
     def close(self) -> None:
         """See `Source.close`."""
         self._store.close()
+
+
+def _copied(stem: str, digest: str, *, parts: PartFilter) -> TokenSource:
+    """The same in another process. Raises StaleIndexError where the index is another one by now."""
+    source = TokenSource(stem, parts=parts)
+    if source._digest != digest:
+        raise StaleIndexError(f"{stem}.idx: was changed since this process's parent opened it; begin anew")
+    return source

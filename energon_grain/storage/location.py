@@ -171,7 +171,7 @@ def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> 
     text = os.fspath(path)
     lost = _LOST_SLASH.search(text)
     if lost is None:
-        hint = ". Only patterns of tars are expanded: give the folder" if _PATTERN.search(text) else ""
+        hint = ". Patterns end in .tar, .parquet or .arrow; else give the folder" if _PATTERN.search(text) else ""
         return f"{text}: no such {what}{hint}"
     meant = f"{lost[1]}://{lost[2]}"
     return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"

@@ -75,26 +75,26 @@ def test_every_form(bucket: Bucket, url: str) -> None:
             "d": "filesystem://files",
             "e": {"fs_path": "media/../files"},
             "f": f"filesystem+{url}/files",
-            "lines": "main.jsonl",
+            "g": "main.jsonl",
         },
     )
     stores = opened(url)
-    lines = stores.pop("lines")
-    assert [json.loads(lines.get(f"{number}.json")) for number in (29, 3)] == [{"n": 29}, {"n": 3}]
     assert {type(stores[name]) for name in "abc"} == {WebdatasetFileStore}
     assert {type(stores[name]) for name in "def"} == {ObjectFileStore}
     assert {stores[name].get_path() for name in "abc"} == {f"{url}/media"}
     assert {stores[name].get_path() for name in "def"} == {f"{url}/files"}
     assert all(json.loads(stores[name].get("000003.json"))["number"] == 3 for name in "abc")
     assert all(stores[name].get("3.json") == b"[3]" for name in "def")
+    assert stores["g"].get("3.json") == b'{"n": 3}\n'
     for name, store in stores.items():
-        with pytest.raises(KeyNotFoundError, match=rf"^{url}/(media|files): there is no (file|object) 'none.json'"):
+        missing = rf"^{url}/(media|files|main\.jsonl): there is no (file |object )?'none.json'"
+        with pytest.raises(KeyNotFoundError, match=missing):
             store.get("none.json")
         assert "none.json" not in store, name
 
 
 def test_what_is_refused(bucket: Bucket, url: str) -> None:
-    for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("files/3.json", "is a file")):
+    for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("meta.yaml", "is a file")):
         put_metadataset(bucket, {"media": aux})
         with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: {said}"):
             opened(url)

@@ -36,6 +36,7 @@ from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
     DuplicateKeyError,
+    EmptyDatasetError,
     FormatError,
     KeyNotFoundError,
     ReadError,
@@ -43,6 +44,8 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.arrow_files import ArrowFiles
+from energon_grain.formats.mds_files import MdsFiles
+from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.sources.tables import TableSource
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.testing import make_text_dataset, write_tars
@@ -140,7 +143,11 @@ def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
     os.replace(replaced, path)
     with pytest.raises((StaleIndexError, ReadError), match=r"x\.arrow: was changed"):
         again.read(np.array([0]))
-    assert TableSource(ArrowFiles(path)).read(np.array([0])).columns["n"] == [50]
+    source = TableSource(ArrowFiles(path))
+    assert source.read(np.array([0])).columns["n"] == [50]
+    write_arrow(path, {"n": list(range(50))})  # into the file that is mapped
+    with pytest.raises(StaleIndexError, match=r"x\.arrow: was changed"):
+        source.read(np.array([49]))
 
 
 def test_feather_of_version_1(tmp_path: Path) -> None:
@@ -259,6 +266,17 @@ def test_what_is_wrong_with_tokens(tmp_path: Path) -> None:
         in_order(tmp_path / "x.idx")
 
 
+def test_copies_of_tokens_whose_index_was_written_anew(tmp_path: Path) -> None:
+    """Documents that are cut in another way would be other samples of the same numbers."""
+    path = write_tokens(tmp_path / "x", [[1, 2], [3]])
+    copied = pickle.dumps(TokenSource(path))
+    assert pickle.loads(copied).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2]
+    other = write_tokens(tmp_path / "y", [[1], [2, 3]]).with_suffix(".idx")
+    other.replace(tmp_path / "x.idx")
+    with pytest.raises(StaleIndexError, match=r"x\.idx: was changed since this process's parent opened it"):
+        pickle.loads(copied)
+
+
 def test_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
     """Every form as on this machine."""
     columns = {"n": list(range(40)), "text": [f"text {number}" for number in range(40)]}
@@ -316,6 +334,12 @@ def test_split_parts_by_a_ratio(tmp_path: Path, form: str) -> None:
         assert [key for key in keys("val") if not key.startswith("more/")] == found[1]
 
 
+def test_a_split_part_without_samples(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"n": 0}\n')
+    with pytest.raises(EmptyDatasetError, match=r"x\.jsonl: none of its 1 samples are in this split part"):
+        in_order(tmp_path / "x.jsonl", split_part="val", split_ratio="train:0.9,val:0.1")
+
+
 # Joins, and by key.
 
 
@@ -348,6 +372,33 @@ def test_joins_with_tables(tmp_path: Path) -> None:
     only = in_order(path, split_part="train", where="n < 10 and ids.bin.tokens == 1")
     assert sorted(int(each["n"]) for each in only) == list(range(10))
     assert sorted(sum(trained(path, 15, repeat=False), [])) == list(range(60))
+
+
+@pytest.mark.parametrize("column", ["id", "__key__"])
+def test_a_join_of_keys_that_come_in_another_order(tmp_path: Path, column: str) -> None:
+    """The file has the size and the footer that it had, but rows of the join are other ones."""
+    ids = [f"{number:04d}" for number in range(10)]
+    for name in ("a", "b"):
+        write_parquet(tmp_path / f"{name}.parquet", {column: ids, "n": [0] * 10})
+    footer = ParquetFiles(tmp_path / "b.parquet").content_id
+    named = {"keys": column} if column == "id" else {}
+    path = join(tmp_path, {"path": "a.parquet", **named}, {"path": "b.parquet", **named})
+    assert len(in_order(path, split_part="train")) == 10
+    write_parquet(tmp_path / "b.parquet", {column: ids[::-1], "n": [0] * 10})
+    assert ParquetFiles(tmp_path / "b.parquet").content_id == footer
+    with pytest.raises(StaleIndexError, match=r"b\.parquet or the keys of its rows were changed"):
+        in_order(path, split_part="train")
+
+
+def test_the_same_rows_in_another_order_are_other_content(tmp_path: Path) -> None:
+    numbers = list(range(100))
+    first = ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": numbers}, rows=50)).content_id
+    assert ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": numbers[::-1]}, rows=50)).content_id != first
+    assert ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": numbers}, rows=50)).content_id == first
+    texts = ["a", "bb", "ccc", "dd"]
+    of_mds = MdsFiles(write_mds(tmp_path / "m", {"text": texts}, shards=1)).content_id
+    assert MdsFiles(write_mds(tmp_path / "m", {"text": texts}, shards=1)).content_id == of_mds
+    assert MdsFiles(write_mds(tmp_path / "m", {"text": texts[::-1]}, shards=1)).content_id != of_mds
 
 
 def test_joins_of_tars_with_tables(tmp_path: Path) -> None:
@@ -419,6 +470,9 @@ def test_tables_by_key(tmp_path: Path) -> None:
     assert again.get("b.image") == picture(2)
     mixture = write_v2(tmp_path, train={"path": "x.parquet", "aux": {"y": "many"}})
     assert len(in_order(mixture, split_part="train")) == 3
+    twice = write_parquet(tmp_path / "twice.parquet", {"__key__": ["a", "b", "a"], "n": [1, 2, 3]})
+    with pytest.raises(DuplicateKeyError, match="rows 0 and 2 of all have the key 'a' in column __key__"):
+        open_aux({"x": twice}, None)["x"].get("b.n")
     write_tokens(tmp_path / "ids", [[1]])
     with pytest.raises(ConfigError, match="is an indexed dataset of Megatron, whose samples cannot be read by key"):
         open_aux({"ids": tmp_path / "ids.bin"}, None)

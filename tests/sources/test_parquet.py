@@ -242,6 +242,15 @@ def test_files_in_which_all_is_missing(tmp_path: Path, first: bool) -> None:
     assert np.isnan(source.column("n", slice(None))).sum() == 2
 
 
+def test_names_that_look_like_fields_of_structs(tmp_path: Path) -> None:
+    """A column `a.b` beside a struct `a` with a field `b`; each is read alone."""
+    path = write_parquet(tmp_path / "x.parquet", {"a": [{"b": 1}], "a.b": ["x"], "a.c": [2]})
+    expected = {"a": {"b": 1}, "a.b": "x", "a.c": 2}
+    for name, value in expected.items():
+        (row,) = in_order(path, part_filter={name})
+        assert {part: row[part] for part in row if not part.startswith("__")} == {name: value}
+
+
 def test_unsigned_numbers_stay_whole(tmp_path: Path) -> None:
     large = [2**60, 2**60 + 1]
     write_parquet(tmp_path / "d" / "a.parquet", {"x": large})

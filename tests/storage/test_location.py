@@ -128,9 +128,9 @@ def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> N
     assert no_such_path(path) == f"{path}: no such file or folder{advice}"
 
 
-@pytest.mark.parametrize("path", ["data/*.tar", "data/shard-{00..07}.tar"])
-def test_a_pattern_is_told_that_a_folder_is_meant(path: str) -> None:
-    assert no_such_path(path).endswith("Only patterns of tars are expanded: give the folder")
+@pytest.mark.parametrize("path", ["data/*", "data/lines-{00..07}.jsonl"])
+def test_a_pattern_is_told_what_patterns_are_expanded(path: str) -> None:
+    assert no_such_path(path).endswith("Patterns end in .tar, .parquet or .arrow; else give the folder")
 
 
 def test_files_by_their_ending(tmp_path: Path) -> None:
