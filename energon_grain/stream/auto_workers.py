@@ -5,8 +5,8 @@ run Python take turns at the interpreter's lock and hand it over at a price, and
 the loop itself is the fastest worker. So it is measured. The loop's own rate is taken over windows of about a second,
 in which the loop waited for data; what is compared is one number of threads with twice or half as many, in the order
 here, there, there, here, so that a machine that is busy for a while is busy for both. A clear answer needs the first
-two windows alone, and one that the second pair contradicts twice as many pairs. Numbers in between, none at all, and more batches that wait are tried at the end. From two threads
-to 64 that takes about 15 s.
+two windows alone, and one that the second pair contradicts twice as many pairs. Numbers in between, none at all, and
+more batches that wait are tried at the end. From two threads to 64 that takes about 15 s.
 
     threads  2    4    4    2 (no gain: 1 is tried)  1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
     rate    100  101  99   103                       50                  102  99   101             48
