@@ -21,6 +21,7 @@ EXTRAS = {
     "torch": "torch",
     "torchvision": "torchvision",
     "av": "av",
+    "nvidia": "nvimgcodec",
     "msgpack": "codecs",
     "cbor2": "codecs",
     "ray": "ray",

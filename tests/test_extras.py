@@ -105,6 +105,7 @@ def test_each_package_comes_by_its_extra_alone() -> None:
     core = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     distributions = {"array_record": "array-record", "orbax": "orbax-checkpoint"}
     distributions |= {"multistorageclient": "multi-storage-client", "prometheus_client": "prometheus-client"}
+    distributions |= {"nvidia": "nvidia-nvimgcodec-cu12"}
     for package, extra in EXTRAS.items():
         distribution = distributions.get(package, package)
         assert distribution in brought_by(extra)
@@ -132,6 +133,7 @@ USES = {
     "import energon_grain_torch": ("energon_grain_torch", "torch"),
     "SampleDecoder(allow_pickle=True).decoder_for('pth')": ("decoding part 'pth'", "torch"),
     "SampleDecoder(av_decode='pyav').decoder_for('mp4')": ("decoding video and audio", "av"),
+    "SampleDecoder(image_decode='rgb8', image_decoder='nvimgcodec')": ("image_decoder='nvimgcodec'", "nvidia"),
     "SampleDecoder().decoder_for('x.mp')": ("decoding part 'x.mp'", "msgpack"),
     "SampleDecoder().decoder_for('cbor')": ("decoding part 'cbor'", "cbor2"),
     "RayExecutor()": ("running on a Ray cluster", "ray"),

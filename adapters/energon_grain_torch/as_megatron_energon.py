@@ -154,6 +154,7 @@ ELSEWHERE = {
 MISSING = {
     **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
     "AVIndexMode": "every file has frames by their times and by their numbers",
+    "fork_hook": "Python's `os.register_at_fork`",
     "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
     "WatchdogDataset": "a worker that dies is an error; the arguments about the watchdog are accepted",

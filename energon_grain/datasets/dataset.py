@@ -128,6 +128,7 @@ def node(kind: type[Kind]) -> type[Kind]:
     made: Any = dataclass(frozen=True, slots=True)(kind)
     for name in [name for name, annotation in kind.__annotations__.items() if annotation.startswith("InitVar")]:
         delattr(made, name)
+        del made.__dataclass_fields__[name]  # or `dataclasses.replace` would ask a node for it
     parameters = [*inspect.signature(made.__init__).parameters.values()]
     parameters.sort(key=lambda each: each.name == "worker_config")
     made.__init__.__signature__ = inspect.Signature(parameters)

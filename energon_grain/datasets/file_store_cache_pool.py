@@ -458,6 +458,11 @@ class _Reader:
         cache = self._pool._own
         return None if cache is None or self._leave.detach() is None else cache.take(self._entry)
 
+    @property
+    def path(self) -> Path | None:
+        """Of the copy; None: it is gone, or was never made."""
+        return self._entry.path if self._leave.alive else None
+
 
 class FileCacheLazy(Lazy[T]):
     """A value whose file is on its way onto the local disk. The first `get` brings it, and it is kept from then on."""
@@ -493,6 +498,11 @@ class _PutAway(Lazy[T]):
         super().__init__(None, name, pool)
         self._reader = _Reader(pool, entry)
         self._value: list[T] = []
+
+    @property
+    def cache_path(self) -> Path | None:
+        """The file, until it is read."""
+        return self._reader.path
 
     def get(self, sample: Any = None) -> T:
         if not self._value:

@@ -478,13 +478,17 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             self._open[name] = self.folder.open(name, self.stored[name], self.samples)
         return self._open[name]
 
-    def _why_not(self, name: str) -> str:
-        dataset = self.folder.dataset
-        if name in self._all:
-            return (
-                f"the column {name!r} is of samples that are not here any more; make it again: "
-                f"{self._all[name].made_by(name, dataset)}"
+    def refuse_stale(self, name: str) -> None:
+        """Raise KeyNotFoundError where there is a column of this name, but of samples that are not here any more."""
+        if name in self.stale:
+            raise KeyNotFoundError(
+                f"{self.folder.dataset}: the column {name!r} is of samples that are not here any more; make it again: "
+                f"{self._all[name].made_by(name, self.folder.dataset)}"
             )
+
+    def _why_not(self, name: str) -> str:
+        self.refuse_stale(name)
+        dataset = self.folder.dataset
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
         made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
@@ -514,7 +518,8 @@ def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Colum
     kind = None if isinstance(path, DataFolder) else kind_at(located(path))
     if kind is not None and kind.has_own_columns:
         raise ConfigError(
-            f"{path}: is {kind.described}, whose columns lie in the data; `where` and the like find them by name"
+            f"{path}: is {kind.described}, of which no columns are opened alone; `where` and the like find those in "
+            "the data, and those that were measured, by name"
         )
     folder = open_folder(path)
     with naming(folder):

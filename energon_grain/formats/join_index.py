@@ -287,7 +287,10 @@ def new_join_folder(cache: Path, name: str) -> Generator[Path]:
         try:
             os.rename(temporary, target)
         except OSError:
-            if not _is_whole(target):  # an older, damaged one is in the way
+            if not _is_whole(target):  # an older, damaged one is in the way; what was measured of its rows stays
+                for other in target.glob("*"):
+                    if other.name not in (HEADER_NAME, ROWS_NAME):
+                        os.rename(other, temporary / other.name)
                 shutil.rmtree(target, ignore_errors=True)
                 os.rename(temporary, target)
         sync_folder(cache)

@@ -112,7 +112,7 @@ class DatasetKind(enum.Enum):
 
     @property
     def has_own_columns(self) -> bool:
-        """Whether its columns are a part of the data, so that none is added."""
+        """Whether it has columns that are a part of the data."""
         return self.is_table or self is DatasetKind.TOKENS
 
     @property

@@ -74,7 +74,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
                 f"a pass of {self._plan.length} samples has no complete batch of {self._plan.global_batch}: use a "
                 f"smaller batch, or last_batch='pad' or 'keep'"
             )
-        lock = threading.RLock()
+        lock, self._counting = threading.RLock(), threading.Lock()
         self._stage = PureStage(self._spec, lock)
         self._statistics = Statistics(["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler)
         self._batches = BatchStage(
@@ -176,7 +176,8 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         if drops is None:
             self._statistics.settle()
             return None
-        self._statistics.delivered(len(samples), drops)
+        with self._counting:
+            self._statistics.delivered(len(samples), drops)
         register_value(batch)
         return batch
 

@@ -207,10 +207,7 @@ def _existing(pending: _Pending) -> JoinIndex | None:
         index = open_join_index(join_folder(pending.folder, pending.name))
         index.check()
         index.release()
-    except FileNotFoundError:
-        return None
-    except IndexFileError:
-        shutil.rmtree(join_folder(pending.folder, pending.name), ignore_errors=True)
+    except (FileNotFoundError, IndexFileError):
         return None
     file = pending.folder / index_file_name(pending.name)
     datasets = None if file.exists() else only_datasets(pending.inputs)

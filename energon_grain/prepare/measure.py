@@ -301,17 +301,16 @@ def measure_dataset(
             log.remove()
         if folder.mirrored is not None and isinstance(source, PreparedSource):
             look_again(open_folder(location))
-    again = opened_samples(location, parts, split_part)
-    stack.callback(again.close)
-    assert again.kept is not None
-    return MeasureReport(
-        path=location,
-        samples=len(source),
-        columns=summarize_columns(again.kept, names),
-        samples_reused=reused,
-        notes=tuple(notes),
-        elapsed_s=time.perf_counter() - begun_s,
-    )
+    with contextlib.closing(opened_samples(location, parts, split_part)) as again:
+        assert again.kept is not None
+        return MeasureReport(
+            path=location,
+            samples=len(source),
+            columns=summarize_columns(again.kept, names),
+            samples_reused=reused,
+            notes=tuple(notes),
+            elapsed_s=time.perf_counter() - begun_s,
+        )
 
 
 def opened_samples(location: str, parts: Collection[str] | None, split_part: str = "train") -> MeasurableSource:

@@ -36,7 +36,8 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NoReturn, TypeAlias
+from itertools import chain
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,14 +53,54 @@ _DEEPEST = 100
 _LARGEST = 2**62
 _ROWS_AT_ONCE = 1 << 14
 _FEW = 16
+_LONGEST_TABLE = 1 << 16
 _MOST_FACTORS = 64
 
 
-def _is_in(value: _Array, listed: _Array) -> npt.NDArray[np.bool_]:
-    """Where a value is one of those in a list, ascending. `np.isin` sorts all, or picks by masks: slow."""
-    if len(listed) <= _FEW:
-        return _folded(np.logical_or, (value == each for each in listed))
-    return listed.take(np.searchsorted(listed, value), mode="clip") == value
+class _Listed(NamedTuple):
+    """The numbers of a list that a value may be one of.
+
+    Attributes:
+        numbers: They, ascending.
+        table: Whether each number from the first on is one, and False at its end, where they are many within a short
+            span; else None.
+    """
+
+    numbers: _Array
+    table: npt.NDArray[np.bool_] | None
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(node: ast.List, whole: bool) -> _Listed:
+        """Those of a list that whole values are compared with, exactly, or floats."""
+        given: list[int | float] = [ast.literal_eval(element) for element in node.elts]
+        if whole:
+            ints = [int(each) for each in given if int(each) == each and abs(each) < 2**63]
+            numbers = np.unique(np.array(ints, np.int64))
+        else:
+            numbers = np.unique(np.array(given, np.float64))
+        points = numbers.astype(np.int64)
+        if len(points) <= _FEW or (points != numbers).any():
+            return _Listed(numbers, None)
+        span = int(points[-1]) - int(points[0]) + 1
+        if span > _LONGEST_TABLE:
+            return _Listed(numbers, None)
+        table = np.zeros(span + 1, np.bool_)
+        table[points - points[0]] = True
+        return _Listed(points, table)
+
+
+def _is_in(value: _Array, listed: _Listed) -> npt.NDArray[np.bool_]:
+    """Where a value is one of those in a list. `np.isin` sorts all, or picks by masks: slow."""
+    numbers, table = listed
+    if table is not None:
+        point = value.astype(np.int64, copy=False)
+        above = np.asarray(point - numbers[0]).view(np.uint64)  # one below the first is far above the last
+        found = table.take(np.minimum(above, np.uint64(len(table) - 1)).view(np.int64))
+        return found if point is value else found & (point == value)
+    if len(numbers) <= _FEW:
+        return _folded(np.logical_or, chain([np.zeros(value.shape, np.bool_)], (value == each for each in numbers)))
+    return numbers.take(np.searchsorted(numbers, value), mode="clip") == value
 
 
 def _power(base: _Array, exponent: _Array) -> _Array:
@@ -399,8 +440,7 @@ def _compared(
 ) -> npt.NDArray[np.bool_]:
     kind = type(op) if wanted else _COMPARISONS[type(op)][1]
     value = _value(left, values)
-    listed = isinstance(right, ast.List)
-    against = np.unique([ast.literal_eval(element) for element in right.elts]) if listed else _value(right, values)
+    against: Any = _Listed.of(right, value.dtype.kind == "i") if isinstance(right, ast.List) else _value(right, values)
     out = _COMPARISONS[kind][0](value, against)
     if kind in (ast.NotEq, ast.NotIn):  # numpy calls NaN different from everything; here it is not known
         out = out & (value == value) & (True if kind is ast.NotIn else against == against)

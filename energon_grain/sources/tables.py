@@ -557,6 +557,7 @@ class TableSource(Cut):
 
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
+            self.kept.refuse_stale(name)
             raise KeyNotFoundError(
                 f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
                 f"`energon-grain measure {self.path} --column {name}=module:function` makes it"

@@ -54,6 +54,8 @@ _OPEN_SHARE = 8
 """One in so many of the descriptors that a process may have, and of the bytes of the limit, is for open stretches: one
 that another process evicts takes its room on the disk until it is closed."""
 _MAX_OPEN = 1024
+_MOST_PARTS = 256
+"""Of a page, while its bytes come: the system writes 1,024 at once."""
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 """A folder that others may write to may hold links, which lead anywhere."""
 
@@ -407,6 +409,8 @@ class PageWriter:
         if self._rest:
             left = size - sum(map(len, self._rest))
             self._rest.append(data[:left])
+            if len(self._rest) == _MOST_PARTS:
+                self._rest = [memoryview(b"".join(self._rest))]
             data = data[left:]
             if self._is_whole(sum(map(len, self._rest))):
                 self._put(*self._rest)

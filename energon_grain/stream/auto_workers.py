@@ -5,8 +5,8 @@ run Python take turns at the interpreter's lock and hand it over at a price, and
 the loop itself is the fastest worker. So it is measured. The loop's own rate is taken over windows of about a second,
 in which the loop waited for data; what is compared is one number of threads with twice or half as many, in the order
 here, there, there, here, so that a machine that is busy for a while is busy for both. A clear answer needs the first
-two windows alone. Numbers in between, none at all, and more batches that wait are tried at the end. From two threads
-to 64 that takes about 15 s.
+two windows alone, and one that the second pair contradicts twice as many pairs. Numbers in between, none at all, and
+more batches that wait are tried at the end. From two threads to 64 that takes about 15 s.
 
     threads  2    4    4    2 (no gain: 1 is tried)  1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
     rate    100  101  99   103                       50                  102  99   101             48
@@ -36,6 +36,8 @@ _WARM_SECONDS = 0.5
 """Chunks begin small and grow; that is left out."""
 _GAIN = 1.03
 """A change must bring this much, or the other number would be taken one time and left the next."""
+_PAIRS = 4
+"""So often are two numbers compared where the first two times did not agree on which is better."""
 _CLEAR = 1.5
 """So much is no accident, in whatever direction."""
 _ENOUGH = 0.03
@@ -140,11 +142,14 @@ def _compared(here: Setting, there: Setting, now: Window) -> Generator[Setting, 
     if first.enough or not 1 / _CLEAR < ratio < _CLEAR:
         won = first.enough or ratio > 1
         return won, first if won else now
-    second = yield there
-    again = yield here
-    other = second.rate / again.rate
-    won = math.sqrt(ratio * other) > _GAIN and min(ratio, other) > 1
-    return won, second if won else again
+    ratios = [ratio]
+    while len(ratios) == 1 or (len(ratios) < _PAIRS and min(ratios) < 1 < max(ratios)):
+        first = yield there
+        if len(ratios) % 2:
+            now = yield here
+        ratios.append(first.rate / now.rate)
+    won = math.prod(ratios) ** (1 / len(ratios)) > _GAIN
+    return won, first if won else now
 
 
 class AutoWorkers:

@@ -155,9 +155,13 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         for host, cursor in enumerate(ordered):
             lanes[host::hosts] = _held_of(cursor, first["lanes"] // hosts)
         merged["held"] = pack_integers([value for lane in lanes for value in (len(lane), *lane)])
-    plans = [unflat(unpack_integers(cursor["plans"])) for cursor in ordered if "plans" in cursor]
-    if plans:  # lanes of some hosts may lag behind those of others: the earliest carry of each fold is of use to all
-        merged["plans"] = pack_integers(flat([min(carries) for carries in zip(*plans, strict=True)]))
+    carries = [cursor["plans"] for cursor in ordered if "plans" in cursor]
+    if carries:  # lanes of some hosts may lag behind those of others: the earliest carry of each fold is of use to all
+        try:
+            plans = [unflat(unpack_integers(each)) for each in carries]
+            merged["plans"] = pack_integers(flat([min(of_fold) for of_fold in zip(*plans, strict=True)]))
+        except ValueError as error:
+            raise StateError(f"the hosts' states do not fit together: their 'plans' are damaged: {error}") from error
     merged["check"] = _checksum(merged)
     return merged
 

@@ -289,19 +289,20 @@ class Statistics:
         if self._open:
             with self._lock:
                 drops, self._open = self._open, Counter()
-        self._in_a_row.pop("batch", None)
-        self._batches_in_a_row = 0
+        if self._batches_in_a_row:
+            self._in_a_row.pop("batch", None)
+            self._batches_in_a_row = 0
         self._untried = False
         return drops
 
     def delivered(self, samples: int, drops: Drops) -> None:
-        """Count one batch, and what was dropped for it."""
-        with self._lock:
-            self.samples += samples
-            self._batches += 1
-            if drops:
+        """Count one batch, and what was dropped for it; in one thread at a time, as a lock a step would cost more."""
+        self.samples += samples
+        self._batches += 1
+        if drops or self._failed:
+            with self._lock:
                 self._dropped.update(drops)
-            self._failed.clear()
+                self._failed.clear()
 
     def waited(self, began_ns: int, ready: int) -> int:
         """Count that the program waited for a step, which it has got now; how long that took, in nanoseconds.
@@ -312,18 +313,19 @@ class Statistics:
         """
         # A fiftieth of a microsecond counts here: nothing else is done for every step.
         ended_ns = perf_counter_ns()
-        if self._ended_ns:
-            self._waiting_ns += ended_ns - began_ns
+        waited_ns = ended_ns - began_ns
+        if self._first_ns:
+            self._waiting_ns += waited_ns
             self._ready += ready
+            self._ended_ns = ended_ns
         else:
-            self._starting_ns += ended_ns - began_ns
+            self._starting_ns += waited_ns
             self._ended_ns = ended_ns
             self._first_ns = ended_ns  # behind the other: who asks meanwhile sees neither
-        self._ended_ns = ended_ns
         if self.listeners:
-            waited = Span("pipeline", "wait", "main", began_ns, ended_ns - began_ns, 0, ready)
+            waited = Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)
             self._tell_of(Work([waited], worker="main"))
-        return ended_ns - began_ns
+        return waited_ns
 
     def _ran_ns(self) -> int:
         return self._running_ns + (self._ended_ns - self._first_ns if self._first_ns else 0)

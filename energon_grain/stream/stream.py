@@ -267,7 +267,7 @@ class Stream:
             if self._progress.ended:
                 raise StopIteration
             step = self._advance()
-        self.statistics.delivered(step.samples, step.drops)
+            self.statistics.delivered(step.samples, step.drops)
         register_value(step.batch)
         return step.batch
 

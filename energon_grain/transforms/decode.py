@@ -34,8 +34,10 @@ from energon_grain.transforms.image import (
     MAX_PIXELS,
     Fit,
     ImageDecode,
+    ImageDecoder,
     ImageFilter,
     ImageSize,
+    NvImageCodec,
     decode_rows,
     image_codec,
 )
@@ -280,6 +282,7 @@ class SampleDecoder:
         image_decode: ImageDecode = "torchrgb",
         image_size: ImageSize | None = None,
         image_filter: ImageFilter = "bicubic",
+        image_decoder: ImageDecoder = "pillow",
         av_decode: AVDecode = "AVDecoder",
         video_decode_audio: bool = False,
         guess_content: bool = False,
@@ -299,6 +302,10 @@ class SampleDecoder:
                 decoded at a fraction of it first, which is faster and differs a little from resizing the whole.
             image_filter: How images are resized: Pillow's `nearest`, `box`, `bilinear`, `hamming`, `bicubic` or
                 `lanczos`.
+            image_decoder: `pillow`: Pillow, and libjpeg-turbo with its pixels. `nvimgcodec`: JPEGs by nvImageCodec, in
+                batches, on the GPU that is the process's current one, with `energon-grain[nvimgcodec]` installed; on
+                the CPU, with a warning, where there is none. For images in RGB that stay as they are; those of a GPU
+                may differ by rounding.
             av_decode: `AVDecoder`: an object that decodes when asked, as much as is asked for. `torch`: an `AVData` of
                 everything in the file, numpy arrays here, tensors in the torch adapter. `pyav`: an opened PyAV
                 container.
@@ -324,6 +331,7 @@ class SampleDecoder:
         """
         _check_choice("image_decode", image_decode, tuple(IMAGE_MODES))
         _check_choice("image_filter", image_filter, get_args(ImageFilter))
+        _check_choice("image_decoder", image_decoder, get_args(ImageDecoder))
         _check_choice("av_decode", av_decode, get_args(AVDecode))
         _check_bound("max_part_bytes", max_part_bytes)
         _check_bound("max_pixels", max_pixels)
@@ -332,6 +340,7 @@ class SampleDecoder:
             "image_decode": image_decode,
             "image_size": image_size if image_size is None else _checked_size(image_size),
             "image_filter": image_filter,
+            "image_decoder": image_decoder,
             "av_decode": av_decode,
             "video_decode_audio": video_decode_audio,
             "guess_content": guess_content,
@@ -344,6 +353,12 @@ class SampleDecoder:
         mode = IMAGE_MODES[image_decode]
         size = self._config["image_size"]
         self._pixels = image_codec(image_decode, max_pixels, None if size is None else Fit(size, image_filter))
+        if image_decoder == "nvimgcodec" and size is not None:
+            raise ConfigError(
+                f"image_size={image_size!r}: image_decoder='nvimgcodec' decodes whole images only; leave one of them "
+                "out (without nvImageCodec, JPEGs are decoded at a fraction of their size)"
+            )
+        self._ahead = NvImageCodec(image_decode, max_pixels) if image_decoder == "nvimgcodec" else None
         self._image_value = self._planes_value if mode.form == "planes" else _unchanged
         self._rows_pay = mode.form != "pil" and not guess_content
 
@@ -389,8 +404,12 @@ class SampleDecoder:
         if type(self).decoder_for is SampleDecoder.decoder_for:
             ending = part.rpartition(".")[2]
             codec = WHOLE_COLUMN.get(ending, codec)
-            if groups and self._rows_pay and ending.lower() in IMAGE_EXTENSIONS:
-                return decode_rows(self._pixels, column, groups, self._image_value)
+            if self._rows_pay and ending.lower() in IMAGE_EXTENSIONS:
+                if groups:
+                    return decode_rows(self._pixels, column, groups, self._image_value, self._ahead)
+                if self._ahead is not None:
+                    ready = zip(column, self._ahead(column), strict=True)
+                    return [self._image_value(self._pixels(data, ready=pixels)) for data, pixels in ready]
         return list(map(codec, column))
 
     def decode(self, fname: str, raw: Buffer) -> Any:
@@ -465,8 +484,13 @@ class SampleDecoder:
         if extension in IMAGE_EXTENSIONS:
             if self is DEFAULT_DECODER and "jax" in sys.modules:
                 _hint_at_layout()
-            return _guarded(part, lambda data: self._image_value(self._pixels(data)))
+            return _guarded(part, self._image)
         return self._av_codec(part) if extension in AV_EXTENSIONS else None
+
+    def _image(self, data: Buffer) -> Any:
+        if self._ahead is None:
+            return self._image_value(self._pixels(data))
+        return self._image_value(self._pixels(data, ready=next(self._ahead([data]))))
 
     def _planes_value(self, planes: npt.NDArray[Any]) -> Any:
         """What an image in one of the `torch…` modes becomes: the array itself; a tensor in the torch adapter."""

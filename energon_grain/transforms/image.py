@@ -7,25 +7,38 @@ Where images are wanted smaller than they are (`Fit`), libjpeg decodes a JPEG at
 smallest of these that is large enough, from the coefficients of each block that matter there. Pillow resizes it the
 rest of the way. That leaves of decoding little more than reading the Huffman codes.
 
+nvImageCodec decodes many JPEGs at once on a GPU, where it is asked for. What it does not take goes the way that all
+others go, which also says what is wrong with broken ones.
+
 A few bytes can announce any size, and a scan of a progressive JPEG goes over all of it again. So the size that a file
 announces is compared with a bound before anything is decoded.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
+import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from energon_grain.errors import ConfigError
+from energon_grain.extras import needed_for
+
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_logger = logging.getLogger("energon_grain")
 
 Buffer = bytes | memoryview
 Pixels = npt.NDArray[np.uint8]
@@ -35,6 +48,7 @@ ImageDecode = Literal[
     "pill", "pil", "pilrgb", "pilrgba",
 ]  # fmt: skip
 ImageSize = int | tuple[int, int]
+ImageDecoder = Literal["pillow", "nvimgcodec"]
 ImageFilter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 IMAGE_EXTENSIONS = frozenset(
@@ -102,9 +116,7 @@ class Fit:
         return wide, tall
 
 
-def image_codec(
-    image_decode: str, max_pixels: int | None = MAX_PIXELS, fit: Fit | None = None
-) -> Callable[[Buffer], Any]:
+def image_codec(image_decode: str, max_pixels: int | None = MAX_PIXELS, fit: Fit | None = None) -> Callable[..., Any]:
     """The function that decodes the bytes of an image file as a mode of `IMAGE_MODES` says. Picklable.
 
     It raises ValueError, before it decodes, where a file announces more than `max_pixels`.
@@ -130,6 +142,7 @@ def decode_rows(
     column: list[bytes],
     groups: Sequence[range],
     as_value: Callable[[npt.NDArray[Any]], Any],
+    ahead: Callable[[list[bytes]], Iterable[Pixels | None]] | None = None,
 ) -> list[Any]:
     """Decode images of which each group will probably be stacked.
 
@@ -141,16 +154,18 @@ def decode_rows(
         column: Bytes of images.
         groups: Places in `column`, together all of them in order.
         as_value: What an array becomes, without copying it; iterating over the value gives its rows.
+        ahead: Decodes a group at once, as `NvImageCodec` does; the codec decodes those that are None.
     """
     images: list[Any] = []
     for group in groups:
-        first = codec(column[group.start])
+        ready = iter([None] * len(group) if ahead is None else ahead(column[group.start : group.stop]))
+        first = codec(column[group.start], ready=next(ready))
         stack = np.empty((len(group), *first.shape), first.dtype)
         stack[0] = first
         values = list(as_value(stack))
         images.append(values[0])
-        for place, row, value in zip(group[1:], stack[1:], values[1:], strict=True):
-            image = codec(column[place], out=row)
+        for place, row, value, pixels in zip(group[1:], stack[1:], values[1:], ready, strict=True):
+            image = codec(column[place], out=row, ready=pixels)
             images.append(value if image is row else as_value(image))
     return images
 
@@ -164,10 +179,13 @@ def _decode(
     most: int,
     fit: Fit | None,
     out: npt.NDArray[Any] | None = None,
+    ready: Pixels | None = None,
 ) -> npt.NDArray[Any]:
-    """The image, in `out` where that is given and has the right shape."""
+    """The image, in `out` where that is given and has the right shape; of the pixels, if they are `ready`."""
     direct = out if not (scaled or planes or colour == "L") else None
-    pixels = _decode_jpeg(data, colour, planes, most, direct) if fit is None and data[:3] == _JPEG else None
+    pixels = ready
+    if pixels is None and fit is None and data[:3] == _JPEG:
+        pixels = _decode_jpeg(data, colour, planes, most, direct)
     if pixels is None:
         image = _open_image(data, colour=colour, most=most, fit=fit)
         if planes:
@@ -313,3 +331,87 @@ def _has_one_scan(data: Buffer) -> bool:
             components = data[place + 9]
         place += 2 + (data[place + 2] << 8 | data[place + 3])
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class NvImageCodec:
+    """Decodes JPEGs in batches by nvImageCodec: on the process's GPU, on the CPU where there is none. Picklable.
+
+    Raises ConfigError for modes other than arrays in RGB, and MissingPackageError.
+    """
+
+    image_decode: ImageDecode
+    most: int | None
+
+    def __post_init__(self) -> None:
+        mode = IMAGE_MODES[self.image_decode]
+        if mode.form == "pil" or mode.colour != "RGB":
+            raise ConfigError(
+                f"image_decode={self.image_decode!r}: image_decoder='nvimgcodec' decodes to arrays in RGB only: choose "
+                "rgb8, rgb, torchrgb8 or torchrgb"
+            )
+        _nvimgcodec()
+
+    def __call__(self, column: Sequence[Buffer]) -> Iterator[Pixels | None]:
+        """uint8, (H, W, 3) or (3, H, W) by the mode, for each image; None where another decoder has to try."""
+        counts = [self._pixels(data) for data in column]
+        batches = groupby(zip(column, counts, accumulate(counts), strict=True), lambda each: each[2] // _PIXELS_AT_ONCE)
+        for _, batch in batches:
+            yield from self._decode([bytes(data) if count else None for data, count, _ in batch])
+
+    def _pixels(self, data: Buffer) -> int:
+        """How many pixels a JPEG has; 0 for those that are left to others.
+
+        A file that does not end as JPEGs do may be truncated, which a GPU does not always tell.
+        """
+        if data[:3] != _JPEG or data[-2:] != _END_OF_JPEG:
+            return 0
+        try:
+            height, width, stored, _ = simplejpeg.decode_jpeg_header(data)
+            _check_jpeg(data, int(width), int(height), sys.maxsize if self.most is None else self.most)
+        except ValueError:
+            return 0
+        return int(width) * int(height) if stored in ("YCbCr", "Gray") else 0
+
+    def _decode(self, files: list[bytes | None]) -> Iterator[Pixels | None]:
+        codec = _nvimgcodec()
+        planes = IMAGE_MODES[self.image_decode].form == "planes"
+        params = codec.DecodeParams(
+            apply_exif_orientation=False,
+            color_spec=codec.ColorSpec.SRGB,
+            sample_format=codec.SampleFormat.P_RGB if planes else codec.SampleFormat.I_RGB,
+        )
+        streams = [codec.CodeStream(file) for file in files if file is not None]
+        found = iter(_decoder_of(os.getpid(), threading.get_ident()).decode(streams, params=params) if streams else [])
+        for file in files:
+            image = None if file is None else next(found)
+            yield None if image is None else np.array(image.cpu())
+
+
+_END_OF_JPEG = b"\xff\xd9"
+_PIXELS_AT_ONCE = 1 << 26  # 200 MB on the device
+
+
+@cache
+def _nvimgcodec() -> Any:
+    with needed_for("image_decoder='nvimgcodec'", instead="leave image_decoder out"):
+        return importlib.import_module("nvidia.nvimgcodec")
+
+
+@lru_cache(maxsize=256)
+def _decoder_of(process: int, thread: int) -> Any:
+    """A decoder for one thread: it may not be used by two at once, nor does one survive a fork."""
+    codec = _nvimgcodec()
+    options = {"max_num_cpu_threads": 1, "options": ":fancy_upsampling=1"}  # as libjpeg does
+    try:
+        return codec.Decoder(**options)
+    except RuntimeError as error:
+        _warn_of_cpu(process, str(error))
+    backends = [codec.Backend(codec.CPU_ONLY)]
+    return codec.Decoder(device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=backends, **options)
+
+
+@cache
+def _warn_of_cpu(process: int, error: str) -> None:
+    """Say once a process that there is no GPU."""
+    _logger.warning("process %d: nvImageCodec finds no GPU and decodes on the CPU: %s", process, error)

@@ -180,14 +180,20 @@ def test_values_put_away(make_pool: Any) -> None:
     lazies = [pool.to_cache({"n": number}, f"value {number}") for number in range(3)]
     assert pool.current_cache_count == 2  # the third stays in memory
     sample: dict[str, Any] = {"__sources__": ()}
+    assert lazies[0].cache_path.is_file()
     assert [lazy.get(sample) for lazy in lazies] == [{"n": number} for number in range(3)]
+    assert lazies[0].cache_path is None
     assert lazies[0].get() is lazies[0].get()
     assert sample == {"__sources__": ()}
     assert pool.current_cache_count == 0
     unread = pool.to_cache(1, "one")
+    file = unread.cache_path
+    assert file.parent == pool.cache_dir
+    assert file.is_file()
     assert pool.current_cache_count == 1
     del unread
     assert pool.current_cache_count == 0
+    assert not file.exists()
     lost = pool.to_cache(1, "lost one")
     pool.close()
     with pytest.raises(ValueError, match="lost one: the cache pool was closed"):

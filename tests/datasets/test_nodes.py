@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -141,6 +142,15 @@ def test_keywords_of_the_original_are_accepted() -> None:
     )
     LimitDataset(leaf(), length=3, reset_after_epoch=True)
     RepeatDataset(leaf(), repeats=1.5, restart=True)
+
+
+def test_nodes_are_replaced_as_other_dataclasses() -> None:
+    below, other = leaf(), leaf(worker_config=SECOND_OF_TWO)
+    for name in ("map", "filter", "iter_map", "group", "packing", "repeat", "limit", "shuffle"):
+        node = MAKERS[name](below)
+        assert dataclasses.replace(node, dataset=other, worker_config=SECOND_OF_TWO) == MAKERS[name](other) != node
+    limited = LimitDataset(RepeatDataset(below), 3, reset_after_epoch=True)
+    assert dataclasses.replace(limited, length=2) == LimitDataset(RepeatDataset(below), 2, reset_after_epoch=True)
 
 
 def test_what_nodes_hold() -> None:

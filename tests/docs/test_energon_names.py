@@ -1,9 +1,10 @@
-"""The table of names in "Coming from Energon" is complete and true."""
+"""The tables of names and of failing tests in "Coming from Energon" are complete and true."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,8 @@ import energon_grain
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "coming-from-energon.md"
 NAMES = REPOSITORY / "tests" / "fixtures" / "energon_names.txt"  # `module name` a line, of Energon 7.4.1
+SUITE = REPOSITORY / "tests" / "interop" / "energon_suite.json"  # what `tests/interop/test_energon_suite.py` expects
+TESTS_OF_ENERGON = 138
 LISTER = REPOSITORY / "tests" / "interop" / "list_energon_names.py"
 ADAPTER = importlib.util.find_spec("energon_grain_torch") and importlib.util.find_spec("torch")
 SAME, NOTHING = "the same", "—"
@@ -69,3 +72,13 @@ def test_what_is_said_of_ours_is_true(name: str, said: str) -> None:
 @needs_energon[1]
 def test_the_list_is_energons() -> None:
     assert run_there(LISTER) == NAMES.read_text()
+
+
+def test_every_failing_test_of_energon_stands_there_with_its_reason() -> None:
+    expected = [each for tests in json.loads(SUITE.read_text()).values() for each in tests.items()]
+    section = PAGE.read_text().partition("## Energon's own tests\n")[2]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    said = {(name, why) for names, why in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert said == set(expected)
+    assert f"Of the {TESTS_OF_ENERGON} tests of Energon" in section
+    assert f" {TESTS_OF_ENERGON - len(expected)} pass." in section

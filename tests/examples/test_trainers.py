@@ -84,7 +84,7 @@ def steps(notes: Path) -> dict[int, list[int]]:
     return {step: sorted(numbers) for step, numbers in found.items()}
 
 
-@pytest.mark.parametrize(("program", "ranks"), [*zip(NEEDS, (3, 1, 1), strict=True)])
+@pytest.mark.parametrize(("program", "ranks"), [*zip(NEEDS, (3, 3, 1), strict=True)])
 def test_a_killed_run_goes_on_with_other_ranks(
     program: str, ranks: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,7 @@ def test_small_joins_are_made_on_use(meta: Path) -> None:
     train, val = joins(meta)
     assert open_join(train).folder is not None
     assert len(names(meta, ".join_*")) == 1
-    with pytest.raises(DatasetNotFoundError, match=r"2 samples of .*/a are .* for up to 1 only; run `energon"):
+    with pytest.raises(DatasetNotFoundError, match=r"2 samples of a are .* for up to 1 only; run `energon"):
         open_join(val, joined_on_use=1)
     prepare_metadataset(meta)
     assert len(open_join(val, joined_on_use=1)) == 2

@@ -15,7 +15,7 @@ from arrays import write_array
 from cli_runs import run
 from metadatasets import write_v2
 
-from energon_grain import WorkerConfig, get_loader, get_val_dataset, measure_dataset
+from energon_grain import WorkerConfig, get_loader, get_val_dataset, measure_dataset, open_columns
 from energon_grain.errors import ConfigError, KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
@@ -127,6 +127,17 @@ def test_rows_of_a_join_have_the_parts_of_all_members(tmp_path: Path) -> None:
     measure_dataset(path, attach={"rank": np.arange(6)})
 
 
+def test_what_was_measured_of_a_join_outlives_its_damaged_rows(tmp_path: Path) -> None:
+    path, _, _ = join(tmp_path)
+    measure_dataset(path, attach={"rank": np.arange(N)})
+    (rows,) = Path(f"{path}.cache").glob(".join_*/*.npy")
+    damaged = bytearray(rows.read_bytes())
+    damaged[-8] ^= 1
+    rows.write_bytes(damaged)
+    assert run("prepare", path).exit_code == 0
+    assert keys(path, "rank >= 27") == [27, 28, 29]
+
+
 def test_which_join_is_measured(tmp_path: Path) -> None:
     for times, name in enumerate(("a", "b", "c")):
         prepared(tmp_path / name, times, 6)
@@ -155,8 +166,13 @@ def test_where_columns_of_parquet_files_lie(tmp_path: Path) -> None:
     assert len([*(tmp_path / "cache").rglob("columns.json")]) == 1
     rows = pa.table({"txt": ["y"] * N, "bin": [b"12"] * N, "n": list(range(N))})
     pq.write_table(rows, f"{folder}/rows.parquet")  # other rows
-    with pytest.raises(KeyNotFoundError, match="'length'"):
-        keys(pattern, "length > 1")
+    for path in (pattern, folder):
+        with pytest.raises(KeyNotFoundError, match=r"'length' is of samples that are not here any more; make it again"):
+            keys(path, "length > 1")
+    with pytest.raises(KeyNotFoundError, match="there is no column of numbers 'lengths'"):
+        keys(folder, "lengths > 1")
+    with pytest.raises(ConfigError, match="find those in the data, and those that were measured, by name"):
+        open_columns(folder)
 
 
 def test_columns_stay_when_tars_are_indexed_again(tmp_path: Path) -> None:

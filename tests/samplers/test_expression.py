@@ -105,6 +105,30 @@ def test_many_rows_are_as_few(text: str) -> None:
         assert np.flatnonzero(~whole[:101]).tolist() == list(range(0, 99, 3))
 
 
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [*range(100, 130), -5],
+        [*range(0, 80, 2)],
+        [n * 2**40 + 1 for n in range(-9, 40)],
+        [n / 2 for n in range(50)],
+        [-(2**61), *range(30), 2**61 + 1],
+        [2**60 + 1, 0.5, 3.0],
+        [0.5],
+    ],
+)
+def test_a_number_is_in_a_list_as_python_says(listed: list[float]) -> None:
+    near = [int(number) + step for number in listed for step in (-1, 0, 1)]
+    rows = np.array([*near, 0, 99, 130, -(2**63), 2**63 - 1])
+    expression = Expression.parse(f"a in {listed}", where="here")
+    assert expression.holds(lambda _: rows).tolist() == [int(row) in listed for row in rows]
+    floats = np.array([*map(float, near), 0.5, 99.25, 1e300, -1e300, 2.0**63, -(2.0**63), NAN])
+    as_floats = list(map(float, listed))
+    assert expression.holds(lambda _: floats).tolist() == [float(row) in as_floats for row in floats]
+    others = Expression.parse(f"a not in {listed}", where="here").holds(lambda _: floats)
+    assert others.tolist() == [float(row) not in as_floats and row == row for row in floats]
+
+
 def test_text_is_normalised_and_names_are_found() -> None:
     flat = "a > 1 and b and c and d > 1"
     for text in (flat, f"(({flat}))", "(a>1 and b) and (c and(d>1))"):

@@ -150,7 +150,7 @@ def test_a_range_may_lie_in_thousands_of_files(tmp_path: Path) -> None:
     assert cached.read(0, len(content)) == content
 
 
-@pytest.mark.parametrize("piece_bytes", [100, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5, SIZE])
+@pytest.mark.parametrize("piece_bytes", [5, 100, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5, SIZE])
 def test_pages_are_kept_as_their_bytes_come(tmp_path: Path, piece_bytes: int) -> None:
     cached = opened(tmp_path)
     writer = PageWriter(cached, 2)

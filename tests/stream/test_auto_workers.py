@@ -59,6 +59,12 @@ def test_nearly_the_best_number_is_found_in_time(machine: str, most: int) -> Non
     assert sorted(found)[2] >= 0.95, found
 
 
+def test_a_number_that_is_a_tenth_better_is_found_where_rates_waver() -> None:
+    rates = {0: 100.0, 1: 90.0, 2: 85.0}
+    found = [chosen(rates.__getitem__, 2, 0.1, seed) for seed in range(200)]
+    assert found.count(0) > 180, "151 with two pairs for each comparison"
+
+
 def test_a_loop_that_is_not_held_up_is_left_alone() -> None:
     assert chosen(lambda threads: 100.0 * max(1, threads), 64, 0.0, 0, waited=0.01) == auto_workers.FIRST_THREADS
 

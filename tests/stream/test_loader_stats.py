@@ -400,6 +400,25 @@ def test_numbers_are_subtracted_sent_and_logged(text_dataset: MakeDataset) -> No
         now["no such number"]
 
 
+def test_a_step_takes_no_lock_to_be_counted(text_dataset: MakeDataset) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.entered = 0
+
+        def __enter__(self) -> None:
+            self.entered += 1
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    with open_stream(text_dataset(97), batch_size=None) as stream:
+        lock = stream.statistics._lock = Counting()  # type: ignore[assignment]
+        for _ in range(3000):
+            next(stream)
+        assert lock.entered < 1000, "chunks and some of the steps alone, which are timed"
+        assert stream.stats().samples == stream.stats().batches == 3000
+
+
 def test_a_restored_loader_counts_from_zero(text_dataset: MakeDataset) -> None:
     def open_loader() -> Any:
         return get_savable_loader(get_train_dataset(text_dataset(97), batch_size=4, **FULL), worker_config=config())

@@ -126,7 +126,7 @@ def test_a_name_that_there_is_not_says_what_the_page_says(found: dict[str, str |
 
 def test_what_is_internal_to_energon_says_so(found: dict[str, str | None]) -> None:
     fork_hook, writer, misspelt = (str(why) for line, why in found.items() if "import " in line)
-    assert "`megatron.energon.fork_hook`: internal to Energon" in fork_hook
+    assert "`megatron.energon.fork_hook`: Python's `os.register_at_fork`" in fork_hook
     assert "`megatron.energon.flavors.webdataset.indexing`: internal to Energon" in writer
     assert "Did you mean 'WorkerConfig'?" in misspelt
 

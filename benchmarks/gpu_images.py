@@ -1,0 +1,101 @@
+"""How fast `SampleDecoder(image_decoder="nvimgcodec")` is, and how little its pixels differ, on a machine with a GPU.
+
+`python -m benchmarks.gpu_images [--threads 2] [--batch-size 64] [--seconds 5] [--least 5000]` decodes JPEGs of
+512 x 512 (quality 90, smooth and grainy pictures that it draws) in batches, by each decoder in turn, with as many
+threads as cores are to be counted. It prints images a second of wall clock, milliseconds of the CPU an image, and PSNR
+against Pillow. Bind it to two cores (`taskset -c 0,1`) to repeat the target. It exits with 1 where nvImageCodec decodes
+fewer images a second than `--least`, and says so where it found no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from energon_grain import SampleDecoder
+
+SIDE = 512
+PICTURES = 16
+
+
+def draw(seed: int) -> bytes:
+    """A JPEG of slopes with grain, about as large as a photograph's."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)).resize((SIDE, SIDE))
+    pixels = np.asarray(coarse, np.float32) + rng.normal(0, 6, (SIDE, SIDE, 1))
+    file = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def speed(decoder: SampleDecoder, column: list[bytes], threads: int, seconds: float) -> tuple[float, float]:
+    """Images a second, and milliseconds of the CPU an image."""
+    end = float("inf")
+
+    def work(_: int) -> int:
+        batches = 0
+        while time.perf_counter() < end:
+            decoder.decode_column("jpg", column, [range(len(column))])
+            batches += 1
+        return batches * len(column)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: decoder.decode_column("jpg", column), range(threads)))  # each thread's decoder is made
+        began, worked = time.perf_counter(), time.process_time()
+        end = began + seconds
+        images = sum(pool.map(work, range(threads)))
+        passed, worked = time.perf_counter() - began, time.process_time() - worked
+    return images / passed, 1000 * worked / images
+
+
+def psnr(images: list[Any], expected: list[Any]) -> float:
+    """In dB, of the image that differs most."""
+    errors = [float(np.mean((np.asarray(a, float) - b) ** 2)) for a, b in zip(images, expected, strict=True)]
+    return float(10 * np.log10(255**2 / max(errors))) if max(errors) else float("inf")
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+def main() -> None:
+    """Print a row for each decoder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--least", type=float, default=0.0)
+    options = parser.parse_args()
+    warnings = _Warnings()
+    logging.getLogger("energon_grain").addHandler(warnings)
+    files = [draw(seed) for seed in range(PICTURES)]
+    column = [files[place % PICTURES] for place in range(options.batch_size)]
+    expected = SampleDecoder(image_decode="rgb8").decode_column("jpg", files)
+    print(f"{SIDE} x {SIDE}, {sum(map(len, files)) / PICTURES / 1000:.0f} kB, {options.threads} threads")
+    print("| decoder | images/s | CPU ms an image | least PSNR, dB |")
+    rate = 0.0
+    for name in ("pillow", "nvimgcodec"):
+        decoder = SampleDecoder(image_decode="rgb8", image_decoder=name)
+        rate, milliseconds = speed(decoder, column, options.threads, options.seconds)
+        print(
+            f"| {name} | {rate:.0f} | {milliseconds:.2f} | {psnr(decoder.decode_column('jpg', files), expected):.1f} |"
+        )
+    print("\n".join(warnings.seen[:1]))
+    sys.exit(rate < options.least)
+
+
+if __name__ == "__main__":
+    main()
