@@ -244,11 +244,10 @@ def measure_dataset(
                 f"`{SIZES}` and those that begin with `{SIZES}.` are taken by the sizes of parts"
             )
     location = located(path)
+    refuse_read_only(location)
     source = opened_samples(location, parts, split_part)
     held = _place_for_columns(source, names)
     folder = held.folder.writable()
-    if folder.mirrored is not None:
-        refuse_read_only(location)
     local = folder.local
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)

@@ -20,7 +20,8 @@ Plan = TypeVar("Plan")
 Advance = Callable[[Carry], tuple[Plan, Carry]]
 """From a carry to the plan of its window, and the carry behind that, whose position is larger unless all is over."""
 _PLANS = 8
-_CARRIES = 512
+_PAST = 512
+_AHEAD = 1 << 14
 
 
 class Fold(Generic[Plan]):
@@ -38,6 +39,7 @@ class Fold(Generic[Plan]):
     def _forget(self) -> None:
         self._lock = threading.RLock()
         self._carries = [self._first]  # by their positions
+        self._asked = 0  # position of the last anchor
         self._plans: OrderedDict[Carry, tuple[Carry, Plan]] = OrderedDict()  # by the carry before, with that behind
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -69,8 +71,9 @@ class Fold(Generic[Plan]):
         return after, plan
 
     def anchor(self, position: int) -> Carry:
-        """The carry of a position's window; of one long past, which may be given up by now, an earlier one."""
+        """The carry of a position's window, however far others were planned; long before the last one, an earlier."""
         with self._lock:
+            self._asked = position
             if position and self._nearest(position) + 1 == len(self._carries):
                 self.plan_at(position)
             return self._carries[self._nearest(position)]
@@ -86,11 +89,14 @@ class Fold(Generic[Plan]):
         return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
 
     def _keep(self, at: int, carry: Carry) -> None:
-        """Hold a carry. Where there are too many, one goes that others are nearest to, but none of the latest."""
+        """Hold a carry. Of too many before the last anchor, one goes that others are nearest to; ahead every second."""
         carries = self._carries
         carries.insert(at, carry)
-        if len(carries) > _CARRIES:
-            del carries[min(range(1, len(carries) - _PLANS), key=lambda i: carries[i + 1][0] - carries[i - 1][0])]
+        past = self._nearest(self._asked)
+        if past > _PAST:
+            del carries[min(range(1, past), key=lambda i: carries[i + 1][0] - carries[i - 1][0])]
+        elif len(carries) - past > _AHEAD:
+            del carries[past + 1 : -_PLANS : 2]
 
 
 def flat(carries: Sequence[Carry]) -> list[int]:

@@ -177,7 +177,7 @@ def test_a_closed_loader_keeps_no_pipes(train: Train) -> None:
     opened()  # what the first of a kind brings stays for good
     multiprocessing.active_children()  # which lets go of those that have ended
     before = psutil.Process().num_fds()
-    assert opened() == before
+    assert opened() <= before  # fewer, where what other tests left is let go of meanwhile
 
 
 def test_one_loader_after_the_other_while_the_first_ones_run(train: Train) -> None:
