@@ -21,7 +21,13 @@ from object_server import Bucket
 from energon_grain import IndexFileError, get_val_dataset
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
-from energon_grain.formats.columnar_header import COLUMN_TYPES, ColumnarHeader, ColumnWriter, columnar_folder, header_digest
+from energon_grain.formats.columnar_header import (
+    COLUMN_TYPES,
+    ColumnarHeader,
+    ColumnWriter,
+    columnar_folder,
+    header_digest,
+)
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.testing import make_text_dataset
 
