@@ -471,9 +471,10 @@ class Stream:
     def start_prefetch(self) -> None:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
         self._require_here("read ahead")
-        if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
-            with self._starting, suppress(GivenUp):  # closed meanwhile
-                self._start()
+        if self._steps is None:  # else another thread may have the turn for long
+            with self.turn, self._starting, suppress(GivenUp):  # closed meanwhile
+                if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
+                    self._start()
 
     def cursor(self, *, with_manifest: bool = False) -> Cursor:
         """The state behind the last delivered batch. Cheap enough to ask for after each.
