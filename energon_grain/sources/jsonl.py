@@ -93,6 +93,11 @@ class JsonlSource(Cut):
         return name_of(self.path)
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        """The line, where it is read."""
+        return (PART,) if self._reads else ()
+
+    @property
     def shard_counts(self) -> Mapping[str, int]:
         """See `Cut`: of the one file."""
         return {self.shard: len(self._starts) - 1}

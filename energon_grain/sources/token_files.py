@@ -112,6 +112,11 @@ class TokenSource(Cut):
         return f"TokenSource({self.path!r}, samples={len(self)})"
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        """The tokens."""
+        return (PART,)
+
+    @property
     def shard_counts(self) -> dict[str, int]:
         """See `Cut`."""
         return {self.shard: len(self._documents) - 1}
