@@ -93,7 +93,7 @@ ELSEWHERE = {
     "default_get_batch_keys": "energon_grain.datasets.log_samples:default_get_batch_keys",
     # Where Energon's pickles name it; who imports it from there makes and recognises ours.
     "source_info:SourceInfo": _NAMES,
-    "get_source_info": "energon_grain.samples.source_info:get_source_info",
+    "get_source_info": "energon_grain.samples.sample:get_source_info",
     "tools.info:command": f"{_COMMANDS}:info",
     "tools.lint:command": f"{_COMMANDS}:lint",
     "tools.prepare:command": f"{_COMMANDS}:prepare",

@@ -18,7 +18,7 @@ from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.prepare.bare_tars import open_data
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
 from energon_grain.sources.jsonl import JsonlFileStore

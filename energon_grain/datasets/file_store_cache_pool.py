@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.cache_pool import CachePool, HeldLazy, Lazy
 from energon_grain.sources.file_store import FileStore
 

@@ -30,9 +30,8 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.columnar_header import index_cache_folder, read_or_map
 from energon_grain.samplers.hashing import fold
-from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.atomic import atomic_write, locked, sweep, writing_in
 from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.file_lock import locked, sweep, writing_in
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, located, name_of, revision_of
 from energon_grain.storage.mirror import Mirror

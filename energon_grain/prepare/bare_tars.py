@@ -50,9 +50,8 @@ from energon_grain.forms import Form, encode_json
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.addresses import has_lists
-from energon_grain.storage.atomic import atomic_write_bytes, is_writable
+from energon_grain.storage.atomic import atomic_write_bytes, is_writable, locked, open_unlinked
 from energon_grain.storage.epath import glob_to_regex
-from energon_grain.storage.file_lock import locked, open_unlinked
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join, located
 from energon_grain.storage.mirror import mirror_of

@@ -64,8 +64,7 @@ from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.location import is_url, located, name_of
-from energon_grain.storage.object_bytes import ObjectStream
-from energon_grain.storage.read_whole import read_beginning, read_whole
+from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder, json_codec

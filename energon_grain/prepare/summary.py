@@ -26,7 +26,7 @@ from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.tables import TABLES
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.storage.location import join
-from energon_grain.storage.read_whole import read_beginning
+from energon_grain.storage.object_bytes import read_beginning
 
 _BLOCK_SAMPLES = 1 << 20
 _POWERS = 65  # sizes are below 2^63

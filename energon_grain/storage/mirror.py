@@ -22,8 +22,7 @@ import msgspec
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import address_of
-from energon_grain.storage.atomic import atomic_write_bytes, remove_unused, sync_folder
-from energon_grain.storage.file_lock import locked_at, open_unlinked
+from energon_grain.storage.atomic import atomic_write_bytes, locked_at, open_unlinked, remove_unused, sync_folder
 from energon_grain.storage.hub import UNUSED_S
 from energon_grain.storage.location import join, located, name_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
