@@ -56,10 +56,6 @@ class _Beginnings:
     An iteration begins with the pass behind the one that was begun last, whoever its workers were: as many, others, or
     none. The first of its workers finds out which that is, and the others do as it does. There are no locks: all of a
     worker's companions write the same, each in a row of its own, and say so before they change what comes next.
-
-    Args:
-        epoch: Pass that the next iteration begins with.
-        step: Of the rank, in it.
     """
 
     def __init__(self, epoch: int, step: int) -> None:
@@ -224,11 +220,6 @@ class _Batches:
 
     def begin(self, epoch: int, step: int, before: _Batches | None) -> None:
         """Be where a worker of so many begins with a step of a pass.
-
-        Args:
-            epoch: Number of the pass.
-            step: Of the rank, in the pass.
-            before: Who made the pass before, in this process.
 
         Raises:
             ConfigError: Where that is depends on data.

@@ -29,11 +29,7 @@ Applied = tuple[Matrix, Size, tuple[Any, ...]]
 
 
 class TransformMapper:
-    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`.
-
-    Args:
-        transform: torchvision's.
-    """
+    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`."""
 
     source_type: ClassVar[type[torch.nn.Module]]
 
@@ -42,10 +38,6 @@ class TransformMapper:
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """Go on from what comes before.
-
-        Args:
-            matrix: Of what comes before.
-            dst_size: Height and width of what that gives.
 
         Returns:
             The matrix with this transform applied last, the new size, and the name and parameters of the transform.

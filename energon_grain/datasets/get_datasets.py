@@ -356,10 +356,6 @@ class _Run:
         encoder: The user's hooks.
         leaf: Makes the leaves; what is said of all of them is in it.
         outer: What is said of the whole metadataset.
-
-    Args:
-        arguments: All of them.
-        training: Whether samples are shuffled.
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, training: bool) -> None:

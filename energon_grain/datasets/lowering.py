@@ -238,11 +238,7 @@ class IndexPart:
 
 @dataclass(slots=True)
 class LanePart:
-    """A part of the graph whose items depend on data.
-
-    Attributes:
-        batches: Whether its items are batches.
-    """
+    """A part of the graph whose items depend on data."""
 
     operator: LaneOperator
     mixture: Any

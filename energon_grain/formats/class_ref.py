@@ -71,13 +71,6 @@ def function_beside(
 
     Pickles hold the function itself, so that other processes need not have the file.
 
-    Args:
-        written: `file.py`, or `file.py:function`.
-        folder: That the file lies in; a URL is as good.
-        default: Name of the function, where none is written.
-        trusted_modules: The name of the file must be among them.
-        where: The place of the reference, for messages.
-
     Raises:
         ConfigError: There is no such file or function, or it cannot be run.
         UntrustedCodeError: The program does not trust it.

@@ -229,11 +229,6 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
 
     A file that is not in the store, as it was made here, stays as it is.
 
-    Args:
-        folder: The dataset.
-        path: The file, in the mirror.
-        size_bytes: Of the file.
-
     Raises:
         ReadError: The store cannot be reached.
     """

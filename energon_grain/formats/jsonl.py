@@ -59,9 +59,6 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]
 
     Lines that begin with `{` and end with `}` cost no Python; others are looked at one by one.
 
-    Args:
-        path: The file, or its URL.
-
     Yields:
         Of some whole lines the offsets in the file, (n,), of those with a sample, and that of the first byte behind.
 
@@ -99,10 +96,6 @@ class LineNumbers:
 
     It counts line ends from the nearest place where it knows the number, so a whole file is read at most once (at 2
     GB/s or the speed of disk or store), and then 16 MB for each further question. Thread-safe.
-
-    Args:
-        path: The file, as `store` knows it.
-        store: Where its bytes are.
     """
 
     def __init__(self, path: str, store: ByteStore) -> None:
@@ -195,9 +188,6 @@ def lines_id(starts: Int64Array) -> int:
     """A number of 64 bits that tells apart how many samples there are, and where they lie.
 
     Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
-
-    Args:
-        starts: The index.
     """
     step = -(-len(starts) // _HASHED_OFFSETS)
     return fold(len(starts), int(starts[-1]), starts[::step].tobytes())
@@ -304,10 +294,6 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     Takes three small requests. An index that lies beside the object, `x.jsonl.idx`, is copied once for each version of
     it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
     that gives no versions this is done each time.
-
-    Args:
-        url: Of the object.
-        files: Learns the object's version.
 
     Raises:
         DatasetNotFoundError: There is no such object.
@@ -419,9 +405,6 @@ class JsonlFile:
         """Check that an object still is the version that was indexed; all that is read from now on must be.
 
         Asks the store nothing: what its next answer shows is compared. Of a file of this machine there is no version.
-
-        Args:
-            size_bytes: Of the version that was indexed.
 
         Raises:
             StaleIndexError: What was read of it since is of another version.

@@ -161,11 +161,6 @@ class ShardWriter:
 
     It appears under its name when all of it is written, and not at all otherwise.
 
-    Args:
-        path: What it is to be called.
-        container: Its kind.
-        compression: Of each record of an ArrayRecord file.
-
     Raises:
         OSError: The file cannot be made.
     """

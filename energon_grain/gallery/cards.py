@@ -87,15 +87,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What is shown.
-
-    Attributes:
-        title: The dataset, or the step.
-        subtitle: How much of it.
-        cards: The samples.
-        datasets: In the order of the stream.
-        columns: Of all datasets together.
-    """
+    """What is shown."""
 
     title: str
     subtitle: str

@@ -203,12 +203,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
 
 class PipelineLoader(SavableDataLoader[Item]):
-    """A loader below Grain's own transformations, which reports what it reads as Grain's sources do.
-
-    Args:
-        stream: What to iterate over.
-        name: In the reports.
-    """
+    """A loader below Grain's own transformations, which reports what it reads as Grain's sources do."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         super().__init__(stream)

@@ -289,12 +289,7 @@ class Track:
         return end
 
     def _check_end(self, last: int | None, over: int | None) -> None:
-        """Raise DecodingError where the last packet is not the last one that the header knows of.
-
-        Args:
-            last: When it is decoded.
-            over: When the one that is shown last is over.
-        """
+        """Raise DecodingError where the last packet is not the last one that the header knows of."""
         announced: Fraction | int | None = None
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
             over, announced = last, self.index[-1].timestamp

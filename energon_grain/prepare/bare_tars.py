@@ -101,9 +101,6 @@ def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
 def open_tars(text: str) -> DataFolder:
     """Say where bare tars and their index lie; make the index, or bring it up to date, where it is not.
 
-    Args:
-        text: See `TarList`.
-
     Raises:
         DatasetNotFoundError: There is none, or one that is named is not there.
         TarError: Some are compressed, damaged or empty.
@@ -136,12 +133,7 @@ def open_tars(text: str) -> DataFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BareTars:
-    """Tars that are there.
-
-    Attributes:
-        listed: What names them.
-        names: Theirs, relative to the base, in order.
-    """
+    """Tars that are there."""
 
     listed: TarList
     names: tuple[str, ...]

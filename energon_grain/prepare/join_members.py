@@ -197,10 +197,6 @@ class JoinedArray:
         nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
-    Attributes:
-        total: Number of keys to go through.
-        words: The keys of the rows; once they were read.
-
     Raises:
         DatasetNotFoundError: There is no array, or no file with keys.
         ConfigError, FormatError, EmptyDatasetError: As `ArraySource`.

@@ -252,15 +252,6 @@ def _nearly_at_its_end(root: Path) -> bool:
 class PartLog:
     """The log of one of several writers, which nobody else may have meanwhile.
 
-    Args:
-        root: The dataset.
-        part: Which of them, from 0.
-        parts: How many there are.
-        index: See `ScanLog`.
-
-    Attributes:
-        log: The records of its shards.
-
     Raises:
         RefusedError: Another process writes this part right now.
     """

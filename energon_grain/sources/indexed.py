@@ -298,9 +298,6 @@ class IndexedSource(Selected):
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
 
-        Args:
-            samples: Numbers in the dataset.
-
         Raises:
             IndexFileError: The index is damaged there.
         """

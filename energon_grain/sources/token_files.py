@@ -48,11 +48,6 @@ class TokenSource(Cut):
         path: `x`, `x.bin` or `x.idx`; a path or a URL.
         parts: Which parts to read, names or a predicate: there is only `tokens`.
 
-    Attributes:
-        shard: The name of the file with tokens.
-        size_bytes: Of all tokens.
-        type: Of a token.
-
     Raises:
         DatasetNotFoundError: One of the two files is missing.
         ConfigError: No part is to be read.

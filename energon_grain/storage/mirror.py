@@ -43,10 +43,6 @@ def mirror_of(url: str) -> Mirror:
 class Mirror:
     """The copy of a remote folder.
 
-    Args:
-        url: The folder.
-        client: Reads it.
-
     Raises:
         ReadError: The Hub does not say of which commit it is.
 
@@ -91,9 +87,6 @@ class Mirror:
         A copy that is not what was written is made again.
 
         Of those that do not exist only copies are removed, not what was made here.
-
-        Args:
-            names: Relative to the folder.
 
         Returns:
             Which of them exist, and whether each changed.
@@ -184,10 +177,6 @@ class Mirror:
 
     def fetch_again(self, name: str, size_bytes: int) -> None:
         """Write a file that was copied anew, in place: who has mapped it sees what it holds now. While `locked`.
-
-        Args:
-            name: Of the file, relative to the mirrored folder.
-            size_bytes: Of the file.
 
         Raises:
             ReadError: It is missing, or cannot be read.

@@ -202,10 +202,6 @@ def _read(files: RemoteFiles, url: str, start: int, stop: int) -> bytes:
 class ObjectStream(io.BufferedReader):
     """An object for reading, as `open(path, "rb")` gives a file. What is read comes from the page cache or goes there.
 
-    Args:
-        url: Of the object.
-        buffer_bytes: What is fetched at a time, at least.
-
     Raises:
         MissingObjectError: There is none.
         ReadError: It cannot be reached.

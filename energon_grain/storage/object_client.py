@@ -98,10 +98,6 @@ class ObjectClient:
     def read(self, wanted: ObjectRange, begin: Begin = in_list) -> Fetched | None:
         """Read one range; None where there is no such object.
 
-        Args:
-            wanted: The range.
-            begin: Gives what takes the bytes as they come.
-
         Raises:
             RangeError: The object ends before.
             ReadError: It cannot be read; names object and range.

@@ -144,11 +144,7 @@ class BatchStage:
 
 
 class PackMaker:
-    """Makes items of several samples, where packs are planned.
-
-    Args:
-        specs: How they are made, by number.
-    """
+    """Makes items of several samples, where packs are planned."""
 
     def __init__(self, specs: Sequence[PackSpec], hook_lock: threading.RLock) -> None:
         self._specs = specs

@@ -506,12 +506,7 @@ MakingState = tuple[int] | tuple[int, int, Members]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeOfSeveral(LaneOperator):
-    """An item of several items. A reference is (number of the call, number among the items of the call, members).
-
-    Attributes:
-        hook: Takes a list of values.
-        generates: Whether it is a generator function.
-    """
+    """An item of several items. A reference is (number of the call, number among the items of the call, members)."""
 
     child: LaneOperator
     hook: HookSpec

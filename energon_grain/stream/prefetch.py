@@ -42,9 +42,6 @@ class Prefetch:
 
     Where that fails nothing is said: whoever reads the bytes will meet the failure.
 
-    Args:
-        in_process: Whether it is this process that reads.
-
     Attributes:
         step_bytes: How much to fetch at a time: what is being read and what is being fetched are two such steps.
         on_wait: Called with the times, on `time.perf_counter_ns`, between which a thread waited for it.

@@ -106,11 +106,7 @@ class ResolvedLeaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArray:
-    """An array that is there. Picklable.
-
-    Attributes:
-        field: What the default merge calls it.
-    """
+    """An array that is there. Picklable."""
 
     source: ArraySource
     field: str

@@ -508,11 +508,7 @@ def _sources_of(samples: list[Any]) -> list[Any]:
 
 
 class Kind:
-    """Leaves whose samples are read together and made alike.
-
-    Attributes:
-        hooks: On their samples, in order.
-    """
+    """Leaves whose samples are read together and made alike."""
 
     def __init__(self, leaves: Mapping[int, LeafSpec]) -> None:
         number, spec = next(iter(leaves.items()))

@@ -37,11 +37,6 @@ _RGB = (
 def draw_picture(rng: np.random.Generator, colour: int, size: Size) -> npt.NDArray[np.uint8]:
     """Draw a picture of one of `COLOURS` on black: a gradient with noise, so that it compresses like a photograph.
 
-    Args:
-        rng: Where noise and direction come from.
-        colour: Place in `COLOURS`.
-        size: Height and width.
-
     Returns:
         (height, width, 3)
     """
@@ -207,11 +202,6 @@ def encode_avi(pictures: Sequence[bytes], size: tuple[int, int], *, frames_per_s
     """Return an AVI file that shows JPEG pictures one after the other.
 
     The layout follows Microsoft's description of RIFF AVI 1.0: headers, frames, and an index of the frames.
-
-    Args:
-        pictures: JPEG files, all of one size.
-        size: Height and width.
-        frames_per_second: How fast they are shown.
     """
     height, width = size
     largest = max(len(picture) for picture in pictures)
