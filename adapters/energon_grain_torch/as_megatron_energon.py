@@ -246,8 +246,7 @@ def install() -> None:
 
     Once is enough; more does not hurt.
 
-    Raises:
-        ImportError: The real one has been imported already.
+    Raises ImportError if the real one has been imported already.
     """
     imported = sys.modules.get(PACKAGE)
     if imported is not None and not isinstance(imported, _Module):

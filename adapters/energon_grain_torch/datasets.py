@@ -221,8 +221,7 @@ class _Batches:
     def begin(self, epoch: int, step: int, before: _Batches | None) -> None:
         """Be where a worker of so many begins with a step of a pass.
 
-        Raises:
-            ConfigError: Where that is depends on data.
+        Raises ConfigError if where that is depends on data.
         """
         plan = PassPlan.of(self._spec, self._config.world_size, epoch)
         if self._spec.endless and plan.steps is None and epoch:
@@ -316,8 +315,7 @@ class _Batches:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a worker of as many was.
 
-        Raises:
-            StateError: It is no such state, or of another number of workers, or cannot be continued here.
+        Raises StateError if it is no such state, or of another number of workers, or cannot be continued here.
         """
         try:
             state = json.loads(state_dict[_KEY])

@@ -65,8 +65,7 @@ def _in_type_of_first(join: Callable[[list[Tensor]], Tensor], batch: Sequence[Te
 def _reduce(tensor: Tensor) -> tuple[Any, ...]:
     """Its elements alone, however large the storage that it is a view of. The copy is contiguous.
 
-    Raises:
-        pickle.PicklingError: It was computed with gradients.
+    Raises pickle.PicklingError if it was computed with gradients.
     """
     if not tensor.is_leaf:
         raise pickle.PicklingError(

@@ -206,8 +206,7 @@ class RandomCropMapper(TransformMapper):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """See `TransformMapper`.
 
-        Raises:
-            ValueError: The padding repeats the image, or the crop is larger than the image and nothing is padded.
+        Raises ValueError if the padding repeats the image, or the crop is larger than the image and nothing is padded.
         """
         transform = self.transform
         if transform.padding_mode != "constant":
@@ -335,9 +334,8 @@ class MergeTransform(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         """Apply all to an image.
 
-        Raises:
-            TypeError: It is neither a Pillow image nor a tensor.
-            ValueError: It is a tensor, which is filled with zeros, and another colour is asked for.
+        Raises TypeError if it is neither a Pillow image nor a tensor, and ValueError if it is a tensor, which is filled
+        with zeros, and another colour is asked for.
         """
         if not isinstance(x, Image.Image | torch.Tensor):
             raise TypeError(f"MergeTransform takes Pillow images and tensors, not a {type(x).__name__}")

@@ -146,11 +146,7 @@ def checkpoint_info(
 
 
 def read_saved(file: Path) -> Cursor:
-    """The one state that a file or folder holds.
-
-    Raises:
-        StateError: It holds none, or several, or it is damaged.
-    """
+    """The one state that a file or folder holds. Raises StateError if it holds none, or several, or it is damaged."""
     states = saved_states(file)
     if len(states) > 1:
         raise StateError(f"{file} holds several states: {', '.join(states)}; give one of them")
@@ -161,8 +157,7 @@ def read_saved(file: Path) -> Cursor:
 def saved_states(file: Path) -> dict[str, Cursor]:
     """The states that a file or folder holds, each of all hosts that it has, by place.
 
-    Raises:
-        StateError: It holds none, or one is damaged.
+    Raises StateError if it holds none, or one is damaged.
     """
     if not file.exists():
         raise StateError(f"{file}: there is no such file or folder")

@@ -601,8 +601,7 @@ def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow
 def merge_crude(*samples: CrudeSample | None) -> CrudeSample:
     """The parts of all crude samples in one; of parts with equal names the last counts. Key and tags are the first's.
 
-    Raises:
-        TypeError: The first sample is missing.
+    Raises TypeError if the first sample is missing.
     """
     primary = samples[0]
     if primary is None:

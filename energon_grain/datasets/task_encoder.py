@@ -92,8 +92,7 @@ def _training_mixture(
 ) -> SavableDataset:
     """The datasets combined in the way that the metadataset says.
 
-    Raises:
-        ConfigError: There is no dataset, or the mixture has no end although `repeat` is False.
+    Raises ConfigError if there is no dataset, or the mixture has no end although `repeat` is False.
     """
     if not datasets:
         raise ConfigError("build_train_datasets: there is no dataset; pass at least one")
@@ -120,8 +119,7 @@ def _training_mixture(
 def _convert(value: Any, target: type[Any] | None) -> Any:
     """Make a `target` of the fields of `value`; `value` itself when it is one already, or there is no target.
 
-    Raises:
-        ConfigError: `value` has no named fields, or they do not fit the target.
+    Raises ConfigError if `value` has no named fields, or they do not fit the target.
     """
     if target is None or isinstance(value, target):
         return value

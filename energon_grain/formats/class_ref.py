@@ -71,9 +71,8 @@ def function_beside(
 
     Pickles hold the function itself, so that other processes need not have the file.
 
-    Raises:
-        ConfigError: There is no such file or function, or it cannot be run.
-        UntrustedCodeError: The program does not trust it.
+    Raises ConfigError if there is no such file or function, or it cannot be run, and UntrustedCodeError if the program
+    does not trust it.
     """
     file, _, name = written.partition(":")
     if file not in _trusted(trusted_modules):

@@ -261,11 +261,7 @@ def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = N
 
 
 def check_jsonl_size(path: str | os.PathLike[str], starts: Int64Array, size_bytes: int) -> None:
-    """Check that a file has the size that its index says.
-
-    Raises:
-        StaleIndexError: It has another one.
-    """
+    """Check that a file has the size that its index says. Raises StaleIndexError if it has another one."""
     if int(starts[-1]) != size_bytes:
         raise StaleIndexError(
             f"{path} was indexed with {int(starts[-1])} bytes, but it has {size_bytes}; the file was changed after it "
@@ -389,9 +385,8 @@ class JsonlFile:
     def starts(self) -> Int64Array:
         """Map the index. See `read_jsonl_index`.
 
-        Raises:
-            StaleIndexError: It is gone, as another version of the file was opened on this machine.
-            IndexFileError: It is damaged.
+        Raises StaleIndexError if it is gone, as another version of the file was opened on this machine, and
+        IndexFileError if it is damaged.
         """
         try:
             return read_jsonl_index(self.index, of=self.location)
@@ -406,8 +401,7 @@ class JsonlFile:
 
         Asks the store nothing: what its next answer shows is compared. Of a file of this machine there is no version.
 
-        Raises:
-            StaleIndexError: What was read of it since is of another version.
+        Raises StaleIndexError if what was read of it since is of another version.
         """
         if self.generation is not None and isinstance(self.store, RemoteFiles):
             self.store.versions.expect(self.location, size_bytes, self.generation)

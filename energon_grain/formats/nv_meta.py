@@ -148,8 +148,7 @@ def kinds_of_files(location: str) -> list[DatasetKind]:
 
     Of a folder, those that lie in it and below; in a store that takes a list.
 
-    Raises:
-        ReadError: A store cannot be reached.
+    Raises ReadError if a store cannot be reached.
     """
     for kind, endings in _ENDINGS.items():
         if location.endswith(endings):

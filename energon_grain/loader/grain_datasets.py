@@ -39,8 +39,7 @@ def spec_of_batches(batches: Iterable[Any]) -> Any:
     What hooks make is known by making it, so this takes two batches, of which None (all was dropped) are none. What is
     no array has no shape and dtype `object`.
 
-    Raises:
-        EmptyDatasetError: There is no batch.
+    Raises EmptyDatasetError if there is no batch.
     """
     import jax
     from grain.experimental import ShapeDtypeStruct

@@ -221,11 +221,7 @@ class PipelineLoader(SavableDataLoader[Item]):
 
 
 def check_loader(name: str, value: Any) -> None:
-    """Check that somebody got a loader of this backend.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Check that somebody got a loader of this backend. Raises ConfigError if it is something else."""
     if isinstance(value, SavableDataLoader):
         return
     kind = type(value).__name__

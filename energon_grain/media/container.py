@@ -48,11 +48,7 @@ _CLOCK = re.compile(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)")
 
 
 def require_av() -> Any:
-    """The module `av`.
-
-    Raises:
-        MissingPackageError: PyAV is not installed.
-    """
+    """The module `av`. Raises MissingPackageError if PyAV is not installed."""
     with needed_for("decoding video and audio"):
         return importlib.import_module("av")
 
@@ -230,8 +226,7 @@ class Track:
     def packets(self) -> Iterator[Any]:
         """Its packets from here on, and at the end an empty one, at which decoders give what they hold back.
 
-        Raises:
-            DecodingError: The file ends before its header says it does, or its packets lie on top of each other.
+        Raises DecodingError if the file ends before its header says it does, or its packets lie on top of each other.
         """
         discard = importlib.import_module("av.stream").Discard
         for stream in self.container.streams:

@@ -89,8 +89,7 @@ _FORM = Form(_State)
 def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
     """Say where a dataset lies, prepared or bare: `open_folder`, which indexes bare tars as `open_tars` does.
 
-    Raises:
-        EnergonGrainError: As these two.
+    Raises EnergonGrainError as these two.
     """
     if isinstance(path, DataFolder):
         return path

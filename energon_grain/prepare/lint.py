@@ -663,8 +663,7 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
 def about_columns(location: str, trusted_modules: Collection[str], split_part: str = "train") -> Iterator[LintFinding]:
     """What is odd about the columns of a file, of files or of the join in a metadataset, and not in a dataset itself.
 
-    Raises:
-        IndexFileError: They are not what was written.
+    Raises IndexFileError if they are not what was written.
     """
     with contextlib.closing(opened_samples(location, None, split_part)) as source:
         columns = source.kept

@@ -373,8 +373,7 @@ class TableSummary:
 def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSummary:
     """Describe files whose samples have parts without names in the files, of one kind of `TABLES`, or of tokens.
 
-    Raises:
-        EnergonGrainError: As `TableFiles` or `TokenSource` does.
+    Raises EnergonGrainError as `TableFiles` or `TokenSource` does.
     """
     if kind is DatasetKind.TOKENS:
         tokens = TokenSource(path)
@@ -437,9 +436,7 @@ class ArraySummary:
 def summarize_arrays(path: str | os.PathLike[str]) -> ArraySummary:
     """Describe an array or group.
 
-    Raises:
-        EnergonGrainError: As `ArrayGroupSource` does.
-        FormatError: TensorStore cannot read an array.
+    Raises EnergonGrainError as `ArrayGroupSource` does, and FormatError if TensorStore cannot read an array.
     """
     source = ArrayGroupSource(path)
     arrays = {

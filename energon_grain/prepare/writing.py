@@ -190,8 +190,7 @@ _LOG = re.compile(r"part-(\d+)-of-(\d+)\.(open|log)")
 def read_plan(root: Path) -> dict[str, Any] | None:
     """What an unfinished write into a folder is of; None: there is none, or it was killed right at its beginning.
 
-    Raises:
-        ConfigError: The file is damaged.
+    Raises ConfigError if the file is damaged.
     """
     path = root / WRITING_FOLDER / _PLAN_JSON
     try:
@@ -252,8 +251,7 @@ def _nearly_at_its_end(root: Path) -> bool:
 class PartLog:
     """The log of one of several writers, which nobody else may have meanwhile.
 
-    Raises:
-        RefusedError: Another process writes this part right now.
+    Raises RefusedError if another process writes this part right now.
     """
 
     def __init__(self, root: Path, part: int, parts: int, index: ColumnarIndex | None = None) -> None:

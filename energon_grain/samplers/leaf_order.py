@@ -297,11 +297,7 @@ class LeafTable:
     __slots__ = ("_columns", "_form", "_forms", "_lying", "_rows", "lanes")
 
     def __init__(self, orders: Sequence[LeafOrder], lanes: int) -> None:
-        """Make a table; leaf i is `orders[i]`.
-
-        Raises:
-            ConfigError: there is no lane.
-        """
+        """Make a table; leaf i is `orders[i]`. Raises ConfigError if there is no lane."""
         if lanes < 1:
             raise ConfigError(f"LeafTable(lanes={lanes}): there must be at least 1 lane")
         self.lanes = lanes

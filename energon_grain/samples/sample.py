@@ -138,8 +138,7 @@ def pin_memory(value: T) -> T:
     metadata and all else, numpy arrays too, is shared with the copy. An entry with a `pin_memory` of its own pins
     itself.
 
-    Raises:
-        RuntimeError: There is no device to pin memory for.
+    Raises RuntimeError if there is no device to pin memory for.
     """
     return _entered(value, lambda value: value.pin_memory() if _can(value, "pin_memory") else None)
 

@@ -164,8 +164,7 @@ class JsonlSource(Cut):
     def _verify(self) -> None:
         """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
 
-        Raises:
-            StaleIndexError: It is another file.
+        Raises StaleIndexError if it is another file.
         """
         if self._verified:
             return

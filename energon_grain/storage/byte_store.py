@@ -42,26 +42,19 @@ class ByteStore(Protocol):
     def version(self, path: str) -> Any:
         """What tells an object that does not change from what may take its place; picklable, never None.
 
-        Raises:
-            ReadError: The object does not exist or cannot be reached.
+        Raises ReadError if the object does not exist or cannot be reached.
         """
         ...
 
     def expect(self, path: str, version: Any) -> None:
         """Read an object in this version alone, which another process learnt.
 
-        Raises:
-            StaleIndexError: It is another one by now.
-            ReadError: It does not exist or cannot be reached.
+        Raises StaleIndexError if it is another one by now, and ReadError if it does not exist or cannot be reached.
         """
         ...
 
     def size(self, path: str) -> int:
-        """Size of an object in bytes.
-
-        Raises:
-            ReadError: The object does not exist or cannot be reached.
-        """
+        """Size of an object in bytes. Raises ReadError if the object does not exist or cannot be reached."""
         ...
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
@@ -69,18 +62,14 @@ class ByteStore(Protocol):
 
         In an object store this is one request an object, where a size by itself may take several.
 
-        Raises:
-            RangeError: An object ends before its start.
-            ReadError: One does not exist or cannot be reached.
+        Raises RangeError if an object ends before its start, and ReadError if one does not exist or cannot be reached.
         """
         ...
 
     def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
         """A few bytes of each object from `starts[i]` on, for a look at a header: nothing around them is read or kept.
 
-        Raises:
-            RangeError: An object ends before.
-            ReadError: One does not exist or cannot be reached.
+        Raises RangeError if an object ends before, and ReadError if one does not exist or cannot be reached.
         """
         ...
 

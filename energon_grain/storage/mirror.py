@@ -178,8 +178,7 @@ class Mirror:
     def fetch_again(self, name: str, size_bytes: int) -> None:
         """Write a file that was copied anew, in place: who has mapped it sees what it holds now. While `locked`.
 
-        Raises:
-            ReadError: It is missing, or cannot be read.
+        Raises ReadError if it is missing, or cannot be read.
         """
         _logger.warning("%s: the copy of %s/%s is damaged; fetching it again", self.folder / name, self.url, name)
         self._copy({self.folder / name: (name, size_bytes)})

@@ -45,9 +45,8 @@ class ScannedBytes(ABC):
     def alone(self, offset: int, size_bytes: int) -> bytes:
         """Read bytes of which those that follow may not matter; fewer only at the end.
 
-        Raises:
-            OSError: They cannot be read.
-            StaleIndexError: The object is not the one any more that was opened.
+        Raises OSError if they cannot be read, and StaleIndexError if the object is not the one any more that was
+        opened.
         """
 
     @abstractmethod
@@ -202,9 +201,7 @@ def _read(files: RemoteFiles, url: str, start: int, stop: int) -> bytes:
 class ObjectStream(io.BufferedReader):
     """An object for reading, as `open(path, "rb")` gives a file. What is read comes from the page cache or goes there.
 
-    Raises:
-        MissingObjectError: There is none.
-        ReadError: It cannot be reached.
+    Raises MissingObjectError if there is none, and ReadError if it cannot be reached.
     """
 
     def __init__(self, url: str, buffer_bytes: int = _BUFFER_BYTES) -> None:

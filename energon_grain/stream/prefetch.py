@@ -137,11 +137,7 @@ class Prefetch:
                 self._in_vain = True  # what is not kept is fetched again by whoever reads it
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait for a request, failed or not.
-
-        Raises:
-            GivenUp: This was closed meanwhile.
-        """
+        """Wait for a request, failed or not. Raises GivenUp if this was closed meanwhile."""
         while not self._over.is_set() and not self._in_vain:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
                 future.result(_LOOK_SECONDS)
@@ -221,11 +217,7 @@ class Arrival:
     count: int
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had.
-
-        Raises:
-            GivenUp: Nobody wants them any more.
-        """
+        """Wait until they are there, or cannot be had. Raises GivenUp if nobody wants them any more."""
         if self.coming is not None:
             self.coming.wait(self.count)
 

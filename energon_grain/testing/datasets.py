@@ -115,8 +115,7 @@ _TYPES = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 def encode_tensors(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
     """Return a tensor binary with these arrays. `transforms.decode.decode_tenbin` describes the layout.
 
-    Raises:
-        ValueError: The format has no such type of array.
+    Raises ValueError if the format has no such type of array.
     """
     return b"".join(
         _tenbin_chunk(_header(array)) + _tenbin_chunk(np.ascontiguousarray(array).tobytes()) for array in arrays
