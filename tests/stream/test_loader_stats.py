@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from object_server import Bucket, Fault
+from planned_data import add_column, make_tokens
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from planned_data import add_column, make_tokens
 from stream_hosts import MakeDataset, config, open_stream, train_on
 
 from energon_grain import (
