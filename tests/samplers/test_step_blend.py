@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.blend import Blend
-from energon_grain.samplers.step_blend import StepBlend
+from energon_grain.samplers.blend import Blend, StepBlend
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=5)
 
