@@ -64,7 +64,7 @@ def spec_of_batches(batches: Iterable[Any]) -> Any:
     return jax.tree.map(common, *specs)
 
 
-with needed_for("BatchMapDataset and BatchIterDataset"):
+with needed_for("A dataset for Grain"):
     import grain
 
 
