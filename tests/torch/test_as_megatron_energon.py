@@ -61,7 +61,7 @@ import megatron.energon.edataclass
 from megatron.energon import edataclass
 from megatron.energon.edataclass import edataclass as from_its_module
 assert callable(edataclass) and megatron.energon.edataclass is edataclass is from_its_module
-assert not hasattr(megatron.energon, "WatchdogDataset")
+assert not hasattr(megatron.energon, "fork_hook")
 names = {}
 exec("from megatron.energon import *", names)
 assert names["WorkerConfig"] is energon_grain_torch.WorkerConfig
