@@ -504,16 +504,12 @@ def get_dataset_from_config(
 
     Args:
         path: Folder of the dataset, or the file.
-        dataset_config: As in `get_train_dataset`, and so are `split_config`, `worker_config`, `sample_type`, `subset`.
-        split_config: See there.
+        dataset_config: As in `get_train_dataset`, and so are `split_config`, `worker_config`, `sample_type`, `subset`
+            and `where`.
         split_part: Default: `train`.
         training: Whether samples are shuffled.
         subflavors: Tags of every sample, in place of those of equal names in the dataset's own configuration.
-        worker_config: See there.
-        sample_type: See there.
         shuffle_over_epochs: As `shuffle_over_epochs_multiplier` there.
-        subset: See there.
-        where: See there.
         **options: As in `DatasetLoader.get_datasets`.
 
     Raises:
