@@ -54,7 +54,6 @@ from energon_grain.formats.splits import (
 )
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.measure import Measurement, Parts, measured, opened_samples, parts_of
@@ -222,29 +221,9 @@ def _check_shard(
                 RemoteFiles(storage_settings()).size(location)
             return [LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))]
         return [gone]
-    if not wrong and index is not None and not _agrees(index, shard, scan):
+    if not wrong and index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
         wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
     return wrong
-
-
-def _agrees(index: ColumnarIndex, shard: str, scan: ShardScan) -> bool:
-    number = index.shards.index(shard)
-    first, last = int(index.shard_first[number]), int(index.shard_first[number + 1])
-    if last - first != len(scan) or int(index.shard_bytes[number]) != scan.size_bytes:
-        return False
-    parts = slice(int(index.part_start[first]), int(index.part_start[last]))
-    keys = slice(int(index.key_start[first]), int(index.key_start[last]))
-    names = np.array([*scan.part_names, ""], dtype=np.object_)
-    known = np.array([*index.part_names, ""], dtype=np.object_)
-    return (
-        np.array_equal(index.shard_sample_start(number), scan.sample_start)
-        and np.array_equal(index.part_start[first : last + 1] - parts.start, scan.part_start)
-        and np.array_equal(index.part_offset[parts], scan.part_offset)
-        and np.array_equal(index.part_size[parts], scan.part_size)
-        and np.array_equal(known[index.part_name[parts]], names[scan.part_name])
-        and np.array_equal(index.key_start[first : last + 1] - keys.start, scan.key_start)
-        and np.array_equal(index.key_bytes[keys], scan.key_bytes)
-    )
 
 
 class _Samples:
