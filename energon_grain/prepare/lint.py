@@ -10,9 +10,8 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -61,7 +60,7 @@ from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
-from energon_grain.storage.cores import usable_cores
+from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
 from energon_grain.storage.remote_files import RemoteFiles
@@ -189,13 +188,17 @@ def opened(
 
 
 def _check_shard(
-    folder: DataFolder, records: RecordEncoding | None, index: ColumnarIndex | None, described: tuple[str, int, int]
+    folder: DataFolder,
+    records: RecordEncoding | None,
+    index: ColumnarIndex | None,
+    shard: str,
+    first: int,
+    samples: int,
 ) -> list[LintFinding]:
-    """Scan a shard (its name, first sample and number of samples) anew, and say what does not fit.
+    """Scan a shard anew, of so many samples from the `first` one on, and say what does not fit.
 
     The columnar index is None where it could not be opened.
     """
-    shard, first, samples = described
     location = folder.shard(shard)
     gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
     if not folder.is_remote and not os.path.isfile(location):
@@ -396,9 +399,9 @@ def lint_dataset(
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         if not first_samples:
             report("index", 0, len(shards))
-            described = ((shard, start[shard], info.shard_counts[shard]) for shard in shards)
             records = read_records_file(folder.local)
-            scanned = _in_order(pool, threads, partial(_check_shard, folder, records, index), described)
+            described = ((folder, records, index, shard, start[shard], info.shard_counts[shard]) for shard in shards)
+            scanned = map_in_order(pool, 2 * threads, _check_shard, described)
             for done, (shard, found) in enumerate(zip(shards, scanned, strict=True)):
                 findings += found
                 broken |= {shard} if found else set()
@@ -433,7 +436,7 @@ def lint_dataset(
             left_out = {f"{shard}/{key}" for shard, key in excluded}
             report("samples", 0, samples)
             done = 0
-            for count, found in _in_order(pool, threads, partial(making.check, source), chunks):
+            for count, found in map_in_order(pool, 2 * threads, making.check, ((source, each) for each in chunks)):
                 findings += [finding for finding in found if finding.where not in left_out]
                 done += count
                 report("samples", done, samples)
@@ -668,19 +671,6 @@ def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
         count = max(1, int(np.searchsorted(ends, _CHUNK_BYTES, side="right")))
         yield block[:count]
         start += count
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, threads: int, function: Callable[..., T], arguments: Iterable[object]
-) -> Iterator[T]:
-    """Map in threads, a bounded number ahead, so that memory does not grow with the dataset."""
-    pending: deque[Future[T]] = deque()
-    for argument in arguments:
-        pending.append(pool.submit(function, argument))
-        if len(pending) > 2 * threads:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
 
 
 def lint_jsonl(
