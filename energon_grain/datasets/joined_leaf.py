@@ -457,14 +457,7 @@ class JoinedLeafDataset(SavableDataset):
             member.leaf.resolve(whole=True) if isinstance(member.leaf, LeafDataset) else member.leaf.resolve()
             for member in self.members
         )
-        row = bind_joiner(
-            self.joiner,
-            types=[member.sample_type for member in members if not isinstance(member, ResolvedArray)],
-            fields=[member.field for member in members if isinstance(member, ResolvedArray)],
-            names=[member.argument for member in self.members],
-            trusted_modules=self.primary.trusted_modules,
-            where=str(self.place),
-        )
+        row = self._bind_joiner(members, where=str(self.place))
         with asked_at(self.place):
             source = JoinedSource(
                 index,
@@ -480,6 +473,58 @@ class JoinedLeafDataset(SavableDataset):
             row=row,
             ordering=self.primary.ordering(said_by=f"{self.place}: "),
         )
+
+    def _bind_joiner(self, members: Sequence[ResolvedLeaf | ResolvedArray], *, where: str) -> JoinRow:
+        """What makes the sample of a row: by default the primary's own type, of fields, or of crude samples one."""
+        types = [member.sample_type for member in members if not isinstance(member, ResolvedArray)]
+        fields = [member.field for member in members if isinstance(member, ResolvedArray)]
+        names = [member.argument for member in self.members]
+        keywords = None if None in names else tuple(str(name) for name in names)
+        function, made = self._named_joiner(where)
+        if function is None and not any(types):
+            merge = MergeParts.of(self.members, members, named=keywords is not None, where=where)
+            return JoinRow(merge, None, None, merges=True)
+        if function is None and types[0] is None:
+            raise ConfigError(
+                f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a "
+                "`joiner`"
+            )
+        if function is None:
+            made = types[0]
+            assert made is not None
+            function = made.from_joined
+        if not is_default_merge(function):
+            return JoinRow(function, keywords, made or object)
+        assert made is not None
+        if keywords is not None and len(types) > 1:
+            takes = f"takes {', '.join(keywords)}"
+            raise ConfigError(
+                f"{where}: the datasets are joined by name, and no `joiner` {takes}; name one, or list the datasets "
+                "without names"
+                if self.joiner is None
+                else f"{where}: the datasets are joined by name, but {made.__name__} has no `from_joined` of its own "
+                f"that {takes}; write one, or list the datasets without names"
+            )
+        return _merge(made, fields, where)
+
+    def _named_joiner(self, where: str) -> tuple[Callable[..., Any] | None, type[Any] | None]:
+        """The function that the configuration names, and the sample type that it is `from_joined` of."""
+        joiner = self.joiner
+        if joiner is None:
+            return None, None
+        named: Any = joiner.target
+        if named is None:
+            assert joiner.ref is not None
+            resolve = resolve_function if joiner.is_function else resolve_class
+            named = resolve(joiner.ref, trusted_modules=self.primary.trusted_modules, where=f"{where}: the joiner")
+        if joiner.is_function:
+            return named, None
+        if not hasattr(named, "from_joined"):
+            raise ConfigError(
+                f"{where}: {named.__name__} has no `from_joined`; a joiner is a sample type that has one, or a "
+                "function (`__function__`)"
+            )
+        return named.from_joined, named
 
     def rows(self) -> JoinedSource:
         """All rows with all parts, however samples are made of them. Raises as `resolve`."""
@@ -511,79 +556,9 @@ def _whole(path: str) -> MemberSource:
     return source
 
 
-def bind_joiner(
-    joiner: Joiner | None,
-    *,
-    types: Sequence[type[Any] | None],
-    fields: Sequence[str] = (),
-    names: Sequence[str | None],
-    trusted_modules: Collection[str],
-    where: str,
-) -> JoinRow:
-    """What makes the sample of a row.
-
-    Args:
-        joiner: What the configuration names. None: the default merge, into the primary's own type, or of crude samples
-            into one that has the parts of all.
-        types: Sample type of each dataset; None for a crude one.
-        fields: What the default merge calls the rows of each array.
-        names: Under which keyword the joiner gets each dataset and array; None: by position.
-        trusted_modules: Modules that may be imported for it.
-        where: Place of the join, for messages.
-
-    Raises:
-        ConfigError: There is no such class or function, or it cannot join these datasets.
-        UntrustedCodeError: Its module is neither ours nor trusted.
-    """
-    keywords = None if None in names else tuple(str(name) for name in names)
-    if joiner is None:
-        return _default(types, fields, keywords, where)
-    function: Any = joiner.target
-    if function is None:
-        assert joiner.ref is not None
-        resolve = resolve_function if joiner.is_function else resolve_class
-        function = resolve(joiner.ref, trusted_modules=trusted_modules, where=f"{where}: the joiner")
-    if joiner.is_function:
-        return JoinRow(function, keywords, object)
-    from_joined = getattr(function, "from_joined", None)
-    if from_joined is None:
-        raise ConfigError(
-            f"{where}: {function.__name__} has no `from_joined`; a joiner is a sample type that has one, or a function "
-            f"(`__function__`)"
-        )
-    if not is_default_merge(from_joined):
-        return JoinRow(from_joined, keywords, function)
-    if keywords is not None and len(types) > 1:
-        raise ConfigError(
-            f"{where}: the datasets are joined by name, but {function.__name__} has no `from_joined` of its own that "
-            f"takes {', '.join(keywords)}; write one, or list the datasets without names"
-        )
-    return _merge(function, fields, where)
-
-
 def is_default_merge(from_joined: Any) -> bool:
     """Whether it is `Sample`'s, which no subclass has replaced."""
     return getattr(from_joined, "__func__", from_joined) is getattr(Sample.from_joined, "__func__", None)
-
-
-def _default(
-    types: Sequence[type[Any] | None], fields: Sequence[str], keywords: tuple[str, ...] | None, where: str
-) -> JoinRow:
-    if keywords is not None and len(types) > 1:
-        raise ConfigError(
-            f"{where}: the datasets are joined by name, and no `joiner` takes {', '.join(keywords)}; name one, or list "
-            f"the datasets without names"
-        )
-    primary = types[0]
-    if primary is not None:
-        if is_default_merge(primary.from_joined):
-            return _merge(primary, fields, where)
-        return JoinRow(primary.from_joined, keywords, primary)
-    if any(each is not None for each in types):
-        raise ConfigError(
-            f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a `joiner`"
-        )
-    return JoinRow(merge_crude, None, None, merges=True)
 
 
 def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow:
@@ -598,20 +573,63 @@ def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow
     return JoinRow(sample_type.from_joined, None, sample_type, merges=True)
 
 
-def merge_crude(*samples: CrudeSample | None) -> CrudeSample:
-    """The parts of all crude samples in one; of parts with equal names the last counts. Key and tags are the first's.
+@dataclass(frozen=True, slots=True)
+class MergeParts:
+    """Makes one crude sample of those of a row, with the parts of all. Key and tags are the primary's.
 
-    Raises TypeError if the first sample is missing.
+    Attributes:
+        before: What is put before the names of the parts of each member.
+        left_out: The part of each that only repeats the key of the row; None: there is none.
     """
-    primary = samples[0]
-    if primary is None:
-        raise TypeError("the primary sample of a join must not be missing")
-    merged = CrudeSample(primary)
-    for sample in samples[1:]:
-        if sample is not None:
-            merged.update({name: value for name, value in sample.items() if name not in _METADATA})
-    sources = [sample["__sources__"] for sample in samples if sample is not None and sample["__sources__"]]
-    for more in sources[1:]:
-        sources[0] = sources[0] + more
-    merged["__sources__"] = sources[0] if sources else ()
-    return merged
+
+    before: tuple[str, ...]
+    left_out: tuple[str | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[JoinMember],
+        resolved: Sequence[ResolvedLeaf | ResolvedArray],
+        *,
+        named: bool,
+        where: str,
+    ) -> MergeParts:
+        """Of members that are joined by name all but the primary have that name and a dot before their parts.
+
+        Raises:
+            ConfigError: A part of one member would stand in place of another's.
+        """
+        before, left_out = list[str](), list[str | None]()
+        owners: dict[str, str] = {}
+        for number, (member, found) in enumerate(zip(members, resolved, strict=True)):
+            path = member.leaf.written or member.leaf.path
+            is_array = isinstance(found, ResolvedArray)
+            prefix = f"{member.argument}." if named and number and not is_array else ""
+            parts = [found.field] if is_array else [prefix + name for name in found.source.part_names]
+            key = None if member.keys is None else member.keys.column
+            repeats = key if key in owners and not prefix else None
+            for part in parts:
+                if part in owners and part != repeats:
+                    raise ConfigError(
+                        f"{where}: {owners[part]} and {path} both have a part {part!r}, and the joined sample has one "
+                        "of that name. Name the datasets (`join: {first: {path: …}, second: {path: …}}`), so that the "
+                        f"second's is 'second.{part}'; or name a `joiner`, which gets both samples"
+                    )
+                owners.setdefault(part, path)
+            before.append(prefix)
+            left_out.append(repeats)
+        return cls(tuple(before), tuple(left_out))
+
+    def __call__(self, *samples: CrudeSample | None) -> CrudeSample:
+        """The sample of a row, whose primary is there."""
+        primary = samples[0]
+        assert primary is not None
+        merged = CrudeSample(primary)
+        sources = primary["__sources__"]
+        for sample, before, left_out in zip(samples[1:], self.before[1:], self.left_out[1:], strict=True):
+            if sample is not None:
+                own = {before + name: sample[name] for name in sample if name not in _METADATA and name != left_out}
+                merged.update(own)
+                sources += sample["__sources__"]
+        merged["__sources__"] = sources
+        return merged

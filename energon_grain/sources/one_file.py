@@ -57,6 +57,11 @@ class OneFile(Cut):
         return name_of(self.path)
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        """The one part, where it is read."""
+        return (self._part,) if self._reads else ()
+
+    @property
     def shard_counts(self) -> Mapping[str, int]:
         return {self.shard: self._total}
 

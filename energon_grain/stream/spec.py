@@ -365,7 +365,7 @@ class StreamSpec:
         unit = Expression.parse(node["unit"], where="weight_unit")
         return CostShares(
             weights=np.array(node["blend"][0], np.float64),
-            means=np.array(node["means"]),
+            means=np.array(_means(node)),
             child=np.repeat(np.arange(len(node["of"])), [_leaf_count(each) for each in node["of"]]),
             costs=[Costs(leaf.leaf.source, unit, f"weight_unit='{unit}'") for leaf in self.leaves],
         )
@@ -506,7 +506,7 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
     if "blend" in node:
         weights, starts = node["blend"]
         if "unit" in node:  # by what samples cost, so many of each make up a share
-            weights = [[weight / mean for weight, mean in zip(row, node["means"], strict=True)] for row in weights]
+            weights = [[weight / mean for weight, mean in zip(row, _means(node), strict=True)] for row in weights]
 
         def counts(positions: float) -> list[float]:
             found = [0.0] * len(children)
@@ -534,6 +534,14 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
         return [own for (_, draws), count in counted for own in draws(count)]
 
     return sum(lengths), draw
+
+
+def _means(blend: Mapping[str, Any]) -> list[float]:
+    """What a sample of each child of a blend by cost costs, in 1/1024: if the first ones cost nothing, next to nothing.
+
+    Those are 1,024, so it is as if the one behind them cost 1.
+    """
+    return [mean or 1.0 for mean in blend["means"]]
 
 
 def _leaf_count(mixture: Any) -> int:
