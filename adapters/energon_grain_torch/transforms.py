@@ -29,11 +29,7 @@ Applied = tuple[Matrix, Size, tuple[Any, ...]]
 
 
 class TransformMapper:
-    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`.
-
-    Args:
-        transform: torchvision's.
-    """
+    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`."""
 
     source_type: ClassVar[type[torch.nn.Module]]
 
@@ -42,10 +38,6 @@ class TransformMapper:
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """Go on from what comes before.
-
-        Args:
-            matrix: Of what comes before.
-            dst_size: Height and width of what that gives.
 
         Returns:
             The matrix with this transform applied last, the new size, and the name and parameters of the transform.
@@ -214,8 +206,7 @@ class RandomCropMapper(TransformMapper):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """See `TransformMapper`.
 
-        Raises:
-            ValueError: The padding repeats the image, or the crop is larger than the image and nothing is padded.
+        Raises ValueError if the padding repeats the image, or the crop is larger than the image and nothing is padded.
         """
         transform = self.transform
         if transform.padding_mode != "constant":
@@ -343,9 +334,8 @@ class MergeTransform(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         """Apply all to an image.
 
-        Raises:
-            TypeError: It is neither a Pillow image nor a tensor.
-            ValueError: It is a tensor, which is filled with zeros, and another colour is asked for.
+        Raises TypeError if it is neither a Pillow image nor a tensor, and ValueError if it is a tensor, which is filled
+        with zeros, and another colour is asked for.
         """
         if not isinstance(x, Image.Image | torch.Tensor):
             raise TypeError(f"MergeTransform takes Pillow images and tensors, not a {type(x).__name__}")

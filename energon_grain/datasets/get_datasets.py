@@ -356,10 +356,6 @@ class _Run:
         encoder: The user's hooks.
         leaf: Makes the leaves; what is said of all of them is in it.
         outer: What is said of the whole metadataset.
-
-    Args:
-        arguments: All of them.
-        training: Whether samples are shuffled.
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, training: bool) -> None:
@@ -402,8 +398,7 @@ class _Run:
     def build(self, builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
         """What a builder of the task encoder makes of the keywords that it declares.
 
-        Raises:
-            ConfigError: It does not declare one that is not at its default, or makes no dataset.
+        Raises ConfigError if it does not declare one that is not at its default, or makes no dataset.
         """
         keywords |= {**self._of_builders, "worker_config": self._config}
         asked = {name: keywords.pop(name) for name, none in _UNASKED.items() if keywords.get(name, none) != none}
@@ -431,8 +426,7 @@ def _host_and_hooks(
 ) -> tuple[WorkerConfig, TaskEncoder]:
     """The host and the task encoder, or their defaults.
 
-    Raises:
-        ConfigError: One of them is something else, a class in place of an object for instance.
+    Raises ConfigError if one of them is something else, a class in place of an object for instance.
     """
     config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
     if not isinstance(config, WorkerConfig):

@@ -71,16 +71,8 @@ def function_beside(
 
     Pickles hold the function itself, so that other processes need not have the file.
 
-    Args:
-        written: `file.py`, or `file.py:function`.
-        folder: That the file lies in; a URL is as good.
-        default: Name of the function, where none is written.
-        trusted_modules: The name of the file must be among them.
-        where: The place of the reference, for messages.
-
-    Raises:
-        ConfigError: There is no such file or function, or it cannot be run.
-        UntrustedCodeError: The program does not trust it.
+    Raises ConfigError if there is no such file or function, or it cannot be run, and UntrustedCodeError if the program
+    does not trust it.
     """
     file, _, name = written.partition(":")
     if file not in _trusted(trusted_modules):

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from energon_grain.prepare.add_media import FolderReport, prepare_media
     from energon_grain.prepare.executors import RayExecutor
     from energon_grain.prepare.measure import MeasureProgress, MeasureReport, column_function, measure_dataset
+    from energon_grain.prepare.media_headers import index_videos
     from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
     from energon_grain.prepare.scan import MediaReport, PrepareProgress
-    from energon_grain.prepare.video_index import index_videos
 
 __all__ = [
     "FolderReport",

@@ -64,8 +64,7 @@ from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.location import is_url, located, name_of
-from energon_grain.storage.object_bytes import ObjectStream
-from energon_grain.storage.read_whole import read_beginning, read_whole
+from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder, json_codec
@@ -664,8 +663,7 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
 def about_columns(location: str, trusted_modules: Collection[str], split_part: str = "train") -> Iterator[LintFinding]:
     """What is odd about the columns of a file, of files or of the join in a metadataset, and not in a dataset itself.
 
-    Raises:
-        IndexFileError: They are not what was written.
+    Raises IndexFileError if they are not what was written.
     """
     with contextlib.closing(opened_samples(location, None, split_part)) as source:
         columns = source.kept

@@ -41,8 +41,8 @@ from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.executors import outcomes, own_executor
-from energon_grain.prepare.placing import preparation_lock, refuse_read_only
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
+from energon_grain.prepare.writing import preparation_lock, refuse_read_only
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.jsonl import JsonlSource

@@ -18,7 +18,7 @@ from energon_grain.formats.array_record_ranges import RecordPlaces, find_places,
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
@@ -257,8 +257,7 @@ class ArrayRecordSource(IndexedSource):
 
     Arguments: see `WebDatasetSource`.
 
-    Raises:
-        DatasetNotFoundError: It is not prepared as a dataset of ArrayRecord files.
+    Raises DatasetNotFoundError if it is not prepared as a dataset of ArrayRecord files.
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
@@ -293,8 +292,7 @@ class ArrayRecordSource(IndexedSource):
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.
 
-        Raises:
-            StaleIndexError: A file is not the one that was indexed.
+        Raises StaleIndexError if a file is not the one that was indexed.
         """
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)

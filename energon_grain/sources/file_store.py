@@ -26,7 +26,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
-from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.addresses import address_of
 from energon_grain.storage.byte_stream import ByteStream

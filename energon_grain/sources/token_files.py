@@ -23,12 +23,12 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
+from energon_grain.storage.byte_store import coalesce
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
-from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 PART = "tokens"
@@ -47,11 +47,6 @@ class TokenSource(Cut):
     Args:
         path: `x`, `x.bin` or `x.idx`; a path or a URL.
         parts: Which parts to read, names or a predicate: there is only `tokens`.
-
-    Attributes:
-        shard: The name of the file with tokens.
-        size_bytes: Of all tokens.
-        type: Of a token.
 
     Raises:
         DatasetNotFoundError: One of the two files is missing.
@@ -110,6 +105,11 @@ class TokenSource(Cut):
 
     def __repr__(self) -> str:
         return f"TokenSource({self.path!r}, samples={len(self)})"
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The tokens."""
+        return (PART,)
 
     @property
     def shard_counts(self) -> dict[str, int]:

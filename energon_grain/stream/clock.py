@@ -47,9 +47,6 @@ class Clock:
     """Takes the times of stages that follow each other in one thread.
 
     The time of a thread's core costs ten times as much to ask for as the time of day, so this is for whole chunks.
-
-    Attributes:
-        spans: Of the stages so far.
     """
 
     __slots__ = ("_begin_ns", "_cpu_ns", "spans")
@@ -70,11 +67,7 @@ class Clock:
 
 
 class HookClock:
-    """A lock to hold around calls of a hook, and how long they took once it was held; for one thread.
-
-    Args:
-        lock: Held during calls.
-    """
+    """A lock to hold around calls of a hook, and how long they took once it was held; for one thread."""
 
     __slots__ = ("_began_ns", "_calls", "_lock", "_wall_ns")
 
@@ -107,9 +100,6 @@ class StepSampling:
     """Which of many short steps to take the time of, so that this takes 0.4 % of theirs: all of long ones.
 
     They are chosen at random, as what steps do may come in turns, and each stands for those before it that were not.
-
-    Attributes:
-        weight: How many the step in the making stands for.
     """
 
     __slots__ = ("_left", "_measured_ns", "_random", "weight")

@@ -47,11 +47,7 @@ T = TypeVar("T")
 
 
 class _Timed(Generic[T]):
-    """An iterator that tells when each entry was asked for and came; it may end and later go on.
-
-    Args:
-        each: Called with each entry, and the two times.
-    """
+    """An iterator that tells when each entry was asked for and came; it may end and later go on."""
 
     def __init__(self, entries: Iterator[T], each: Callable[[T, int, int], object]) -> None:
         self._entries = entries

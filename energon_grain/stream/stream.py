@@ -77,8 +77,7 @@ class Runnable(Protocol):
 def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     """The worker configuration that a dataset is run with: `given`, or its own.
 
-    Raises:
-        ConfigError: It is something else, the path of a dataset for instance.
+    Raises ConfigError if it is something else, the path of a dataset for instance.
     """
     if not hasattr(dataset, "compiled"):
         raise ConfigError(f"loader: {no_dataset(dataset)}")
@@ -314,11 +313,7 @@ class Stream:
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def _advance(self) -> Step:
-        """The next step, behind which the stream now is.
-
-        Raises:
-            StopIteration: The pass is over.
-        """
+        """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
         try:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
@@ -332,11 +327,7 @@ class Stream:
         return step
 
     def _read(self) -> Step:
-        """The step behind those that were read.
-
-        Raises:
-            StopIteration: The pass is over.
-        """
+        """The step behind those that were read. Raises StopIteration if the pass is over."""
         if self._none_left:
             raise StopIteration
         try:
@@ -367,11 +358,7 @@ class Stream:
         return step
 
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
-        """The next step, if all hosts have it.
-
-        Raises:
-            StopIteration: They do not: the pass is over on all of them.
-        """
+        """The next step, if all hosts have it. Raises StopIteration if they do not: the pass is over on all of them."""
         agreed = self._behind
         while True:
             try:
@@ -456,11 +443,7 @@ class Stream:
         self._under_way.stop()
 
     def _require_here(self, what: str) -> None:
-        """Check that this is no forked child's copy of a stream that runs elsewhere.
-
-        Raises:
-            WorkerError: It is.
-        """
+        """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
         if self._under_way.elsewhere:
             raise WorkerError(
                 f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
@@ -471,9 +454,10 @@ class Stream:
     def start_prefetch(self) -> None:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
         self._require_here("read ahead")
-        if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
-            with self._starting, suppress(GivenUp):  # closed meanwhile
-                self._start()
+        if self._steps is None:  # else another thread may have the turn for long
+            with self.turn, self._starting, suppress(GivenUp):  # closed meanwhile
+                if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
+                    self._start()
 
     def cursor(self, *, with_manifest: bool = False) -> Cursor:
         """The state behind the last delivered batch. Cheap enough to ask for after each.

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.blend import Blend
+from energon_grain.samplers.blend import Blend, StepBlend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases
-from energon_grain.samplers.step_blend import StepBlend
 
 
 def unpermuted_labels(blend: Blend, key: int, segment: int, lane: int, rounds: int) -> list[int]:

@@ -31,8 +31,7 @@ from energon_grain import (
     add_source_info,
     edataclass,
 )
-from energon_grain.samples.fields import pin_memory
-from energon_grain.samples.source_info import get_source_info
+from energon_grain.samples.sample import get_source_info, pin_memory
 
 TYPES = [
     TextSample, ImageSample, CaptioningSample, ImageClassificationSample, VQASample, MultiChoiceVQASample, VidQASample,

@@ -23,10 +23,9 @@ from patience import PATIENCE_S
 
 from energon_grain.errors import ReadError
 from energon_grain.storage import local
-from energon_grain.storage.atomic import atomic_write, atomic_write_bytes, atomic_write_text
-from energon_grain.storage.file_lock import locked
+from energon_grain.storage.atomic import atomic_write, atomic_write_bytes, atomic_write_text, locked
+from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
 
 
 def content(number: int, size: int) -> bytes:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from object_server import Bucket, Fault
+from planned_data import add_column, make_tokens
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from stream_hosts import MakeDataset, config, open_stream
+from stream_hosts import MakeDataset, config, open_stream, train_on
 
 from energon_grain import (
     BlendDataset,
@@ -332,6 +334,23 @@ def test_shares_of_cost_stand_beside_their_targets(tmp_path: Path) -> None:
     one, three = of_cost(60, packs).leaves
     assert (three.expected_cost or 0) == pytest.approx(3 * (one.expected_cost or 0))
     assert three.cost == pytest.approx(three.expected_cost, rel=0.1)
+
+
+@pytest.mark.parametrize("schedule", [[(0, (1, 1))], [(0, (1, 1)), (480, (2, 1))]], ids=["weights", "schedule"])
+def test_samples_without_cost_in_front_change_nothing(tmp_path: Path, schedule: Any) -> None:
+    """Those that are looked at to estimate the costs of a dataset are its first 1,024."""
+    path = make_tokens(tmp_path / "data", samples=1100)
+    add_column(path, free=np.arange(1100) >= 1050)
+    one, two = (train_on(path, batch_size=None, shuffle_over_epochs_multiplier=None, lanes=24) for _ in range(2))
+    with Stream.of(BlendDataset(one, two, schedule=schedule, weight_unit="free"), worker_config=config()) as stream:
+        for steps in (20, 2200):
+            for _ in range(steps):
+                next(stream)
+            stream.restore(stream.cursor())
+            told = [(leaf.expected, leaf.expected_cost) for leaf in stream.stats().leaves]
+            assert np.isfinite(np.array(told)).all()
+            assert sum(samples or 0 for samples, _ in told) == pytest.approx(stream.stats().read_samples)
+            assert sum(cost or 0 for _, cost in told) == sum(leaf.cost or 0 for leaf in stream.stats().leaves)
 
 
 def of_cost_of_samples(blend: Any) -> LoaderStats:

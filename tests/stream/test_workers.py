@@ -15,7 +15,7 @@ from stream_hosts import MakeDataset, config, train_on
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset
 from energon_grain.storage.given_up import GivenUp, Over
 from energon_grain.stream.prefetch import Background
-from energon_grain.stream.workers import worker_death
+from energon_grain.stream.workers import ThreadPool, worker_death
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
@@ -171,3 +171,32 @@ def test_stopping_wakes_both_sides(full: bool) -> None:
     held.set()
     ahead.close()
     taker.join()
+
+
+def test_a_thread_that_begins_to_read_ahead_while_another_does_begins_nothing(text_dataset: MakeDataset) -> None:
+    starting, both = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        starting.wait(PATIENCE_S)
+        threading.Timer(0.05, both.set).start()  # by when this thread waits for the other one
+        stream.start_prefetch()
+
+    other = threading.Thread(target=begin)
+
+    class Waits(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            other.join(0.2)  # what it does, it does before the first batch comes
+            return sample
+
+    def pool(spec: Any, stage: Any) -> ThreadPool:
+        starting.set()
+        both.wait(PATIENCE_S)
+        return ThreadPool(stage, 1, 1 << 20)
+
+    options: dict[str, Any] = {"batch_size": 2, "task_encoder": Waits(), "worker_config": config(num_workers=1)}
+    other.start()
+    with Stream.of(train_on(text_dataset(20), **options), make_pool=pool) as stream:
+        found = [next(stream).__key__ for _ in range(4)]
+        other.join()
+    with Stream.of(train_on(text_dataset(20), **options), num_workers=0) as plain:
+        assert found == [next(plain).__key__ for _ in range(4)]
