@@ -148,12 +148,10 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         return repr(self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         del steps
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.lower(self.dataset)
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:

@@ -115,7 +115,6 @@ class ResizeMapper(TransformMapper):
     source_type = tv.Resize
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         size = self.transform.size
         height, width = self.transform(_image_of(dst_size)).shape[-2:]
         matrix = self.scale(width / dst_size[1], height / dst_size[0]) @ matrix
@@ -132,7 +131,6 @@ class RandomResizedCropMapper(TransformMapper):
     source_type = tv.RandomResizedCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         crop = self.transform.get_params(_image_of(dst_size), list(self.transform.scale), list(self.transform.ratio))
         top, left, height, width = crop
         to_height, to_width = _pair(self.transform.size)
@@ -150,7 +148,6 @@ class RandomHorizontalFlipMapper(TransformMapper):
     source_type = tv.RandomHorizontalFlip
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         flips = bool(torch.rand(1) < self.transform.p)
         if flips:
             matrix = self.translate(dst_size[1], 0) @ self.hflip() @ matrix
@@ -163,7 +160,6 @@ class RandomVerticalFlipMapper(TransformMapper):
     source_type = tv.RandomVerticalFlip
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         flips = bool(torch.rand(1) < self.transform.p)
         if flips:
             matrix = self.translate(0, dst_size[0]) @ self.vflip() @ matrix
@@ -176,7 +172,6 @@ class RandomRotationMapper(TransformMapper):
     source_type = tv.RandomRotation
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         degrees = self.transform.get_params(self.transform.degrees)
         height, width = map(int, dst_size)
         x, y = self.transform.center or (width / 2, height / 2)
@@ -237,7 +232,6 @@ class RandomPerspectiveMapper(TransformMapper):
     source_type = tv.RandomPerspective
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         points: tuple[Any, Any] = (None, None)
         if torch.rand(1) < self.transform.p:
             height, width = map(int, dst_size)
@@ -269,7 +263,6 @@ class CenterCropMapper(TransformMapper):
     source_type = tv.CenterCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         height, width = _pair(self.transform.size)
         # As torchvision rounds: it pads, then crops what is left over.
         down, right = (

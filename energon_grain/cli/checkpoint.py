@@ -74,7 +74,7 @@ class StateInfo:
         host: Who saved it; None: it holds the states of all hosts.
         hosts: How many there were; 1 where it holds the states of all.
         lanes: L.
-        dropped: Samples dropped in this pass.
+        dropped: Samples dropped in this pass; None where lanes have states of their own, which do not count them.
         held: Lanes that hold samples, or stand where only their states know.
         skipped: (first step, steps) of ranges that were jumped over.
         fits_hosts: Numbers of hosts that it can go on on; None: any.
@@ -96,7 +96,7 @@ class StateInfo:
     host: int | None
     hosts: int
     lanes: int
-    dropped: int
+    dropped: int | None
     held: int
     skipped: list[tuple[int, int]]
     fits_hosts: list[int] | None
@@ -330,7 +330,7 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
         host=None if hosts == 1 else host,
         hosts=hosts,
         lanes=cursor["lanes"],
-        dropped=dropped,
+        dropped=None if cursor["held"] else dropped,
         held=cursor["lanes"] // hosts if cursor["held"] else 0,
         skipped=[(first, steps) for first, steps in cursor["skipped"]],
         fits_hosts=[hosts]
@@ -437,10 +437,12 @@ def _lines(info: StateInfo) -> list[str]:
         ("steps have", f"{batches}, of all hosts together"),
         ("saved by", "all hosts" if info.host is None else f"host {info.host} of {info.hosts}, for its lanes alone"),
         ("restores on", _hosts(info)),
-        ("dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")),
     ]
+    if info.dropped is not None:
+        rows.append(("dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")))
     if info.held:
-        rows.append(("lanes hold", "samples or places of their own (filters, groups, packs, generators)"))
+        what = "samples or places of their own (filters, groups, packs, generators); what was dropped is not counted"
+        rows.append(("lanes hold", what))
     if info.skipped:
         jumps = ", ".join(f"{counted(steps, 'step')} from {first:,} on" for first, steps in info.skipped)
         rows.append(("jumped over", jumps))

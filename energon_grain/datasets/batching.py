@@ -96,7 +96,6 @@ class BatchDataset(SavableDataset):
             follows that, so that each has equal work; for the outermost batch. None, the default: as they come.
         hook: As in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
         batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
-        batcher_config: See there.
         worker_config: Default: that of the dataset.
 
     Raises:

@@ -305,17 +305,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Args:
             datasets: (dataset, number) pairs; `BlendDataset(*datasets)` blends them.
             worker_config: Of the nodes.
-            batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`,
+            batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`, `packing`,
                 `virtual_epoch_length`, `repeat`, `last_batch` and `balance`.
-            batch_drop_last: See there.
-            packing_buffer_size: See there.
-            packing: See there.
-            virtual_epoch_length: See there.
             shuffle_buffer_size: As in `get_train_dataset`; the leaves are shuffled by it already.
             blend_mode: What the numbers of the pairs mean.
-            repeat: See there.
-            last_batch: See there.
-            balance: See there.
             schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
 
         Raises:
@@ -359,12 +352,6 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             datasets: (dataset, number) pairs; numbers do not count.
             worker_config: Of the nodes.
             batch_size: As in `get_val_dataset`, and so are the other arguments.
-            batch_drop_last: See there.
-            packing_buffer_size: See there.
-            packing: See there.
-            limit: See there.
-            last_batch: See there.
-            balance: See there.
 
         Raises:
             ConfigError: The hooks or arguments do not fit together.
@@ -419,12 +406,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Args:
             dataset: Of encoded samples.
             batch_size: As in `get_train_dataset`, and so are the other arguments.
-            batch_drop_last: See there.
-            packing_buffer_size: See there.
-            packing: See there.
             worker_config: Of the nodes.
-            last_batch: See there.
-            balance: See there.
 
         Raises:
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.

@@ -157,7 +157,6 @@ class JoinIndex:
 
     @property
     def content_id(self) -> str:
-        """See `JoinHeader.content_id`."""
         return self.header.content_id
 
     def check(self, rows: Int64Array | None = None) -> None:

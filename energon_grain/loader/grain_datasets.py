@@ -64,7 +64,7 @@ def spec_of_batches(batches: Iterable[Any]) -> Any:
     return jax.tree.map(common, *specs)
 
 
-with needed_for("BatchMapDataset and BatchIterDataset"):
+with needed_for("A dataset for Grain"):
     import grain
 
 
@@ -213,7 +213,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
             self._statistics.settle()
             return None
         with self._counting:
-            self._statistics.delivered(len(samples), drops)
+            self._statistics.samples += len(samples)
+            self._statistics.batches += 1
+            self._statistics.dropped_for(drops)
         register_value(batch)
         return batch
 

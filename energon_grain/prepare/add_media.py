@@ -66,9 +66,7 @@ def prepare_media(
         root: The folder, or its URL.
         media_filter: Which files are looked at.
         num_workers: As in `prepare_dataset`, and so are the others.
-        sqlite_build_path: See there.
         progress: See there; of a folder, some 500 files count as a shard.
-        executor: See there.
 
     Raises:
         DatasetNotFoundError: There is no such folder, or no file in it is to be looked at.

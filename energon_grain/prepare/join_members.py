@@ -128,7 +128,6 @@ class JoinedDataset:
 
     @property
     def identity(self) -> Identity:
-        """See `Identity`."""
         return self.index.content_id, self.split_part, self.listed, self.excludes, self.nonmatch
 
     def blocks(self, ranks: int) -> Iterator[Int64Array]:
@@ -228,7 +227,6 @@ class JoinedArray:
 
     @property
     def identity(self) -> Identity:
-        """See `Identity`."""
         return self._content_id, "", (), (), self.nonmatch
 
     def read_keys(self, scratch: Path) -> None:

@@ -158,7 +158,6 @@ class CostBlend:
         return child, below
 
     def anchor(self, position: int) -> Carry:
-        """See `Fold.anchor`."""
         return self._fold.anchor(position)
 
     def remember(self, carry: Carry) -> None:

@@ -80,7 +80,6 @@ class LocalRecords:
         self._written: dict[int, tuple[int, int]] = {}
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
-        """See `RecordReader`."""
         numbers, first = np.unique(shard, return_index=True)
         records = record.tolist()
         ends = [*first.tolist(), len(records)]
@@ -117,7 +116,6 @@ class LocalRecords:
         return status.st_size, status.st_mtime_ns
 
     def close(self) -> None:
-        """See `RecordReader`."""
         self._files.close()
 
 
@@ -137,7 +135,6 @@ class ObjectRecords:
         self._places = OpenFiles[RecordPlaces](max_files=1 << 20)
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
-        """See `RecordReader`."""
         paths, places, file = self._files(shard)
         return read_records(self.store, paths, places, file, record)
 
@@ -178,7 +175,6 @@ class ObjectRecords:
         return found
 
     def close(self) -> None:
-        """See `RecordReader`."""
         self._places.close()
         self.store.close()
 

@@ -390,7 +390,6 @@ class ArrayGroupSource(Cut):
         return np.full(len(numbers), sizes[name], np.int64)
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
         array = self._group.get(name)
         if self._is_column(array):
             return array.content_id

@@ -210,7 +210,6 @@ class SystemFileStore(FileStore[bytes]):
         return SystemFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """See `FileStore.read_or_open`."""
         contents = [self._content(self._path(key), _least(key, lazy)) for key in keys]
         return with_sources(self._base, keys, repeat(self._base), contents)
 

@@ -352,7 +352,6 @@ class IndexedSource(Selected):
         return tuple(self.kept)
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`."""
         if not isinstance(indices, slice):
             numbers = self.numbers(indices)
             found = self.kept.at(name, numbers)

@@ -133,7 +133,6 @@ class JsonlSource(Cut):
         return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`."""
         self._verify()
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
@@ -211,7 +210,6 @@ class JsonlSource(Cut):
         return found
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
         return self.kept.id(name)
 
     def locate(self, index: int) -> SampleLocation:

@@ -206,7 +206,6 @@ class Cut(Selected):
         return list(map(str, self._numbers(indices).tolist()))
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`."""
         if not isinstance(indices, slice):
             return self._column_at(name, self._numbers(indices))
         wanted = range(*indices.indices(len(self)))

@@ -113,7 +113,6 @@ class TokenSource(Cut):
 
     @property
     def shard_counts(self) -> dict[str, int]:
-        """See `Cut`."""
         return {self.shard: len(self._documents) - 1}
 
     def _identify(self) -> str:
@@ -145,7 +144,6 @@ class TokenSource(Cut):
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`."""
         start, stop = self._bounds(self._numbers(indices))
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
         return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
@@ -200,7 +198,6 @@ class TokenSource(Cut):
         return f"{self.shard}: {self.locate(index).key}"
 
     def close(self) -> None:
-        """See `Source.close`."""
         self._store.close()
 
 

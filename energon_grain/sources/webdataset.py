@@ -71,7 +71,6 @@ class WebDatasetSource(IndexedSource):
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`."""
         samples, shard = self._resolve(indices)
         self._check_shards(shard)
         owner, rows = self._part_rows(samples)
@@ -195,7 +194,6 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
         return WebdatasetFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """See `FileStore.read_or_open`."""
         samples, rows = self._found(keys)
         shard = self._index.shard_of(samples)
         name, offset, size = self._source._described(rows)
@@ -320,7 +318,6 @@ class WebDatasetGroup:
         return owner[keep], name[keep], offset[keep], size[keep]
 
     def _resolve(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """As `IndexedSource._resolve`."""
         (wrong,) = np.nonzero((indices < 0) | (indices >= self._length[which]))
         if len(wrong):
             source = self._sources[int(which[wrong[0]])]

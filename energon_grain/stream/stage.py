@@ -187,7 +187,6 @@ class _FlowDraw(Draw):
 
     @property
     def seed(self) -> int:
-        """See `Draw`."""
         return fold(_hook_key(self._hook_keys[self._leaves[self.place]], self._hook), self.position)
 
 

@@ -180,6 +180,7 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
+        self._made_inside = False  # of `next`, by itself
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._starting = threading.RLock()  # for `close`, from another thread
@@ -266,7 +267,11 @@ class Stream:
             if self._progress.ended:
                 raise StopIteration
             step = self._advance()
-            self.statistics.delivered(step.samples, step.drops)
+            counts = self.statistics
+            counts.samples += step.samples  # in one thread at a time: a lock a step would cost more
+            counts.batches += 1
+            if step.drops:
+                counts.dropped_for(step.drops)
         register_value(step.batch)
         return step.batch
 
@@ -334,6 +339,11 @@ class Stream:
             with self._starting:
                 steps = self._steps or self._start()
             with wanted_until(self._under_way.over):
+                waits = self.statistics.waits
+                if waits.left > 0 and self._made_inside:  # here, as a call would cost as much as what it saves
+                    step = next(steps)
+                    waits.left -= 1
+                    return step
                 return self._timed(steps) if self._any_host is None else self._agreed(steps, self._any_host)
         except StopIteration:
             self._none_left = True
@@ -348,11 +358,22 @@ class Stream:
             raise
 
     def _timed(self, steps: Iterator[Step]) -> Step:
-        """The next step, and how long it was waited for."""
-        ready = steps.waiting if isinstance(steps, Background) else 0
-        began_ns = perf_counter_ns()
+        """The next step, and how long it was waited for, where that is worth a look at the clock."""
+        counts, inside, ready = self.statistics, self._made_inside, 0
+        waits = counts.waits
+        if isinstance(steps, Background):
+            ready = steps.waiting
+            counts.ready += ready
+            if ready and waits.left > 0:
+                step = next(steps)
+                waits.left -= 1
+                return step
+        began_ns, chunks_ns = perf_counter_ns(), waits.chunks_ns
         step = next(steps)
-        waited_ns = self.statistics.waited(began_ns, ready)
+        inside_ns = waits.chunks_ns - chunks_ns if inside else None
+        every = bool(counts.listeners or self._auto)
+        waited_ns = waits.timed(began_ns, inside_ns, alone=not (inside or ready), all_are=every)
+        counts.came(began_ns, waited_ns, ready)
         if self._auto is not None:
             self._auto.took(step.samples, waited_ns / 1e9)
         return step
@@ -419,6 +440,7 @@ class Stream:
                 else:
                     self._auto = None  # hooks may not run in threads
             self._steps = iter(production) if ahead is None else ahead
+            self._made_inside = ahead is None and self._any_host is None
         except BaseException:
             self._stop()
             raise
@@ -589,6 +611,9 @@ class Stream:
 
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
+        if self.turn.acquire(blocking=False):
+            self.statistics.waits.time_next()
+            self.turn.release()
         steps = self._steps
         return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0, self.workers)
 

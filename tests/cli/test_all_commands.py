@@ -185,7 +185,13 @@ def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_
     missing = command_beside(
         tmp_path, *split, "--force-overwrite", "--sample-type", "not_here:Photo", "--field-map", fields
     )
-    assert (missing.returncode, "current folder" in missing.stderr) == (2, True)
+    assert (missing.returncode, "in the folder of not_here" in missing.stderr) == (2, True)
+
+    which = ("which", "data", "--step", "0", "--batch-size", "4", "--task-encoder", "not_here:Encoder")
+    missing = command_beside(tmp_path, *which)
+    assert missing.returncode == 2
+    assert "not_here cannot be imported" in missing.stderr
+    assert "in the folder of not_here" in missing.stderr
 
     answers = "y\n1\ny\nnot_here:Photo\nmy_types:Photo\njpg\ntxt\n"
     asked = command_beside(tmp_path, "prepare", "data", answers=answers)

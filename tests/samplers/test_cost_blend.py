@@ -161,6 +161,7 @@ def test_a_fold_goes_on_from_a_carry_and_holds_few_of_them(monkeypatch: pytest.M
     fold.remember((1_000_000,))
     assert fold.plan_at(1_000_010)[:2] == (1_000_010, 1_000_011)
     assert len(made) == 11
+    fold = Fold((0,), counted)
     for position in range(1000):
         fold.anchor(position)
     made.clear()
