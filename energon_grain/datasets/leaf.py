@@ -290,8 +290,7 @@ class LeafDataset(SavableDataset):
     def ordering(self, config: DatasetConfig | None = None, said_by: str = "") -> Ordering:
         """How samples are ordered: as the program asks, or as the dataset's own configuration insists.
 
-        Raises:
-            ConfigError: A number is not valid.
+        Raises ConfigError if a number is not valid.
         """
         asked = {
             "training": self.training,

@@ -346,7 +346,6 @@ class JoinedSource(Selected):
         return found
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
         if self.kept is not None and name in self.kept:
             return self.kept.id(name)
         number, column = self._member_of(name)

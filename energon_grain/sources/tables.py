@@ -37,8 +37,7 @@ from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
-from energon_grain.samples.sample import BASE_FIELDS
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts

@@ -81,7 +81,26 @@ def test_findings_as_text(root: Path) -> None:
     )
     assert end == "No problems and 1 warning in 8 samples and 4 shards."
     configure(root, "split.yaml", {"split_parts": {"train": ["shard_00{0..3}.tar"], "val": [], "test": []}})
-    assert run("lint", root, "--limit", "1").output.splitlines()[1] == "… and 1 more (--limit)"
+    assert run("lint", root, "--limit", "1").output.splitlines()[1] == "… and 1 more lines (--limit)"
+
+
+def test_one_mistake_in_all_samples_is_told_once(tmp_path: Path) -> None:
+    root = make_captioning_dataset(tmp_path / "data", n=24, shards=4)
+    wrong = {"__module__": "megatron.energon", "__class__": "CaptioningSample"}
+    configure(root, "dataset.yaml", {"sample_type": wrong, "field_map": {"image": "jpg", "caption": "txt[caption]"}})
+    *listed, more, end = run("lint", root, "--parallel", "1").output.splitlines()
+    assert [line.split(":")[0] for line in listed] == [f"shard_000.tar/00000{n}" for n in range(3)]
+    assert more == "  … and so in 21 more places, to shard_003.tar/000023"
+    assert end.startswith("24 problems in 24 samples")
+    assert len(found(root)) == 24
+
+
+def test_tars_that_were_added_and_not_prepared(root: Path) -> None:
+    shutil.copy(root / "shard_000.tar", root / "added.tar")
+    finding = only(root)
+    assert (finding["severity"], finding["where"]) == ("note", str(root))
+    assert finding["what"] == "not in the index, so never read: 1 of the tar files that lie there: added.tar"
+    assert f"prepare {root} --append" in finding["way_out"]
 
 
 def test_json_has_all_that_the_text_has(tmp_path: Path) -> None:

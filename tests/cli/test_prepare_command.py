@@ -15,7 +15,7 @@ from energon_grain.errors import ConfigError, TarError
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.formats.splits import read_split_config
-from energon_grain.prepare.placing import preparation_lock
+from energon_grain.prepare.writing import preparation_lock
 from energon_grain.testing import make_captioning_dataset, write_tars
 
 

@@ -22,6 +22,7 @@ from energon_grain import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_grain.testing import make_text_dataset
 
 
 class Encoder(DefaultTaskEncoder):
@@ -53,6 +54,26 @@ def test_what_is_something_else_is_told_where_it_is_given(arguments: dict[str, A
         get_train_dataset("none", batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=None, **arguments)
     with pytest.raises(ConfigError, match=message):
         get_val_dataset("none", batch_size=2, **arguments)
+
+
+class Misspelt(DefaultTaskEncoder):
+    def encode_sampel(self, sample: Any) -> Any:
+        raise NotImplementedError
+
+    def encode_batch(self, batch: Any) -> Any:
+        return self.encode_batchs(batch)
+
+    def encode_batchs(self, batch: Any) -> Any:  # a part of the hook, which is there
+        return batch
+
+
+def test_a_method_that_is_nearly_called_as_a_hook_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_text_dataset(tmp_path / "data", n=8)
+    get_val_dataset(tmp_path / "data", batch_size=2, task_encoder=Encoder())
+    assert not caplog.messages
+    get_val_dataset(tmp_path / "data", batch_size=2, task_encoder=Misspelt())
+    (message,) = caplog.messages
+    assert message == "Misspelt.encode_sampel is no hook, and is not called by itself. Did you mean 'encode_sample'?"
 
 
 def test_none_is_no_number_where_it_has_no_meaning() -> None:

@@ -14,8 +14,7 @@ from arrays import numbered, write_array
 from metadatasets import write_v2
 
 from energon_grain import prepare_metadataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-from energon_grain.datasets.open_join import open_join
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import read_uuid

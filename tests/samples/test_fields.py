@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energon_grain import Batch, CrudeSample, Sample, edataclass
-from energon_grain.samples.fields import pin_memory
+from energon_grain.samples.sample import pin_memory
 
 
 class Pinnable:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from energon_grain import EPath, SourceInfo, TextSample, add_source_info
-from energon_grain.samples.source_info import get_source_info
+from energon_grain.samples.sample import get_source_info
 
 A = SourceInfo(dataset_path=EPath("/d"), index=0, shard_name="s.tar", file_names=("a.txt",))
 B = SourceInfo(dataset_path=EPath("/d"), index="b", shard_name="s.tar", file_names=("b.txt", "b.json"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from forking import may_fork
 from patience import PATIENCE_S
 
-from energon_grain.storage.file_lock import locked
+from energon_grain.storage.atomic import locked
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from object_server import Bucket, Fault
 
 from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import ConfigError, ReadError
+from energon_grain.storage.object_bytes import read_beginning, read_whole
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.read_whole import read_beginning, read_whole
 from energon_grain.storage.settings import storage_settings
 
 Put = Callable[[bytes], str]

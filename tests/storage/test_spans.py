@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import example, given, settings, strategies as st
 
-from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
+from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
 
 Range = tuple[int, int, int]
 

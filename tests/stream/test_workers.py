@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import SkipSample, Stream, TaskEncoder, get_train_dataset
+from energon_grain.stream.workers import ThreadPool
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
@@ -72,3 +75,32 @@ def test_random_numbers_and_skips_depend_on_the_draw_alone(text_dataset: MakeDat
     assert rows(4, 2) == reference
     assert rows(2, 1, "process") == reference
     assert len({number for batch in reference for _, number in batch}) == 15 * 12
+
+
+def test_a_thread_that_begins_to_read_ahead_while_another_does_begins_nothing(text_dataset: MakeDataset) -> None:
+    starting, both = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        starting.wait(PATIENCE_S)
+        threading.Timer(0.05, both.set).start()  # by when this thread waits for the other one
+        stream.start_prefetch()
+
+    other = threading.Thread(target=begin)
+
+    class Waits(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            other.join(0.2)  # what it does, it does before the first batch comes
+            return sample
+
+    def pool(spec: Any, stage: Any) -> ThreadPool:
+        starting.set()
+        both.wait(PATIENCE_S)
+        return ThreadPool(stage, 1, 1 << 20)
+
+    options: dict[str, Any] = {"batch_size": 2, "task_encoder": Waits(), "worker_config": config(num_workers=1)}
+    other.start()
+    with Stream.of(train_on(text_dataset(20), **options), make_pool=pool) as stream:
+        found = [next(stream).__key__ for _ in range(4)]
+        other.join()
+    with Stream.of(train_on(text_dataset(20), **options), num_workers=0) as plain:
+        assert found == [next(plain).__key__ for _ in range(4)]

@@ -1,12 +1,13 @@
-"""Whole batches by number, for pipelines that Grain itself drives."""
+"""A dataset in pipelines that Grain drives: whole batches by their numbers, or one after the other."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,21 +15,56 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.extras import needed_for
-from energon_grain.loader.element_spec import spec_of_batches
-from energon_grain.loader.grain_reports import record_read, traced_item
+from energon_grain.loader.iterator import PipelineLoader, jax_processes, record_read, traced_item
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed, Statistics
-from energon_grain.stream.stream import config_to_run
+from energon_grain.stream.stream import Stream, config_to_run
 
-with needed_for("BatchMapDataset"):
+if TYPE_CHECKING:
+    from grain.experimental import ShapeDtypeStruct
+
+
+def spec_of_batches(batches: Iterable[Any]) -> Any:
+    """What batches are made of: a batch with a `ShapeDtypeStruct` for each array, None in shapes where two differ.
+
+    What hooks make is known by making it, so this takes two batches, of which None (all was dropped) are none. What is
+    no array has no shape and dtype `object`.
+
+    Raises EmptyDatasetError if there is no batch.
+    """
+    import jax
+    from grain.experimental import ShapeDtypeStruct
+
+    def spec(value: Any) -> ShapeDtypeStruct:
+        if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+            return ShapeDtypeStruct(np.shape(value), np.asarray(value).dtype)
+        return ShapeDtypeStruct((), np.dtype(object))
+
+    def common(one: ShapeDtypeStruct, other: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        if len(one.shape) != len(other.shape):
+            return one
+        shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+        return ShapeDtypeStruct(shape, one.dtype)
+
+    made = (batch for batch in batches if batch is not None)
+    specs: list[Any] = [jax.tree.map(spec, batch) for batch in islice(made, 2)]
+    if not specs:
+        raise EmptyDatasetError("what its elements are is not known: the dataset has none, or all of them are dropped")
+    if len(specs) < 2 or jax.tree.structure(specs[0]) != jax.tree.structure(specs[1]):
+        return specs[0]
+    return jax.tree.map(common, *specs)
+
+
+with needed_for("A dataset for Grain"):
     import grain
 
 
@@ -177,7 +213,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
             self._statistics.settle()
             return None
         with self._counting:
-            self._statistics.delivered(len(samples), drops)
+            self._statistics.samples += len(samples)
+            self._statistics.batches += 1
+            self._statistics.dropped_for(drops)
         register_value(batch)
         return batch
 
@@ -213,3 +251,59 @@ class _Chosen(grain.MapDataset[Any]):
             return self.slice(index)
         pass_number, place = divmod(int(index), len(self))
         return self._parent[int(self._places[place]) + pass_number * (len(self._parent) if pass_number else 0)]
+
+
+class BatchIterDataset(grain.IterDataset[EncodedBatch]):
+    """A `grain.IterDataset` of this host's batches: Grain's transformations and checkpoints work on top.
+
+    Each `iter` makes a loader of its own, which begins at the start. Elements, state and exactness are those of
+    `get_savable_loader`. Below `mp_prefetch` and `multithread_prefetch` each process or thread makes its own steps and
+    reads nothing else; where a dataset filters, groups, packs or generates there is no such thing.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+    """
+
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
+        super().__init__()
+        config_to_run(dataset, None)  # which refuses what is no dataset
+        self._dataset = dataset
+        self._steps = slice(0, None, 1)
+
+    def __iter__(self) -> PipelineLoader[EncodedBatch]:
+        config = with_agreement(config_to_run(self._dataset, None), jax_processes())
+        first, readers = self._steps.start, self._steps.step
+        if readers == 1:
+            stream = Stream.of(self._dataset, worker_config=config)
+        else:
+            spec = self._dataset.compiled(hosts=config.world_size)
+            stream = Stream.of_steps(spec, config, first=first, readers=readers)
+        return PipelineLoader(stream, str(self))
+
+    def __str__(self) -> str:
+        return f"BatchIterDataset({self._dataset!r})"
+
+    __repr__ = __str__
+
+    @property
+    def _element_spec(self) -> Any:
+        with iter(self) as batches:
+            return spec_of_batches(batches)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Make every so manieth step alone: what `mp_prefetch` and `multithread_prefetch` ask of each reader.
+
+        Raises:
+            ConfigError: What a step is made of depends on the data of those before; or the steps would not be taken in
+                turns.
+        """
+        first, readers = sl.start or 0, sl.step or 1
+        if sl.stop is not None or sequential_slice:
+            raise ConfigError("BatchIterDataset: readers beside each other take steps in turns; sequential_slice=False")
+        if readers > 1 and self._dataset.compiled().program is not None:
+            raise ConfigError(
+                "mp_prefetch above a BatchIterDataset that filters, groups, packs or generates: what a step is made of "
+                "depends on the data of those before, so each process would read everything; use "
+                "WorkerConfig(worker_type='process') below"
+            )
+        self._steps = slice(self._steps.start + first * self._steps.step, None, self._steps.step * readers)

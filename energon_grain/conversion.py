@@ -355,8 +355,7 @@ def _notes(old: ColumnarIndex, new: ColumnarIndex) -> tuple[str, ...]:
 def shard_samples_of(folder: DataFolder, shard: str) -> Iterator[Sample]:
     """Read a shard, about 32 MiB at a time. A part that a sample has twice comes once, the later one.
 
-    Raises:
-        UnfitSampleError: A part is not bytes but numbers, as features of a `tf.train.Example` may be.
+    Raises UnfitSampleError if a part is not bytes but numbers, as features of a `tf.train.Example` may be.
     """
     index = open_columnar(folder)
     first = int(index.shard_first[index.shards.index(shard)])
