@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -333,7 +332,6 @@ class PlannedPacks:
     maker: int
     _folds: dict[int, Fold[_Window]] = field(default_factory=dict[int, "Fold[_Window]"])
     _lengths: dict[int, int] = field(default_factory=dict[int, int])
-    _lock: Any = field(default_factory=threading.RLock)
     _told: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -377,13 +375,12 @@ class PlannedPacks:
 
     def _fold(self, pass_number: int) -> Fold[_Window]:
         """The windows of a pass."""
-        with self._lock:
-            found = self._folds.get(pass_number)
-            if found is None:
-                while len(self._folds) >= _FOLDS_KEPT:
-                    del self._folds[next(iter(self._folds))]
-                found = self._folds[pass_number] = Fold((0, 0), partial(self._advance, pass_number))
-            return found
+        found = self._folds.get(pass_number)
+        if found is None:
+            while len(self._folds) >= _FOLDS_KEPT:
+                self._folds.pop(list(self._folds)[0], None)  # noqa: RUF015 (another thread may do the same)
+            found = self._folds.setdefault(pass_number, Fold((0, 0), partial(self._advance, pass_number)))
+        return found
 
     def carries(self, position: int) -> list[Carry]:
         """See `IndexMap.carries`. The first numbers are the pack's position among those of all passes."""
@@ -393,7 +390,6 @@ class PlannedPacks:
         return [((pass_number << PASS_BITS) + first, at, *carried), *self.child.carries(below)]
 
     def remember(self, carries: Iterator[Carry]) -> None:
-        """See `IndexMap.remember`."""
         carry = next(carries, ())
         if len(carry) < 2:
             raise ValueError("there are too few carries")

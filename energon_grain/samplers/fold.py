@@ -8,11 +8,13 @@ of its window, so whoever restores it goes on from there, on any number of hosts
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 Carry = tuple[int, ...]
 """What windows leave to the next: its first position, then whatever the fold carries; numbers in [0, 2**63)."""
@@ -34,10 +36,8 @@ class Fold(Generic[Plan]):
 
     def __init__(self, first: Carry, advance: Advance[Plan]) -> None:
         self._first, self._advance = first, advance
-        self._forget()
-
-    def _forget(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        _folds.add(self)
         self._carries = [self._first]  # by their positions
         self._asked = 0  # position of the last anchor
         self._plans: OrderedDict[Carry, tuple[Carry, Plan]] = OrderedDict()  # by the carry before, with that behind
@@ -50,7 +50,7 @@ class Fold(Generic[Plan]):
 
         Where the fold ends before that, it is the last plan.
         """
-        with self._lock:
+        with self.lock:
             carry = self._carries[self._nearest(position)]
             while True:
                 after, plan = self._made(carry)
@@ -72,7 +72,7 @@ class Fold(Generic[Plan]):
 
     def anchor(self, position: int) -> Carry:
         """The carry of a position's window, however far others were planned; long before the last one, an earlier."""
-        with self._lock:
+        with self.lock:
             self._asked = position
             if position and self._nearest(position) + 1 == len(self._carries):
                 self.plan_at(position)
@@ -80,7 +80,7 @@ class Fold(Generic[Plan]):
 
     def remember(self, carry: Carry) -> None:
         """Take in a carry that an `anchor` of the same fold gave, in whatever process."""
-        with self._lock:
+        with self.lock:
             at = self._nearest(carry[0])
             if self._carries[at][0] != carry[0]:
                 self._keep(at + 1, carry)
@@ -89,14 +89,29 @@ class Fold(Generic[Plan]):
         return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
 
     def _keep(self, at: int, carry: Carry) -> None:
-        """Hold a carry. Of too many before the last anchor, one goes that others are nearest to; ahead every second."""
+        """Hold a carry. Of too many before the last anchor, one goes that others are nearest to; ahead every second.
+
+        Those right behind the last anchor stay, and the last ones: near either the next anchor is asked for.
+        """
         carries = self._carries
         carries.insert(at, carry)
         past = self._nearest(self._asked)
         if past > _PAST:
             del carries[min(range(1, past), key=lambda i: carries[i + 1][0] - carries[i - 1][0])]
         elif len(carries) - past > _AHEAD:
-            del carries[past + 1 : -_PLANS : 2]
+            del carries[past + _PAST : -_PAST : 2]
+
+
+_folds: WeakSet[Fold[Any]] = WeakSet()
+
+
+def _renew_locks() -> None:
+    for each in tuple(_folds):
+        each.lock = threading.RLock()
+
+
+# A forked child may save the state of a stream that is at work in its parent, where another thread plans.
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def flat(carries: Sequence[Carry]) -> list[int]:

@@ -39,8 +39,7 @@ from energon_grain.transforms.field_map import FieldMap
 def check_passes(passes: int | None, said_by: str = "") -> None:
     """Check a number of passes that are shuffled as one.
 
-    Raises:
-        ConfigError: It is neither a positive number, -1 nor None.
+    Raises ConfigError if it is neither a positive number, -1 nor None.
     """
     if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
         raise ConfigError(
@@ -106,11 +105,7 @@ class ResolvedLeaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArray:
-    """An array that is there. Picklable.
-
-    Attributes:
-        field: What the default merge calls it.
-    """
+    """An array that is there. Picklable."""
 
     source: ArraySource
     field: str
@@ -290,11 +285,7 @@ class StreamSpec:
 
     @property
     def order(self) -> IndexMap:
-        """The order of the stream.
-
-        Raises:
-            ConfigError: It depends on data.
-        """
+        """The order of the stream. Raises ConfigError if it depends on data."""
         if self.index_map is None:
             raise ConfigError(
                 "which samples stand at a position of this dataset depends on what is in them: it filters, groups, "
@@ -374,7 +365,7 @@ class StreamSpec:
         unit = Expression.parse(node["unit"], where="weight_unit")
         return CostShares(
             weights=np.array(node["blend"][0], np.float64),
-            means=np.array(node["means"]),
+            means=np.array(_means(node)),
             child=np.repeat(np.arange(len(node["of"])), [_leaf_count(each) for each in node["of"]]),
             costs=[Costs(leaf.leaf.source, unit, f"weight_unit='{unit}'") for leaf in self.leaves],
         )
@@ -409,11 +400,7 @@ class StreamSpec:
         return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
 
     def remember(self, carries: str) -> None:
-        """Take in what `carries` gave.
-
-        Raises:
-            StateError: It is of another order.
-        """
+        """Take in what `carries` gave. Raises StateError if it is of another order."""
         orders = [feed.order for feed in self.program.feeds] if self.program is not None else [self.order]
         try:
             given = iter(unflat(unpack_integers(carries)))
@@ -519,7 +506,7 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
     if "blend" in node:
         weights, starts = node["blend"]
         if "unit" in node:  # by what samples cost, so many of each make up a share
-            weights = [[weight / mean for weight, mean in zip(row, node["means"], strict=True)] for row in weights]
+            weights = [[weight / mean for weight, mean in zip(row, _means(node), strict=True)] for row in weights]
 
         def counts(positions: float) -> list[float]:
             found = [0.0] * len(children)
@@ -547,6 +534,14 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
         return [own for (_, draws), count in counted for own in draws(count)]
 
     return sum(lengths), draw
+
+
+def _means(blend: Mapping[str, Any]) -> list[float]:
+    """What a sample of each child of a blend by cost costs, in 1/1024: if the first ones cost nothing, next to nothing.
+
+    Those are 1,024, so it is as if the one behind them cost 1.
+    """
+    return [mean or 1.0 for mean in blend["means"]]
 
 
 def _leaf_count(mixture: Any) -> int:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
+from forking import may_fork
+from patience import PATIENCE_S
 
 from energon_grain.samplers.fold import Carry, Fold
 
@@ -25,7 +31,7 @@ def carry_at(position: int) -> Carry:
     return first, sum(range(0, first, WINDOW))
 
 
-@pytest.mark.parametrize("ahead", [0, 40, 3_000, 60_000])
+@pytest.mark.parametrize("ahead", [0, 40, 3_000, 60_000, 200_000])
 def test_an_anchor_is_that_of_its_window_however_far_others_were_planned(ahead: int) -> None:
     fold = sums()
     for position in range(0, 200, 7):
@@ -50,3 +56,25 @@ def test_plans_are_the_same_in_any_order_and_from_a_carry_of_another_process() -
         first, end, plan = other.plan_at(position)
         assert (first, plan) == carry_at(position)
         assert (first, end, plan) == fold.plan_at(position)
+
+
+@may_fork
+def test_a_forked_child_does_not_wait_for_a_thread_that_plans_in_its_parent() -> None:
+    planning, done = threading.Event(), threading.Event()
+
+    def advance(carry: Carry) -> tuple[int, Carry]:
+        planning.set()
+        done.wait(PATIENCE_S)
+        return 0, (carry[0] + WINDOW,)
+
+    fold = Fold((0,), advance)
+    thread = threading.Thread(target=fold.plan_at, args=(0,))
+    thread.start()
+    planning.wait(PATIENCE_S)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        os._exit(7 if fold.anchor(0) == (0,) else 8)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
