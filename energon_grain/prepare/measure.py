@@ -409,7 +409,7 @@ class _Log:
 
 
 def _begin_with(
-    log: _Log, held: Columns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
+    log: _Log, held: KeptColumns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
 ) -> None:
     """Note what is known of the samples that there were before shards were appended, if the functions still say so.
 
