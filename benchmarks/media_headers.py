@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.peer_python import energon_program, peer_python
 from energon_grain.testing import write_tars
-from energon_grain.testing.pictures import draw_picture, encode_picture
+from energon_grain.testing.datasets import draw_picture, encode_picture
 
 PROCESSES = "2"
 _PICTURES = 64

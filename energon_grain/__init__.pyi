@@ -22,7 +22,6 @@ from .compat.factories import (
     VQAOCRWebdataset as VQAOCRWebdataset,
     VQAWebdataset as VQAWebdataset,
 )
-from .datasets.augment_task_encoder import AugmentTaskEncoder as AugmentTaskEncoder
 from .datasets.aux_stores import (
     DecodeFileStore as DecodeFileStore,
     FileStoreDecoder as FileStoreDecoder,
@@ -75,7 +74,11 @@ from .datasets.planned_packing import (
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
-from .datasets.task_encoder import DefaultTaskEncoder as DefaultTaskEncoder, TaskEncoder as TaskEncoder
+from .datasets.task_encoder import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+)
 from .errors import (
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,
@@ -138,8 +141,12 @@ from .prepare.measure import column_function as column_function, measure_dataset
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch
-from .samples.sample import Sample as Sample, edataclass as edataclass
-from .samples.source_info import SourceInfo as SourceInfo, add_source_info as add_source_info
+from .samples.sample import (
+    Sample as Sample,
+    SourceInfo as SourceInfo,
+    add_source_info as add_source_info,
+    edataclass as edataclass,
+)
 from .samples.types import (
     CaptioningSample as CaptioningSample,
     CrudeSample as CrudeSample,

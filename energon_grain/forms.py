@@ -67,8 +67,7 @@ class Form(Generic[T]):
     def from_json(self, data: bytes) -> T:
         """Return the value that JSON holds.
 
-        Raises:
-            msgspec.MsgspecError: It is no JSON, holds bytes that are not UTF-8, or something else.
+        Raises msgspec.MsgspecError if it is no JSON, holds bytes that are not UTF-8, or something else.
         """
         try:
             return self._decode_json(data)
@@ -92,8 +91,7 @@ class Form(Generic[T]):
     def from_value(self, value: Any) -> T:
         """Return the value that dictionaries, lists, texts and numbers hold.
 
-        Raises:
-            msgspec.ValidationError: They hold something else.
+        Raises msgspec.ValidationError if they hold something else.
         """
         return msgspec.convert(value, self.of, dec_hook=self._convert)
 
@@ -238,11 +236,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def as_mapping(value: Any, place: Place, what: str) -> Mapping[str, Any]:
-    """Check that a value is a mapping with text as keys.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a value is a mapping with text as keys. Raises ConfigError if it is not."""
     if not isinstance(value, Mapping):
         raise wrong(place, expected(what, value))
     for key in value:

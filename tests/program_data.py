@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
-from energon_grain.testing.pictures import COLOURS, draw_picture, encode_picture
+from energon_grain.testing.datasets import COLOURS, draw_picture, encode_picture
 
 TWO_TO_ONE = {"train": 2, "val": 1}
 TRAIN = {"train": 1}

@@ -126,8 +126,8 @@ def test_training_takes_none_of_them(
 
 
 USES = {
-    "loader.BatchMapDataset": ("BatchMapDataset", "grain"),
-    "loader.BatchIterDataset": ("BatchIterDataset", "grain"),
+    "loader.BatchMapDataset": ("A dataset for Grain", "grain"),
+    "loader.BatchIterDataset": ("A dataset for Grain", "grain"),
     "loader.to_device(None)": ("to_device", "jax"),
     "loader.EnergonCheckpointSave": ("saving with Orbax", "orbax"),
     "import energon_grain_torch": ("energon_grain_torch", "torch"),

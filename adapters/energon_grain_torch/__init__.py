@@ -15,6 +15,6 @@ from energon_grain.lazy_names import from_stub
 with needed_for("energon_grain_torch"):
     importlib.import_module("torch")
 
-from energon_grain_torch import random_generator as random_generator, tensors as tensors  # which register themselves
+from energon_grain_torch import tensors as tensors  # which registers itself
 
 __getattr__, __dir__ = from_stub(globals(), besides=energon_grain)

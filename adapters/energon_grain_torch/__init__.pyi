@@ -9,11 +9,6 @@ from .datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
-from .decode import (
-    AVDecoder as AVDecoder,
-    AVWebdatasetDecoder as AVWebdatasetDecoder,
-    SampleDecoder as SampleDecoder,
-)
 from .loader import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
@@ -21,7 +16,10 @@ from .loader import (
 )
 from .task_encoder import (
     AugmentTaskEncoder as AugmentTaskEncoder,
+    AVDecoder as AVDecoder,
+    AVWebdatasetDecoder as AVWebdatasetDecoder,
     DefaultTaskEncoder as DefaultTaskEncoder,
+    SampleDecoder as SampleDecoder,
     TaskEncoder as TaskEncoder,
 )
 from .worker_config import WorkerConfig as WorkerConfig

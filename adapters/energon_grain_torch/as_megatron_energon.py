@@ -93,7 +93,7 @@ ELSEWHERE = {
     "default_get_batch_keys": "energon_grain.datasets.log_samples:default_get_batch_keys",
     # Where Energon's pickles name it; who imports it from there makes and recognises ours.
     "source_info:SourceInfo": _NAMES,
-    "get_source_info": "energon_grain.samples.source_info:get_source_info",
+    "get_source_info": "energon_grain.samples.sample:get_source_info",
     "tools.info:command": f"{_COMMANDS}:info",
     "tools.lint:command": f"{_COMMANDS}:lint",
     "tools.prepare:command": f"{_COMMANDS}:prepare",
@@ -246,8 +246,7 @@ def install() -> None:
 
     Once is enough; more does not hurt.
 
-    Raises:
-        ImportError: The real one has been imported already.
+    Raises ImportError if the real one has been imported already.
     """
     imported = sys.modules.get(PACKAGE)
     if imported is not None and not isinstance(imported, _Module):

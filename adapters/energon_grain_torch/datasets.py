@@ -56,10 +56,6 @@ class _Beginnings:
     An iteration begins with the pass behind the one that was begun last, whoever its workers were: as many, others, or
     none. The first of its workers finds out which that is, and the others do as it does. There are no locks: all of a
     worker's companions write the same, each in a row of its own, and say so before they change what comes next.
-
-    Args:
-        epoch: Pass that the next iteration begins with.
-        step: Of the rank, in it.
     """
 
     def __init__(self, epoch: int, step: int) -> None:
@@ -152,12 +148,10 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         return repr(self.dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """See `SavableDataset.on_steps`."""
         del steps
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`."""
         return to.lower(self.dataset)
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
@@ -225,13 +219,7 @@ class _Batches:
     def begin(self, epoch: int, step: int, before: _Batches | None) -> None:
         """Be where a worker of so many begins with a step of a pass.
 
-        Args:
-            epoch: Number of the pass.
-            step: Of the rank, in the pass.
-            before: Who made the pass before, in this process.
-
-        Raises:
-            ConfigError: Where that is depends on data.
+        Raises ConfigError if where that is depends on data.
         """
         plan = PassPlan.of(self._spec, self._config.world_size, epoch)
         if self._spec.endless and plan.steps is None and epoch:
@@ -325,8 +313,7 @@ class _Batches:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where a worker of as many was.
 
-        Raises:
-            StateError: It is no such state, or of another number of workers, or cannot be continued here.
+        Raises StateError if it is no such state, or of another number of workers, or cannot be continued here.
         """
         try:
             state = json.loads(state_dict[_KEY])

@@ -26,12 +26,7 @@ _SHOWN = 500
 
 
 class Command:
-    """A command, as `click` and its test runner call one. Errors have status 1.
-
-    Args:
-        name: Its name.
-        run: Does it, given the arguments.
-    """
+    """A command, as `click` and its test runner call one. Errors have status 1."""
 
     def __init__(self, name: str, run: Callable[[Sequence[str]], None]) -> None:
         self.name = name

@@ -22,9 +22,8 @@ from energon_grain.datasets.hooks import failure_tolerance_of
 from energon_grain.formats import nv_meta
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.add_media import prepare_media
-from energon_grain.samples import source_info
-from energon_grain.samples.fields import pin_memory
-from energon_grain.samples.source_info import get_source_info as get_source_info
+from energon_grain.samples import sample as samples
+from energon_grain.samples.sample import get_source_info as get_source_info, pin_memory
 from energon_grain.storage.epath import EPath
 
 _SHOWN = 10
@@ -72,7 +71,7 @@ class _AlsoOurs(type):
     """Classes that stand for another one: its instances are theirs."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, source_info.SourceInfo)
+        return isinstance(instance, samples.SourceInfo)
 
 
 class SourceInfo(metaclass=_AlsoOurs):
@@ -81,7 +80,7 @@ class SourceInfo(metaclass=_AlsoOurs):
     def __new__(cls, **fields: Any) -> Any:
         """A `SourceInfo` of these fields; of none, one that `__setstate__` fills."""
         blank: dict[str, Any] = {"dataset_path": EPath("."), "index": 0, "shard_name": "", "file_names": ()}
-        return source_info.SourceInfo(**(fields or blank))
+        return samples.SourceInfo(**(fields or blank))
 
 
 class State(dict[str, Any]):

@@ -1,11 +1,65 @@
-"""The core's task encoders, which decode to tensors."""
+"""The core's decoders with tensors where Energon has tensors, and its task encoders, which decode by these."""
 
 from __future__ import annotations
 
-from energon_grain.datasets import augment_task_encoder, task_encoder
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from energon_grain.datasets import task_encoder
+from energon_grain.media import av_decoder
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, RawBatch, RawSample
 from energon_grain.transforms import decode
-from energon_grain_torch.decode import SampleDecoder
+from energon_grain.transforms.decode import Buffer, torch_file
+
+
+class AVDecoder(av_decoder.AVDecoder):
+    """`energon_grain.AVDecoder`, with tensors where that has arrays: the same values in the same shapes."""
+
+    def array(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values)
+
+
+class AVWebdatasetDecoder(av_decoder.AVWebdatasetDecoder):
+    """`energon_grain.AVWebdatasetDecoder`, with tensors where that has arrays."""
+
+    _decoder = AVDecoder
+
+
+class SampleDecoder(decode.SampleDecoder):
+    """Decodes the parts of samples as `energon_grain.SampleDecoder` does, which lists them, with tensors.
+
+    | option or part | value |
+    |---|---|
+    | `image_decode="torch…"` | tensors, of the same values as the core's arrays; other modes stay arrays or images |
+    | `av_decode="AVDecoder"`, `"torch"` | the core's objects, whose clips are tensors |
+    | `pth` | what `torch.save` wrote, on the CPU: tensors and plain containers; any class with `allow_pickle` |
+    | `npy`, `npz`, `ten` `tb` | numpy arrays, as in Energon |
+    """
+
+    _av_decoder = AVWebdatasetDecoder
+
+    def _planes_value(self, planes: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(planes)
+
+    def _torch_codec(self, part: str) -> Callable[[Buffer], Any]:
+        if self._config["allow_pickle"]:
+            return super()._torch_codec(part)
+        return partial(_load_weights, max_bytes=self._config["max_part_bytes"])
+
+
+def _load_weights(data: Buffer, *, max_bytes: int | None) -> Any:
+    try:
+        return torch.load(torch_file(data, max_bytes), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"holds more than tensors and plain containers, or is damaged; if you trust the data, pass "
+            f"SampleDecoder(allow_pickle=True): {str(error).splitlines()[0]}"
+        ) from error
 
 
 class TaskEncoder(task_encoder.TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
@@ -23,7 +77,7 @@ class DefaultTaskEncoder(
 
 
 class AugmentTaskEncoder(  # pyright: ignore[reportIncompatibleVariableOverride]
-    augment_task_encoder.AugmentTaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
+    task_encoder.AugmentTaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
     TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
 ):
     """A task encoder that does what another one does but for what a subclass overrides, as in the core."""

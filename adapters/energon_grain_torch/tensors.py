@@ -1,4 +1,7 @@
-"""Tensors as a kind of array. Importing this module makes the core stack, pad, join and send them."""
+"""Tensors as a kind of array, and PyTorch's global generator. Importing this module makes the core use both.
+
+It stacks, pads, joins and sends tensors then, and seeds the generator for hooks with `@stateless(restore_seeds=True)`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, default_generator
 
+from energon_grain.stream.hooks import GENERATORS, GlobalGenerator
 from energon_grain.transforms.batching import WORTH_A_LOOK, ArrayKind, fill_rows, fill_stretches, register_array_kind
 
 
@@ -61,8 +65,7 @@ def _in_type_of_first(join: Callable[[list[Tensor]], Tensor], batch: Sequence[Te
 def _reduce(tensor: Tensor) -> tuple[Any, ...]:
     """Its elements alone, however large the storage that it is a view of. The copy is contiguous.
 
-    Raises:
-        pickle.PicklingError: It was computed with gradients.
+    Raises pickle.PicklingError if it was computed with gradients.
     """
     if not tensor.is_leaf:
         raise pickle.PicklingError(
@@ -86,4 +89,11 @@ def _rebuild(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_g
 register_array_kind(
     Tensor,
     ArrayKind(stack=_stack, pad_stack=_pad_stack, concatenate=_concatenate, concat_pad=_concat_pad, reduce=_reduce),
+)
+
+
+GENERATORS["torch"] = GlobalGenerator(
+    seed=lambda seed: default_generator.manual_seed(seed),
+    get_state=torch.get_rng_state,
+    set_state=torch.set_rng_state,
 )

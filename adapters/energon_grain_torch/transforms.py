@@ -29,11 +29,7 @@ Applied = tuple[Matrix, Size, tuple[Any, ...]]
 
 
 class TransformMapper:
-    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`.
-
-    Args:
-        transform: torchvision's.
-    """
+    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`."""
 
     source_type: ClassVar[type[torch.nn.Module]]
 
@@ -42,10 +38,6 @@ class TransformMapper:
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """Go on from what comes before.
-
-        Args:
-            matrix: Of what comes before.
-            dst_size: Height and width of what that gives.
 
         Returns:
             The matrix with this transform applied last, the new size, and the name and parameters of the transform.
@@ -123,7 +115,6 @@ class ResizeMapper(TransformMapper):
     source_type = tv.Resize
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         size = self.transform.size
         height, width = self.transform(_image_of(dst_size)).shape[-2:]
         matrix = self.scale(width / dst_size[1], height / dst_size[0]) @ matrix
@@ -140,7 +131,6 @@ class RandomResizedCropMapper(TransformMapper):
     source_type = tv.RandomResizedCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         crop = self.transform.get_params(_image_of(dst_size), list(self.transform.scale), list(self.transform.ratio))
         top, left, height, width = crop
         to_height, to_width = _pair(self.transform.size)
@@ -158,7 +148,6 @@ class RandomHorizontalFlipMapper(TransformMapper):
     source_type = tv.RandomHorizontalFlip
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         flips = bool(torch.rand(1) < self.transform.p)
         if flips:
             matrix = self.translate(dst_size[1], 0) @ self.hflip() @ matrix
@@ -171,7 +160,6 @@ class RandomVerticalFlipMapper(TransformMapper):
     source_type = tv.RandomVerticalFlip
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         flips = bool(torch.rand(1) < self.transform.p)
         if flips:
             matrix = self.translate(0, dst_size[0]) @ self.vflip() @ matrix
@@ -184,7 +172,6 @@ class RandomRotationMapper(TransformMapper):
     source_type = tv.RandomRotation
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         degrees = self.transform.get_params(self.transform.degrees)
         height, width = map(int, dst_size)
         x, y = self.transform.center or (width / 2, height / 2)
@@ -214,8 +201,7 @@ class RandomCropMapper(TransformMapper):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """See `TransformMapper`.
 
-        Raises:
-            ValueError: The padding repeats the image, or the crop is larger than the image and nothing is padded.
+        Raises ValueError if the padding repeats the image, or the crop is larger than the image and nothing is padded.
         """
         transform = self.transform
         if transform.padding_mode != "constant":
@@ -246,7 +232,6 @@ class RandomPerspectiveMapper(TransformMapper):
     source_type = tv.RandomPerspective
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         points: tuple[Any, Any] = (None, None)
         if torch.rand(1) < self.transform.p:
             height, width = map(int, dst_size)
@@ -278,7 +263,6 @@ class CenterCropMapper(TransformMapper):
     source_type = tv.CenterCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """See `TransformMapper`."""
         height, width = _pair(self.transform.size)
         # As torchvision rounds: it pads, then crops what is left over.
         down, right = (
@@ -343,9 +327,8 @@ class MergeTransform(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         """Apply all to an image.
 
-        Raises:
-            TypeError: It is neither a Pillow image nor a tensor.
-            ValueError: It is a tensor, which is filled with zeros, and another colour is asked for.
+        Raises TypeError if it is neither a Pillow image nor a tensor, and ValueError if it is a tensor, which is filled
+        with zeros, and another colour is asked for.
         """
         if not isinstance(x, Image.Image | torch.Tensor):
             raise TypeError(f"MergeTransform takes Pillow images and tensors, not a {type(x).__name__}")

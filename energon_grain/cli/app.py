@@ -7,15 +7,12 @@ from typing import Annotated
 import typer
 
 from energon_grain.cli.bench import bench
-from energon_grain.cli.checkpoint import checkpoint_info
-from energon_grain.cli.convert import convert
+from energon_grain.cli.checkpoint import checkpoint_info, which
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
-from energon_grain.cli.measure import measure
-from energon_grain.cli.prepare import prepare, prepare_media
+from energon_grain.cli.prepare import convert, measure, prepare, prepare_media
 from energon_grain.cli.preview import preview
 from energon_grain.cli.terminal import Answer, answering
-from energon_grain.cli.which import which
 
 
 def schema() -> Answer:

@@ -175,8 +175,7 @@ def advise(figures: Figures, image_decode: str | None) -> str:
 def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
     """The user's task encoder, or the default one, with its images decoded as asked.
 
-    Raises:
-        ConfigError: There is no such class, it is no task encoder, or it does not decode.
+    Raises ConfigError if there is no such class, it is no task encoder, or it does not decode.
     """
     from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 

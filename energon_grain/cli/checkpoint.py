@@ -1,14 +1,15 @@
-"""`energon-grain checkpoint info`: what a saved state says, in whatever form it was saved."""
+"""The commands that look into saved states: `checkpoint info`, what one says, and `which`, the samples of a step."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
+import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -21,6 +22,7 @@ from energon_grain.errors import ConfigError, StateError
 if TYPE_CHECKING:
     from energon_grain.stream.cursor import Cursor
     from energon_grain.stream.spec import StreamSpec
+    from energon_grain.stream.which import SampleRecord
 
 _DEPTH = 3
 """Folders of a checkpoint below each other: of a step, of an item of it."""
@@ -72,7 +74,7 @@ class StateInfo:
         host: Who saved it; None: it holds the states of all hosts.
         hosts: How many there were; 1 where it holds the states of all.
         lanes: L.
-        dropped: Samples dropped in this pass.
+        dropped: Samples dropped in this pass; None where lanes have states of their own, which do not count them.
         held: Lanes that hold samples, or stand where only their states know.
         skipped: (first step, steps) of ranges that were jumped over.
         fits_hosts: Numbers of hosts that it can go on on; None: any.
@@ -94,7 +96,7 @@ class StateInfo:
     host: int | None
     hosts: int
     lanes: int
-    dropped: int
+    dropped: int | None
     held: int
     skipped: list[tuple[int, int]]
     fits_hosts: list[int] | None
@@ -144,11 +146,7 @@ def checkpoint_info(
 
 
 def read_saved(file: Path) -> Cursor:
-    """The one state that a file or folder holds.
-
-    Raises:
-        StateError: It holds none, or several, or it is damaged.
-    """
+    """The one state that a file or folder holds. Raises StateError if it holds none, or several, or it is damaged."""
     states = saved_states(file)
     if len(states) > 1:
         raise StateError(f"{file} holds several states: {', '.join(states)}; give one of them")
@@ -159,8 +157,7 @@ def read_saved(file: Path) -> Cursor:
 def saved_states(file: Path) -> dict[str, Cursor]:
     """The states that a file or folder holds, each of all hosts that it has, by place.
 
-    Raises:
-        StateError: It holds none, or one is damaged.
+    Raises StateError if it holds none, or one is damaged.
     """
     if not file.exists():
         raise StateError(f"{file}: there is no such file or folder")
@@ -333,7 +330,7 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
         host=None if hosts == 1 else host,
         hosts=hosts,
         lanes=cursor["lanes"],
-        dropped=dropped,
+        dropped=None if cursor["held"] else dropped,
         held=cursor["lanes"] // hosts if cursor["held"] else 0,
         skipped=[(first, steps) for first, steps in cursor["skipped"]],
         fits_hosts=[hosts]
@@ -430,10 +427,12 @@ def _lines(info: StateInfo) -> list[str]:
         ("steps have", f"{batches}, of all hosts together"),
         ("saved by", "all hosts" if info.host is None else f"host {info.host} of {info.hosts}, for its lanes alone"),
         ("restores on", _hosts(info)),
-        ("dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")),
     ]
+    if info.dropped is not None:
+        rows.append(("dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")))
     if info.held:
-        rows.append(("lanes hold", "samples or places of their own (filters, groups, packs, generators)"))
+        what = "samples or places of their own (filters, groups, packs, generators); what was dropped is not counted"
+        rows.append(("lanes hold", what))
     if info.skipped:
         jumps = ", ".join(f"{counted(steps, 'step')} from {first:,} on" for first, steps in info.skipped)
         rows.append(("jumped over", jumps))
@@ -472,3 +471,57 @@ def _leaf_lines(leaves: Sequence[LeafState]) -> list[str]:
     if any(leaf.draws is None for leaf in leaves):
         lines.append("Items are made of samples here: with --dataset and the options of the run, they are counted.")
     return lines
+
+
+_PLAIN_ENDINGS = (".tar", ".jsonl")
+"""Of files whose bytes are those of their samples."""
+
+
+@of_a_run
+def which(
+    path: Annotated[
+        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
+    ],
+    run: Run,
+    step: Annotated[int, typer.Option(min=0, help="The step: 0 is the first batch.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in the batch of one host.")],
+    state: Annotated[
+        Path | None,
+        typer.Option(help="A saved state of the run, of all hosts, as `checkpoint info` reads it, to begin at."),
+    ] = None,
+) -> Answer:
+    """List shard, key and byte range of the samples of a global batch.
+
+    Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed.
+
+    Give the settings of the run. Mostly this is arithmetic. Where a task encoder packs, groups, filters or generates,
+    the steps before this one are made again, from the beginning or from a saved state. Samples that a run dropped
+    without such a task encoder are known from a state only.
+    """
+    from energon_grain.cli.checkpoint import read_saved
+    from energon_grain.stream.stream import Stream
+
+    saved = None if state is None else read_saved(state)
+    with Stream.of(run.dataset(path, batch_size=batch_size)) as stream:
+        if saved is not None:
+            stream.restore(saved)
+        records = stream.which(step)
+    document = [{**asdict(record), "read": True} for record in records] if records.read else records
+    lines = _lines_of_records(records)
+    if records.read:
+        lines.append("Known by reading the samples before, and making the steps again.")
+    return Answer(document=document, lines=lines)
+
+
+def _lines_of_records(records: list[SampleRecord]) -> list[str]:
+    """A table; it names the datasets where they are several, shortened by what they have in common."""
+    in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
+    datasets = sorted({record.dataset for record in records})
+    several = len(datasets) > 1
+    common = os.path.commonprefix(datasets).rpartition("/")[0] if several else "".join(datasets)  # noqa: RUF071
+    rows = [("item", "host", "epoch", "bytes" if in_files else "bytes, uncompressed", "sample")]
+    for record in records:
+        place = f"{record.dataset[len(common) :].lstrip('/')}/{record.shard}/{record.key}".lstrip("/")
+        extent = f"{record.start}-{record.stop}"
+        rows.append((f"{record.item}", f"{record.host}", f"{record.epoch}", extent, place))
+    return [*([f"Below {common}/"] if several else []), *table(rows, ">>><<")]

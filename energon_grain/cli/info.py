@@ -35,7 +35,8 @@ def info(
         str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="The split to show. Default: train.", rich_help_panel=_MIXTURES)
+        str | None,
+        typer.Option("--split", "--split-part", help="The split to show. Default: train.", rich_help_panel=_MIXTURES),
     ] = None,
     trust_module: Annotated[
         list[str] | None,

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from energon_grain.metadataset.resolve import Leaf
     from energon_grain.prepare.lint import LintFinding, LintProgress, LintReport
 
+_LISTED_ALIKE = 3
+
 
 def lint(
     path: Annotated[
         str, typer.Argument(help="Folder or URL of a prepared dataset, a JSONL file, or a metadataset (.yaml).")
     ],
     split_parts: Annotated[
-        str | None, typer.Option(help="Look only at these split parts, as train,val. Default: all shards.")
+        str | None,
+        typer.Option(
+            "--split-parts", "--split-part", help="Look only at these split parts, as train,val. Default: all shards."
+        ),
     ] = None,
     split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
     dataset_config: Annotated[
@@ -39,7 +44,7 @@ def lint(
         list[str] | None,
         typer.Option(help="Module whose sample types and functions may be imported. Repeatable."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="List at most so many findings; --json has all.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Print at most so many lines of findings; --json has all.")] = 100,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
 ) -> Answer:
     """Open a dataset as a loader does, compare its indices with its tars, and decode every sample.
@@ -103,19 +108,30 @@ def lint(
 
 def _lines(report: LintReport, limit: int) -> list[str]:
     counts = Counter(finding.severity for finding in report.findings)
-    problems = counts["error"] + counts["warning"]
-    hidden = [f"… and {problems - limit:,} more (--limit)"] if problems > limit else []
-    notes = report.findings[max(limit, problems) :]  # of which there are few
+    alike: dict[tuple[str, str], list[LintFinding]] = {}
+    for finding in report.findings:
+        alike.setdefault((finding.severity, finding.what), []).append(finding)
+    problems = [line for (severity, _), same in alike.items() if severity != "note" for line in _lines_of(same)]
+    notes = [_line(finding) for finding in report.findings if finding.severity == "note"]
+    hidden = [f"… and {len(problems) - limit:,} more lines (--limit)"] if len(problems) > limit else []
     warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
     found = counted(counts["error"], "problem") if counts["error"] else "No problems"
     shards = "" if is_file_of(report.root, ".jsonl") else f" and {counted(report.shards, 'shard')}"
     colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
     return [
-        *map(_line, report.findings[:limit]),
+        *problems[:limit],
         *hidden,
-        *map(_line, notes),
+        *notes,
         typer.style(f"{found}{warnings} in {counted(report.samples, 'sample')}{shards}.", fg=colour),
     ]
+
+
+def _lines_of(alike: Sequence[LintFinding]) -> list[str]:
+    """Findings that differ in their place alone: a wrong field map is one mistake, however many samples it breaks."""
+    if len(alike) <= _LISTED_ALIKE:
+        return [_line(finding) for finding in alike]
+    more = f"  … and so in {len(alike) - _LISTED_ALIKE:,} more places, to {alike[-1].where}"
+    return [*map(_line, alike[:_LISTED_ALIKE]), more]
 
 
 def _line(finding: LintFinding) -> str:

@@ -53,9 +53,8 @@ Int64Array = npt.NDArray[np.int64]
 def check_file(file: Path) -> None:
     """Check that a plot can be drawn and written to a file of this name, before there is one to write.
 
-    Raises:
-        ConfigError: It has another ending, or its folder is not there.
-        MissingPackageError: There is no matplotlib.
+    Raises ConfigError if it has another ending, or its folder is not there, and MissingPackageError if there is no
+    matplotlib.
     """
     if file.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--plot {file}: expected a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
@@ -125,11 +124,7 @@ def draw_mixture(summary: MixtureSummary, spec: StreamSpec, *, batch_size: int =
 
 
 def draw_sizes(path: str, summary: DatasetSummary | JsonlSummary | ArraySummary) -> Figure:
-    """Draw histograms of the sizes of samples, and of the parts of each name.
-
-    Raises:
-        ConfigError: It is an array.
-    """
+    """Draw histograms of the sizes of samples, and of the parts of each name. Raises ConfigError if it is an array."""
     if isinstance(summary, ArraySummary):
         raise ConfigError(f"{path}: every row of an array is of the same size, so there is nothing to plot")
     figure, panels = _axes(2 if isinstance(summary, DatasetSummary) else 1)

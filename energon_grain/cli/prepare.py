@@ -1,4 +1,4 @@
-"""`energon-grain prepare`: index and split a folder of shards, asking for what flags leave open; `prepare-media`."""
+"""The commands that make datasets: `prepare`, which asks for what is open, `prepare-media`, `measure` and `convert`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from energon_grain.cli.info import column_rows
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
     counted,
     format_bytes,
     note,
+    own_modules,
     own_sample_type,
     progress_bar,
+    table,
     with_samples,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
@@ -28,8 +31,10 @@ from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_u
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from energon_grain.conversion import ConversionProgress, ConversionReport
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
+    from energon_grain.prepare.measure import MeasureProgress
     from energon_grain.prepare.preparation import PrepareReport
     from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
 
@@ -158,8 +163,8 @@ def prepare(
     from energon_grain.formats.splits import parse_ratio
     from energon_grain.media.headers import MediaFilterConfig
     from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts
-    from energon_grain.prepare.placing import open_to_prepare
     from energon_grain.prepare.preparation import prepare_dataset
+    from energon_grain.prepare.writing import open_to_prepare
 
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
@@ -503,3 +508,149 @@ def _ask_field(field: SampleField, parts: Sequence[str]) -> str | None:
         if not unknown:
             return answer
         typer.echo(f"    There is no part {unknown[0]!r}. There are {_some(parts)}.")
+
+
+def measure(
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset, a JSONL file, Parquet files or tars; or a metadataset with one join; also by URL."
+        ),
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column and its function, as tokens=my_module:count_tokens. Repeatable: one pass for all."),
+    ] = None,
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A column and its file, as tokens=tokens.npy, or score=scores.parquet (.csv, .jsonl); by the field "
+            "`key`, else by row. Another field: score=scores.csv:aesthetic. Repeatable."
+        ),
+    ] = None,
+    parts: Annotated[
+        str | None, typer.Option(help="Parts that functions get, as txt,json. Default: all; fewer are read quicker.")
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Of the functions, kept with the columns. Default: their own, else 1.")
+    ] = None,
+    split_part: Annotated[str, typer.Option(help="Of a metadataset: the split that has the join.")] = "train",
+    num_workers: Workers = None,
+    runner: Runner = "processes",
+    ray_address: RayAddress = None,
+    progress: Progress = True,
+) -> Answer:
+    """Call a function on every sample, and keep the number that it returns as a column: to filter, mix and pack by.
+
+    The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None where there is none.
+    Its module is looked for in the current folder, too. After a kill, the same command goes on where it was.
+    """
+    from energon_grain.prepare.measure import measure_dataset
+
+    columns, files = _pairs("--column", column), _pairs("--attach", attach)
+    if not columns and not files:
+        raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
+    own_modules(columns.values())
+    with running(runner, ray_address) as executor, progress_bar("Measuring", shown=progress) as bar:
+
+        def show(now: MeasureProgress) -> None:
+            speed = f", {now.done / bar.elapsed_s:,.0f}/s" if now.done else ""
+            bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} samples{speed}")
+
+        report = measure_dataset(
+            path,
+            columns,
+            attach=files,
+            parts=None if parts is None else [part.strip() for part in parts.split(",")],
+            version=version,
+            split_part=split_part,
+            num_workers=num_workers,
+            executor=executor,
+            progress=show,
+        )
+    lines = [f"Measured {counted(report.samples, 'sample')} of {report.path} in {report.elapsed_s:.2f} s."]
+    if report.samples_reused:
+        lines.append(f"  {counted(report.samples_reused, 'sample')} had been measured by a run that did not finish.")
+    lines += [*table(*column_rows(report.columns)), *(f"  {note(each)}" for each in report.notes)]
+    return Answer(document=report, lines=lines)
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not (name and equals and value):
+            example = "my_module:count_tokens" if option == "--column" else "tokens.npy"
+            raise ConfigError(f"{option} {each}: write a name and what it is made of, as tokens={example}")
+        if name in pairs:
+            raise ConfigError(f"{option} {each}: the column {name!r} is given twice")
+        pairs[name] = value
+    return pairs
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(help="Path or URL of a dataset, of JSONL (also .gz, .zst), Parquet, bare tars, or arrays."),
+    ],
+    target: Annotated[str, typer.Argument(help="New or empty folder of this machine.")],
+    to: Annotated[
+        Literal["array-record", "tar"] | None,
+        typer.Option(help="Kind of the new shards. Default: the other one; tars, where there are no shards."),
+    ] = None,
+    compression: Annotated[Literal["none", "zstd"], typer.Option(help="Of each record of ArrayRecord files.")] = "none",
+    shard_samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a new shard, where there are no shards. Default: 5,000.")
+    ] = None,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes at most; 0 for none. Default: one for each core.")
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Read every new shard back and compare all keys and bytes.")] = True,
+    sqlite: Annotated[
+        bool, typer.Option(help="Write index.sqlite for tars, which Energon's joins and auxiliary data need.")
+    ] = True,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
+) -> Answer:
+    """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
+
+    Keys, parts, splits and configuration stay, so the new dataset gives the same stream and goes on with saved states
+    of the old one. Data in no shards (JSONL files, arrays, …) becomes a crude dataset, all of it train. After a kill,
+    the same command goes on where it was.
+    """
+    from energon_grain.conversion import convert_dataset
+
+    with progress_bar("Converting", shown=progress) as bar:
+
+        def show(now: ConversionProgress) -> None:
+            of = f"/{now.shards_total:,}" if now.shards_total else ""
+            detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
+            label = {"convert": None, "index": "Indexing"}[now.stage]
+            bar.advance_to(now.bytes_done, now.bytes_total, detail, label)
+
+        report = convert_dataset(
+            source,
+            target,
+            to=to,
+            compression=compression,
+            shard_samples=shard_samples,
+            num_workers=num_workers,
+            verify=verify,
+            sqlite=sqlite,
+            progress=show,
+        )
+    return Answer(document=with_samples(report), lines=_lines_of_conversion(report))
+
+
+def _lines_of_conversion(report: ConversionReport) -> list[str]:
+    kind = "ArrayRecord file" if report.container == "array-record" else "tar file"
+    lines = [
+        f"Converted {report.source} to {report.target}: {counted(report.samples, 'sample')} in "
+        f"{counted(len(report.shard_counts), kind)}, {format_bytes(report.target_bytes)} "
+        f"({format_bytes(report.source_bytes)} before), in {report.elapsed_s:.2f} s."
+    ]
+    if report.shards_reused:
+        lines.append(
+            f"  {counted(report.shards_reused, 'shard')} had been written by an earlier run that did not finish."
+        )
+    read_back = "every shard was read back and compared." if report.verified else "nothing was read back."
+    return [*lines, f"  {read_back}", *(f"  {note(each)}" for each in report.notes)]

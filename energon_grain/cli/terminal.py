@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import json
 import math
@@ -241,14 +240,15 @@ def own_sample_type(name: str | None) -> None:
 def own_task_encoder(named: str) -> TaskEncoder:
     """The task encoder that is written as `package.module:Class`, made without arguments. Raises ConfigError."""
     from energon_grain.datasets.task_encoder import TaskEncoder
+    from energon_grain.formats.class_ref import imported
 
     module, _, name = named.partition(":")
     if not module or not name:
         raise ConfigError(f"--task-encoder {named}: expected module:Class, as my_training.data:Encoder")
     own_modules([module])
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found = getattr(imported(module, f"--task-encoder {named}: {module}"), name)
+    except AttributeError as error:
         raise ConfigError(f"--task-encoder {named}: {error}") from error
     encoder = found() if isinstance(found, type) else found
     if not isinstance(encoder, TaskEncoder):

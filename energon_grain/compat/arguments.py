@@ -55,9 +55,7 @@ class DeprecatedArguments(TypedDict, total=False):
 
     Attributes:
         auto_decode: False: `decoder = None`.
-        image_decode: As in `SampleDecoder`, and so are the next two.
-        av_decode: See there.
-        video_decode_audio: See there.
+        image_decode: As in `SampleDecoder`, and so are `av_decode` and `video_decode_audio`.
         handler: Ignored; give `WorkerConfig(global_error_handler=…)`.
     """
 

@@ -137,8 +137,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         training: Whether samples are shuffled.
         worker_config: Of the dataset that is built.
         shuffle_over_epochs: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
-        parallel_shard_iters: As in `get_train_dataset`, and so is the next one.
-        max_samples_per_sequence: See there.
+        parallel_shard_iters: As in `get_train_dataset`, and so is `max_samples_per_sequence`.
         subset: Range of samples, `[start, end]` in numbers or percent.
         split_config: Name of another `split.yaml`.
         part_filter: Names of the parts to read, or a predicate; None: all.
@@ -296,8 +295,6 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
             parent_path: The dataset folder, or its URL.
             media_filter: Which parts are looked at: a `MediaFilterConfig`.
             workers: As in `prepare_dataset`, and so are the others.
-            progress_fn: See there.
-            index_sqlite_tmp_path: See there.
 
         Returns:
             How many parts are media of which something is known now.
@@ -342,7 +339,6 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         field_map: Expression for each field of the type.
         sample_loader: In place of a field map: makes the fields of a crude sample.
         part_filter: Parts that the loader needs; it goes with that.
-        **kwargs: See there.
 
     Raises:
         ConfigError: Not exactly one of `field_map` and `sample_loader` is given, or the class has no sample type.
@@ -403,7 +399,6 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
     Args:
         path: As in `DefaultGenericWebdatasetFactory`, and so are `kwargs`.
         decoder: Decodes the parts; None leaves them bytes.
-        **kwargs: See there.
     """
 
     _takes: ClassVar[tuple[str, ...]] = ("subflavors", "decoder")
@@ -432,7 +427,6 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
     Args:
         path: As in `DefaultDecoderWebdatasetFactory`, and so are `kwargs`.
         sample_type: The type, derived from `Sample`.
-        **kwargs: See there.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type[T_sample], **kwargs: Any) -> None:
@@ -448,7 +442,6 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
     Args:
         path: As in `DefaultDecoderWebdatasetFactory`, and so are `kwargs`, but for `field_map` and `sample_loader`.
         part_filter: Names of the parts to read, or a predicate; default: all.
-        **kwargs: See there.
     """
 
     _crude: ClassVar[bool] = True
@@ -510,11 +503,6 @@ class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
     Args:
         path: The file, whose name ends in `.jsonl`.
         training: As in `BaseWebdatasetFactory`, and so are the others.
-        worker_config: See there.
-        shuffle_over_epochs: See there.
-        parallel_shard_iters: See there.
-        max_samples_per_sequence: See there.
-        subset: See there.
         part_filter: See there; the one part is `json`.
     """
 
@@ -592,10 +580,7 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
     Args:
         inner_datasets: The primary, and the others; a mapping gives the joiner its samples by name.
         training: As in `BaseWebdatasetFactory`, and so are the others that are not listed here.
-        worker_config: See there.
         shuffle_over_epochs: See there; of the joined samples.
-        parallel_shard_iters: See there.
-        max_samples_per_sequence: See there.
         subset: Range of the joined samples.
         join_index: Accepted for compatibility.
         joiner: A sample type, whose `from_joined` makes the samples, or a function that does.

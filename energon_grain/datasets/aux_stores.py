@@ -18,7 +18,7 @@ from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.prepare.bare_tars import open_data
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
 from energon_grain.sources.jsonl import JsonlFileStore
@@ -50,8 +50,7 @@ def read_aux(value: Any, place: Place) -> AuxReference:
     A prepared dataset by its path or as `path: …`; a folder of files as `filesystem://folder`,
     `filesystem+s3://bucket/folder` or `fs_path: …`.
 
-    Raises:
-        ConfigError: It is none of these; says where.
+    Raises ConfigError if it is none of these; says where.
     """
     if isinstance(value, AuxReference):
         return value
@@ -117,8 +116,7 @@ def open_primary(path: str | os.PathLike[str], decoder: FileStoreDecoder | None)
 def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_type: type[Any] | None) -> None:
     """Check that a leaf with auxiliary stores is crude: only cookers get them.
 
-    Raises:
-        ConfigError: It has a sample type.
+    Raises ConfigError if it has a sample type.
     """
     if not aux or sample_type is None:
         return
@@ -283,9 +281,8 @@ class PrimaryFileStore(FileStore[T_co]):
 def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
     """What lies at a path, by key. What is not there, or unknown, is taken for a WebDataset, which says so.
 
-    Raises:
-        DatasetNotFoundError: `path` is not a prepared dataset.
-        ConfigError: It holds arrays, whose rows have no keys.
+    Raises DatasetNotFoundError if `path` is not a prepared dataset, and ConfigError if it holds arrays, whose rows have
+    no keys.
     """
     return _STORES.get(kind_at(located(path)), _store_of_shards)(path)
 

@@ -49,8 +49,7 @@ def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int)
 def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | None:
     """By what hosts get equal work; the cost of a sample is short for all of it.
 
-    Raises:
-        ConfigError: It is neither, or there are no batches of so many parts.
+    Raises ConfigError if it is neither, or there are no batches of so many parts.
     """
     if balance is None:
         return None
@@ -97,7 +96,6 @@ class BatchDataset(SavableDataset):
             follows that, so that each has equal work; for the outermost batch. None, the default: as they come.
         hook: As in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
         batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
-        batcher_config: See there.
         worker_config: Default: that of the dataset.
 
     Raises:

@@ -131,8 +131,7 @@ def cooking(
 ) -> HookSpec | None:
     """What cooks a leaf: the task encoder's first cooker that fits it. Without any, crude samples pass as they are.
 
-    Raises:
-        ConfigError: None fits, or the one that does does not take what it is given.
+    Raises ConfigError if none fits, or the one that does does not take what it is given.
     """
     if leaf.sample_type is not None or not encoder.cookers:
         return None

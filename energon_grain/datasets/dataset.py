@@ -149,8 +149,7 @@ def describe(node: SavableDataset, below: SavableDataset, worker_config: WorkerC
 def settle(node: SavableDataset, below: SavableDataset) -> None:
     """Check the fields of a new node over another: its `worker_config` is the other's unless one is given.
 
-    Raises:
-        ConfigError: What lies below is not a dataset.
+    Raises ConfigError if what lies below is not a dataset.
     """
     check_dataset(node, below)
     for each in fields(node):
@@ -162,11 +161,7 @@ def settle(node: SavableDataset, below: SavableDataset) -> None:
 
 
 def check_dataset(node: SavableDataset, below: Any) -> None:
-    """Check that a node is put over a dataset.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Check that a node is put over a dataset. Raises ConfigError if it is something else."""
     if not isinstance(below, SavableDataset):
         raise ConfigError(f"{type(node).__name__}: {no_dataset(below)}")
 
@@ -176,8 +171,7 @@ def check_function(
 ) -> None:
     """Check that a node's function can be called, and that it is not a generator where one value is needed.
 
-    Raises:
-        ConfigError: It cannot, or it is.
+    Raises ConfigError if it cannot, or it is.
     """
     if not callable(function):
         raise ConfigError(f"{type(node).__name__}: {name}={function!r}: expected a function")
@@ -189,10 +183,6 @@ def check_function(
 
 
 def check_size(node: SavableDataset, name: str, size: Any, unit: str) -> None:
-    """Check that a size is a whole number above 0.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a size is a whole number above 0. Raises ConfigError if it is not."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
         raise ConfigError(f"{type(node).__name__}: {name}={size!r}: expected a positive number of {unit}")

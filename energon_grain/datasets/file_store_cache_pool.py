@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.cache_pool import CachePool, HeldLazy, Lazy
 from energon_grain.sources.file_store import FileStore
 
@@ -96,8 +96,7 @@ class DiskCache:
     def want(self, store: FileStore[Any], key: str) -> Entry:
         """Announce a reader of a file, who ends by `take` or `leave`; the file is copied when its turn comes.
 
-        Raises:
-            ValueError: The cache was closed.
+        Raises ValueError if the cache was closed.
         """
         with self._changed:
             self._settle()
@@ -129,9 +128,8 @@ class DiskCache:
     def take(self, entry: Entry) -> tuple[Any, SourceInfo | None]:
         """The value of a file, and where it came from; one reader less.
 
-        Raises:
-            ValueError: The cache was closed, and the value is nowhere else.
-            Exception: What the store raises.
+        Raises ValueError if the cache was closed, and the value is nowhere else, and what the store
+        raises.
         """
         with self._changed:
             while entry.state is _State.COPIED and not self._closed:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import operator
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast, get_origin, get_type_hints
@@ -43,6 +44,7 @@ from energon_grain.storage.location import METADATASET_ENDINGS, check_url
 from energon_grain.stream.spec import LastBatch, check_passes
 from energon_grain.stream.worker_config import WorkerConfig
 
+_logger = logging.getLogger("energon_grain")
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
@@ -356,10 +358,6 @@ class _Run:
         encoder: The user's hooks.
         leaf: Makes the leaves; what is said of all of them is in it.
         outer: What is said of the whole metadataset.
-
-    Args:
-        arguments: All of them.
-        training: Whether samples are shuffled.
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, training: bool) -> None:
@@ -402,8 +400,7 @@ class _Run:
     def build(self, builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
         """What a builder of the task encoder makes of the keywords that it declares.
 
-        Raises:
-            ConfigError: It does not declare one that is not at its default, or makes no dataset.
+        Raises ConfigError if it does not declare one that is not at its default, or makes no dataset.
         """
         keywords |= {**self._of_builders, "worker_config": self._config}
         asked = {name: keywords.pop(name) for name, none in _UNASKED.items() if keywords.get(name, none) != none}
@@ -431,8 +428,7 @@ def _host_and_hooks(
 ) -> tuple[WorkerConfig, TaskEncoder]:
     """The host and the task encoder, or their defaults.
 
-    Raises:
-        ConfigError: One of them is something else, a class in place of an object for instance.
+    Raises ConfigError if one of them is something else, a class in place of an object for instance.
     """
     config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
     if not isinstance(config, WorkerConfig):
@@ -445,6 +441,8 @@ def _host_and_hooks(
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"task_encoder={encoder!r}: expected an object of a class that derives from TaskEncoder")
     name = type(encoder).__name__
+    for written, hook in _misspelt_hooks(type(encoder)):
+        _logger.warning("%s.%s is no hook, and is not called by itself. Did you mean %r?", name, written, hook)
     decoder: Any = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
         raise ConfigError(
@@ -460,6 +458,16 @@ def _host_and_hooks(
             f"cook_crude_sample, or give cookers"
         )
     return config, encoder
+
+
+def _misspelt_hooks(encoder: type[TaskEncoder]) -> Iterator[tuple[str, str]]:
+    """Methods that are nearly called as a hook that the task encoder does not override, and these hooks."""
+    ours = (TaskEncoder, DefaultTaskEncoder)
+    idle = [name for name in dir(TaskEncoder) if any(getattr(encoder, name) is getattr(each, name) for each in ours)]
+    for name in sorted({*dir(encoder)} - {*dir(DefaultTaskEncoder)}):
+        near = difflib.get_close_matches(name, idle, n=1, cutoff=0.9)
+        if near and not name.startswith("_") and callable(getattr(encoder, name)):
+            yield name, near[0]
 
 
 def _described(path: Source) -> tuple[Source, bool]:
@@ -496,16 +504,12 @@ def get_dataset_from_config(
 
     Args:
         path: Folder of the dataset, or the file.
-        dataset_config: As in `get_train_dataset`, and so are `split_config`, `worker_config`, `sample_type`, `subset`.
-        split_config: See there.
+        dataset_config: As in `get_train_dataset`, and so are `split_config`, `worker_config`, `sample_type`, `subset`
+            and `where`.
         split_part: Default: `train`.
         training: Whether samples are shuffled.
         subflavors: Tags of every sample, in place of those of equal names in the dataset's own configuration.
-        worker_config: See there.
-        sample_type: See there.
         shuffle_over_epochs: As `shuffle_over_epochs_multiplier` there.
-        subset: See there.
-        where: See there.
         **options: As in `DatasetLoader.get_datasets`.
 
     Raises:

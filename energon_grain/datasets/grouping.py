@@ -44,7 +44,6 @@ class GroupBatchDataset(SavableDataset):
         hook: Name of the batcher, as in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
         group_hook: Name of the key function.
         batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
-        batcher_config: See there.
         worker_config: Default: that of the dataset.
 
     Raises:

@@ -147,11 +147,7 @@ def hook_spec(
 
 
 def require_one_value(name: str, function: Callable[..., Any]) -> None:
-    """Check that a hook returns one value.
-
-    Raises:
-        ConfigError: It is a generator function.
-    """
+    """Check that a hook returns one value. Raises ConfigError if it is a generator function."""
     if is_generator(function):
         raise ConfigError(
             f"{name}: {getattr(function, '__qualname__', function)} is a generator function, and here one value is "

@@ -1,22 +1,50 @@
-"""Datasets that are joined by the keys of their samples: how they stand in a configuration, and a sample of a row."""
+"""Datasets that are joined by the keys of their samples: how they stand in a configuration, and a sample of a row.
+
+Its rows are those of the index that was prepared, here or beside a metadataset in a store, or that is made now. Indices
+of metadatasets in object stores are made on this machine and kept beside the metadataset.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import Lowering, Part
-from energon_grain.datasets.open_join import open_join
-from energon_grain.errors import ConfigError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    IndexFileError,
+    MissingObjectError,
+    RangeError,
+    StaleIndexError,
+)
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
+from energon_grain.formats.join_index import (
+    HEADER_NAME,
+    JoinedMember,
+    JoinHeader,
+    JoinIndex,
+    cache_folder,
+    decode_join_header,
+    join_file_sizes,
+    join_folder,
+    joins_in,
+    open_join_index,
+    stored_headers,
+)
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare import join_members as joining
+from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
 from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
 from energon_grain.prepare.measure import opened_samples
 from energon_grain.samplers.expression import Expression
@@ -26,8 +54,234 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource, MemberSource
+from energon_grain.storage.addresses import has_lists
+from energon_grain.storage.atomic import is_writable
+from energon_grain.storage.location import is_url
+from energon_grain.storage.mirror import Mirror, mirror_of
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
+
+_TAIL_BYTES = 64 << 10
+JOINED_ON_USE = 1_000_000
+"""Up to so many samples of the primary are joined when the join is first used: about a second."""
+
+
+class Join(Protocol):
+    """A join as it stands in a configuration: a `JoinedLeafDataset`."""
+
+    @property
+    def metadataset(self) -> str | None:
+        """The file that it stands in, whose `.cache` folder has its index; None: not in a file."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        ...
+
+    def inputs(self) -> tuple[joining.JoinMember, ...]:
+        """Open the datasets and arrays that are joined."""
+        ...
+
+
+def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
+    """Open the index of a join.
+
+    What `energon-grain prepare` wrote is mapped; else an index that Energon wrote is taken over where all of its rows
+    fit; else a small join is made now, and kept beside the metadataset if that is writable.
+
+    Args:
+        join: The join.
+        joined_on_use: Samples of the primary up to which it is made now.
+
+    Raises:
+        DatasetNotFoundError: A dataset or array is missing, or the join is large and was not prepared.
+        StaleIndexError: A dataset, array or split file changed since the join was prepared.
+        IndexFileError: The index is damaged.
+        ConfigError: A key is missing in a dataset, or a row in an array, and `nonmatch` does not allow that.
+        DuplicateKeyError: A dataset has a key twice.
+        EmptyDatasetError: The join has no row.
+    """
+    samples = join.inputs()
+    primary = primary_of(samples)
+    cache = None if join.metadataset is None else cache_folder(join.metadataset)
+    mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
+    if cache is not None and join.metadataset is not None:
+        mending = f"run `energon-grain prepare {join.metadataset}`"
+        try:
+            return _fetched(join.metadataset, join_folder(cache, name_of(samples)))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except IndexFileError as error:
+            told = str(error).replace(str(cache), f"{join.metadataset}.cache")  # not the mirror of one in a store
+            raise IndexFileError(f"{told}: {mending}") from error
+        found = find_join_index(cache, samples)
+        if found is not None:
+            return found
+        _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
+    if len(primary) > joined_on_use:
+        raise DatasetNotFoundError(
+            f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
+            f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
+        )
+    return build_join(samples, cache if cache is not None and is_writable(cache) else None)
+
+
+def _fetched(metadataset: str, folder: Path) -> JoinIndex:
+    """Open the index of a join; the copy of one in an object store is made anew where it is damaged."""
+    url = f"{metadataset}.cache/{folder.name}" if is_url(metadataset) else None
+    fetch_join(metadataset, folder)
+    try:
+        return open_join_index(folder, url=url)
+    except IndexFileError:
+        if url is None:
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    fetch_join(metadataset, folder)
+    return open_join_index(folder, url=url)
+
+
+def _refuse_stale(
+    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: Join, mending: str
+) -> None:
+    """Raise if the same datasets were joined when they or their split files were different."""
+    now = [each.describe() for each in samples]
+    for header in prepared:
+        told = [[(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)]
+        if told[0] != told[1]:
+            continue
+        changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
+        raise StaleIndexError(
+            f"{join.place}: this join was prepared, but since then {' and '.join(changes)}; {mending}"
+        )
+
+
+def _change(old: JoinedMember, new: JoinedMember) -> str:
+    if old.content_id != new.content_id and new.array is not None:
+        return f"{new.path} or the keys of its rows were changed ({old.samples} rows then, {new.samples} now)"
+    if old.content_id != new.content_id:
+        return f"{new.path} was prepared with other samples ({old.samples} then, {new.samples} now)"
+    if old.shards != new.shards or old.excludes != new.excludes:
+        return f"the split part {new.split_part!r} of {new.path} was changed"
+    return ""
+
+
+def fetch_join(metadataset: str, folder: Path) -> None:
+    """Copy the index of a join from beside a metadataset in an object store, where it is there and not yet here.
+
+    Args:
+        metadataset: Path or URL; of a path, nothing is done.
+        folder: Of the index, in the mirror of the metadataset's cache folder. Its name tells what was joined, so that
+            it never changes.
+
+    Raises:
+        ReadError: The store cannot be reached.
+        IndexFileError: The index is damaged.
+    """
+    if not is_url(metadataset) or folder.is_dir():
+        return
+    mirror = mirror_of(f"{metadataset}.cache")
+    client = shared_client(storage_settings())
+    header = ObjectRange(f"{mirror.url}/{folder.name}/{HEADER_NAME}")
+    found = client.read(header)
+    if found is None or found.data is None:
+        return
+    try:
+        sizes = join_file_sizes(found.data, header.url)
+        with mirror.locked():
+            mirror.copy_folder(folder.name, sizes)
+    except (MissingObjectError, RangeError) as error:
+        raise IndexFileError(f"{header.url}: {error}") from error
+
+
+def can_hold_joins(metadataset: str) -> bool:
+    """Whether indices can be put beside a metadataset and listed there: not on a web server."""
+    return not is_url(metadataset) or has_lists(metadataset, storage_settings())
+
+
+def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
+    """Read the headers of all joins beside a metadataset in an object store, by name. Damaged ones are passed over.
+
+    Args:
+        metadataset: Path or URL; of a path, and of one on a web server, which has no lists, there are none.
+
+    Raises:
+        ReadError: The store cannot be reached.
+    """
+    if not is_url(metadataset) or not can_hold_joins(metadataset):
+        return {}
+    client = shared_client(storage_settings())
+    cache = mirror_of(f"{metadataset}.cache").url
+
+    def read(name: str) -> JoinHeader | None:
+        url = f"{cache}/{name}"
+        found = client.read(ObjectRange(url))
+        with contextlib.suppress(IndexFileError):
+            return None if found is None or found.data is None else decode_join_header(found.data, url)
+
+    names = stored_headers(client.list(cache))
+    headers = client.map(read, list(names.values()))
+    return {name: header for name, header in zip(names, headers, strict=True) if header is not None}
+
+
+def store_joins(metadataset: str, joins: Collection[str], names: Iterable[str], *, only: bool) -> list[str]:
+    """Put join indices beside a metadataset in an object store, headers last.
+
+    What is there already stays, but for our own files that are damaged.
+
+    Args:
+        metadataset: URL.
+        joins: Their names.
+        names: Files and folders in the mirror of its cache folder.
+        only: Remove other joins of ours, which no join needs any more.
+
+    Returns:
+        Names of joins that were removed.
+
+    Raises:
+        ReadError: The store cannot be written.
+    """
+    mirror = mirror_of(f"{metadataset}.cache")
+    client = shared_client(storage_settings())
+    there = client.list(mirror.url)
+    files = [file for name in names for file in _files(mirror.folder / name)]
+    wanted = [file.relative_to(mirror.folder).as_posix() for file in files]
+    kept = [name for name in wanted if name in there]
+    whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
+    new = [name for name in wanted if not whole.get(name)]
+    client.map(
+        lambda name: client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes()),
+        sorted(name for name in new if not name.endswith(HEADER_NAME)),
+    )
+    for name in new:
+        if name.endswith(HEADER_NAME):
+            client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
+    stale = [name for name in stored_headers(there) if only and name not in joins]
+    old = [name for name in there if any(part in name for part in stale)]
+    client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
+    return stale
+
+
+def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:
+    """Whether a file in the store is as long and ends as it does here; Energon's form is left alone."""
+    if "/" not in name:
+        return True
+    with open(mirror.folder / name, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        here = file.read()
+    try:
+        found = client.read(ObjectRange(f"{mirror.url}/{name}", start))
+    except RangeError:
+        return False
+    return found is not None and found.data == here
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
 
 _METADATA = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__shard__")
 
@@ -203,14 +457,7 @@ class JoinedLeafDataset(SavableDataset):
             member.leaf.resolve(whole=True) if isinstance(member.leaf, LeafDataset) else member.leaf.resolve()
             for member in self.members
         )
-        row = bind_joiner(
-            self.joiner,
-            types=[member.sample_type for member in members if not isinstance(member, ResolvedArray)],
-            fields=[member.field for member in members if isinstance(member, ResolvedArray)],
-            names=[member.argument for member in self.members],
-            trusted_modules=self.primary.trusted_modules,
-            where=str(self.place),
-        )
+        row = self._bind_joiner(members, where=str(self.place))
         with asked_at(self.place):
             source = JoinedSource(
                 index,
@@ -226,6 +473,58 @@ class JoinedLeafDataset(SavableDataset):
             row=row,
             ordering=self.primary.ordering(said_by=f"{self.place}: "),
         )
+
+    def _bind_joiner(self, members: Sequence[ResolvedLeaf | ResolvedArray], *, where: str) -> JoinRow:
+        """What makes the sample of a row: by default the primary's own type, of fields, or of crude samples one."""
+        types = [member.sample_type for member in members if not isinstance(member, ResolvedArray)]
+        fields = [member.field for member in members if isinstance(member, ResolvedArray)]
+        names = [member.argument for member in self.members]
+        keywords = None if None in names else tuple(str(name) for name in names)
+        function, made = self._named_joiner(where)
+        if function is None and not any(types):
+            merge = MergeParts.of(self.members, members, named=keywords is not None, where=where)
+            return JoinRow(merge, None, None, merges=True)
+        if function is None and types[0] is None:
+            raise ConfigError(
+                f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a "
+                "`joiner`"
+            )
+        if function is None:
+            made = types[0]
+            assert made is not None
+            function = made.from_joined
+        if not is_default_merge(function):
+            return JoinRow(function, keywords, made or object)
+        assert made is not None
+        if keywords is not None and len(types) > 1:
+            takes = f"takes {', '.join(keywords)}"
+            raise ConfigError(
+                f"{where}: the datasets are joined by name, and no `joiner` {takes}; name one, or list the datasets "
+                "without names"
+                if self.joiner is None
+                else f"{where}: the datasets are joined by name, but {made.__name__} has no `from_joined` of its own "
+                f"that {takes}; write one, or list the datasets without names"
+            )
+        return _merge(made, fields, where)
+
+    def _named_joiner(self, where: str) -> tuple[Callable[..., Any] | None, type[Any] | None]:
+        """The function that the configuration names, and the sample type that it is `from_joined` of."""
+        joiner = self.joiner
+        if joiner is None:
+            return None, None
+        named: Any = joiner.target
+        if named is None:
+            assert joiner.ref is not None
+            resolve = resolve_function if joiner.is_function else resolve_class
+            named = resolve(joiner.ref, trusted_modules=self.primary.trusted_modules, where=f"{where}: the joiner")
+        if joiner.is_function:
+            return named, None
+        if not hasattr(named, "from_joined"):
+            raise ConfigError(
+                f"{where}: {named.__name__} has no `from_joined`; a joiner is a sample type that has one, or a "
+                "function (`__function__`)"
+            )
+        return named.from_joined, named
 
     def rows(self) -> JoinedSource:
         """All rows with all parts, however samples are made of them. Raises as `resolve`."""
@@ -257,79 +556,9 @@ def _whole(path: str) -> MemberSource:
     return source
 
 
-def bind_joiner(
-    joiner: Joiner | None,
-    *,
-    types: Sequence[type[Any] | None],
-    fields: Sequence[str] = (),
-    names: Sequence[str | None],
-    trusted_modules: Collection[str],
-    where: str,
-) -> JoinRow:
-    """What makes the sample of a row.
-
-    Args:
-        joiner: What the configuration names. None: the default merge, into the primary's own type, or of crude samples
-            into one that has the parts of all.
-        types: Sample type of each dataset; None for a crude one.
-        fields: What the default merge calls the rows of each array.
-        names: Under which keyword the joiner gets each dataset and array; None: by position.
-        trusted_modules: Modules that may be imported for it.
-        where: Place of the join, for messages.
-
-    Raises:
-        ConfigError: There is no such class or function, or it cannot join these datasets.
-        UntrustedCodeError: Its module is neither ours nor trusted.
-    """
-    keywords = None if None in names else tuple(str(name) for name in names)
-    if joiner is None:
-        return _default(types, fields, keywords, where)
-    function: Any = joiner.target
-    if function is None:
-        assert joiner.ref is not None
-        resolve = resolve_function if joiner.is_function else resolve_class
-        function = resolve(joiner.ref, trusted_modules=trusted_modules, where=f"{where}: the joiner")
-    if joiner.is_function:
-        return JoinRow(function, keywords, object)
-    from_joined = getattr(function, "from_joined", None)
-    if from_joined is None:
-        raise ConfigError(
-            f"{where}: {function.__name__} has no `from_joined`; a joiner is a sample type that has one, or a function "
-            f"(`__function__`)"
-        )
-    if not is_default_merge(from_joined):
-        return JoinRow(from_joined, keywords, function)
-    if keywords is not None and len(types) > 1:
-        raise ConfigError(
-            f"{where}: the datasets are joined by name, but {function.__name__} has no `from_joined` of its own that "
-            f"takes {', '.join(keywords)}; write one, or list the datasets without names"
-        )
-    return _merge(function, fields, where)
-
-
 def is_default_merge(from_joined: Any) -> bool:
     """Whether it is `Sample`'s, which no subclass has replaced."""
     return getattr(from_joined, "__func__", from_joined) is getattr(Sample.from_joined, "__func__", None)
-
-
-def _default(
-    types: Sequence[type[Any] | None], fields: Sequence[str], keywords: tuple[str, ...] | None, where: str
-) -> JoinRow:
-    if keywords is not None and len(types) > 1:
-        raise ConfigError(
-            f"{where}: the datasets are joined by name, and no `joiner` takes {', '.join(keywords)}; name one, or list "
-            f"the datasets without names"
-        )
-    primary = types[0]
-    if primary is not None:
-        if is_default_merge(primary.from_joined):
-            return _merge(primary, fields, where)
-        return JoinRow(primary.from_joined, keywords, primary)
-    if any(each is not None for each in types):
-        raise ConfigError(
-            f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a `joiner`"
-        )
-    return JoinRow(merge_crude, None, None, merges=True)
 
 
 def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow:
@@ -344,21 +573,63 @@ def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow
     return JoinRow(sample_type.from_joined, None, sample_type, merges=True)
 
 
-def merge_crude(*samples: CrudeSample | None) -> CrudeSample:
-    """The parts of all crude samples in one; of parts with equal names the last counts. Key and tags are the first's.
+@dataclass(frozen=True, slots=True)
+class MergeParts:
+    """Makes one crude sample of those of a row, with the parts of all. Key and tags are the primary's.
 
-    Raises:
-        TypeError: The first sample is missing.
+    Attributes:
+        before: What is put before the names of the parts of each member.
+        left_out: The part of each that only repeats the key of the row; None: there is none.
     """
-    primary = samples[0]
-    if primary is None:
-        raise TypeError("the primary sample of a join must not be missing")
-    merged = CrudeSample(primary)
-    for sample in samples[1:]:
-        if sample is not None:
-            merged.update({name: value for name, value in sample.items() if name not in _METADATA})
-    sources = [sample["__sources__"] for sample in samples if sample is not None and sample["__sources__"]]
-    for more in sources[1:]:
-        sources[0] = sources[0] + more
-    merged["__sources__"] = sources[0] if sources else ()
-    return merged
+
+    before: tuple[str, ...]
+    left_out: tuple[str | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        members: Sequence[JoinMember],
+        resolved: Sequence[ResolvedLeaf | ResolvedArray],
+        *,
+        named: bool,
+        where: str,
+    ) -> MergeParts:
+        """Of members that are joined by name all but the primary have that name and a dot before their parts.
+
+        Raises:
+            ConfigError: A part of one member would stand in place of another's.
+        """
+        before, left_out = list[str](), list[str | None]()
+        owners: dict[str, str] = {}
+        for number, (member, found) in enumerate(zip(members, resolved, strict=True)):
+            path = member.leaf.written or member.leaf.path
+            is_array = isinstance(found, ResolvedArray)
+            prefix = f"{member.argument}." if named and number and not is_array else ""
+            parts = [found.field] if is_array else [prefix + name for name in found.source.part_names]
+            key = None if member.keys is None else member.keys.column
+            repeats = key if key in owners and not prefix else None
+            for part in parts:
+                if part in owners and part != repeats:
+                    raise ConfigError(
+                        f"{where}: {owners[part]} and {path} both have a part {part!r}, and the joined sample has one "
+                        "of that name. Name the datasets (`join: {first: {path: …}, second: {path: …}}`), so that the "
+                        f"second's is 'second.{part}'; or name a `joiner`, which gets both samples"
+                    )
+                owners.setdefault(part, path)
+            before.append(prefix)
+            left_out.append(repeats)
+        return cls(tuple(before), tuple(left_out))
+
+    def __call__(self, *samples: CrudeSample | None) -> CrudeSample:
+        """The sample of a row, whose primary is there."""
+        primary = samples[0]
+        assert primary is not None
+        merged = CrudeSample(primary)
+        sources = primary["__sources__"]
+        for sample, before, left_out in zip(samples[1:], self.before[1:], self.left_out[1:], strict=True):
+            if sample is not None:
+                own = {before + name: sample[name] for name in sample if name not in _METADATA and name != left_out}
+                merged.update(own)
+                sources += sample["__sources__"]
+        merged["__sources__"] = sources
+        return merged

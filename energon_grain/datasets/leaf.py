@@ -290,8 +290,7 @@ class LeafDataset(SavableDataset):
     def ordering(self, config: DatasetConfig | None = None, said_by: str = "") -> Ordering:
         """How samples are ordered: as the program asks, or as the dataset's own configuration insists.
 
-        Raises:
-            ConfigError: A number is not valid.
+        Raises ConfigError if a number is not valid.
         """
         asked = {
             "training": self.training,
@@ -496,7 +495,7 @@ def _open_rows(leaf: LeafDataset, definition: SampleDefinition, *, files: type[T
     """Files of tables, whose columns are parts."""
     source = TableSource(files(leaf.path), parts=definition.part_filter)
     if definition.field_map is not None and not source.lists:
-        definition.field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
+        definition.field_map.check_parts(source.all_part_names, where=f"{leaf.path}: field_map")
     if definition.decoder is not None:
         definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
     return source, definition

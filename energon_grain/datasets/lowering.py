@@ -221,8 +221,7 @@ class IndexPart:
     def equal_length(self, where: str) -> int:
         """Length of a pass, where it is finite and all passes are equally long.
 
-        Raises:
-            ConfigError: It is something else.
+        Raises ConfigError if it is something else.
         """
         if self.passes is None:
             raise ConfigError(
@@ -238,11 +237,7 @@ class IndexPart:
 
 @dataclass(slots=True)
 class LanePart:
-    """A part of the graph whose items depend on data.
-
-    Attributes:
-        batches: Whether its items are batches.
-    """
+    """A part of the graph whose items depend on data."""
 
     operator: LaneOperator
     mixture: Any
@@ -301,11 +296,7 @@ class Steps:
         return steps
 
     def cut(self) -> None:
-        """Check that the stream is cut in one way only.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """Check that the stream is cut in one way only. Raises ConfigError if it is not."""
         if len(self.epochs) + (self.limit is not None) > 1:
             raise ConfigError(
                 "several of EpochizeDataset (or virtual_epoch_length) and LimitDataset (or limit=) cut one stream: "
@@ -374,9 +365,8 @@ class Lowering:
     def lower(self, dataset: Node, **changes: Any) -> Part:
         """A node below one that hands on its items; `changes`: what holds there, and is otherwise as here.
 
-        Raises:
-            ConfigError: The nodes do not fit together, or a leaf's configuration is wrong.
-            EmptyDatasetError: A leaf is empty.
+        Raises ConfigError if the nodes do not fit together, or a leaf's configuration is wrong, and EmptyDatasetError
+        if a leaf is empty.
         """
         return dataset.lower(replace(self, **changes) if changes else self)
 
@@ -570,8 +560,7 @@ def _lanes_for(root: LaneOperator, hosts: int) -> int:
 def settings_of(dataset: Node) -> Settings:
     """Seed and lanes of a run: of the outermost settings, or of those of the parts that it is put together from.
 
-    Raises:
-        ConfigError: The parts contradict each other.
+    Raises ConfigError if the parts contradict each other.
     """
     own = list(_all_settings(dataset))
     offset = dataset.worker_config.seed_offset

@@ -16,14 +16,13 @@ import numpy as np
 from energon_grain.datasets.dataset import SavableDataset, check_dataset
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.blend import Blend
+from energon_grain.samplers.blend import Blend, StepBlend
 from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.passes import Concat
 from energon_grain.samplers.routing import Router, RouteTree
-from energon_grain.samplers.step_blend import StepBlend
 from energon_grain.samplers.weights import integer_weights
 from energon_grain.sources.costs import Costs
 from energon_grain.stream.index_map import CostsOfStream, EqualPasses

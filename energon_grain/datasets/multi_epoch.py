@@ -135,12 +135,7 @@ class IdentityMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, T]):
 
 
 def epoch_index(index: Any) -> EpochIndex:
-    """The index, checked.
-
-    Raises:
-        TypeError: It is not a pair.
-        IndexError: A number in it is negative.
-    """
+    """The index, checked. Raises TypeError if it is not a pair, and IndexError if a number in it is negative."""
     if not isinstance(index, tuple) or len(index) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(
             f"index {index!r}: a multi-epoch dataset is indexed by EpochIndex(epoch, idx); for plain numbers put a "

@@ -53,12 +53,9 @@ class PackingDataset(SavableDataset):
             `postencode_sample`.
         task_encoder: Owner of the functions, whose `thread_safe` and failure tolerance count.
         pre_packer_failure_tolerance: Failures in a row after which the iteration ends; 0: never. Default: as
-            `@stateless` or the owner says. The same for the other two functions:
-        final_packer_failure_tolerance: See above.
-        sample_encoder_failure_tolerance: See above.
-        final_packer_stateless: Accepted for compatibility: every function is expected to be pure. So are:
-        sample_encoder_stateless: See above.
-        packer_config: See above.
+            `@stateless` or the owner says. The same for `final_packer` and `sample_encoder`.
+        final_packer_stateless: Accepted for compatibility: every function is expected to be pure. So are
+            `sample_encoder_stateless` and `packer_config`.
         worker_config: Default: that of the dataset.
 
     Raises:

@@ -390,7 +390,6 @@ class PlannedPacks:
         return [((pass_number << PASS_BITS) + first, at, *carried), *self.child.carries(below)]
 
     def remember(self, carries: Iterator[Carry]) -> None:
-        """See `IndexMap.remember`."""
         carry = next(carries, ())
         if len(carry) < 2:
             raise ValueError("there are too few carries")

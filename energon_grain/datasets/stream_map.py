@@ -37,7 +37,6 @@ class IterMapDataset(SavableDataset):
         len_map_fn: From the number of inputs to the (approximate) number of outputs.
         hook: As in `MapDataset`, and so is `task_encoder`.
         stateless_iter_fn: Accepted for compatibility, and so is `iter_map_fn_config`.
-        iter_map_fn_config: See there.
         worker_config: Default: that of the dataset.
 
     Raises:

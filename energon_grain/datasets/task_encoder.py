@@ -23,13 +23,14 @@ import dataclasses
 import inspect
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from energon_grain.datasets.batching import BatchDataset
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.grouping import GroupBatchDataset
-from energon_grain.datasets.hooks import idle, overridden_hook, owner_of_hook, stateless
+from energon_grain.datasets.hooks import forwarding, idle, overridden_hook, owner_of_hook, stateless
 from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
 from energon_grain.datasets.log_samples import LogSampleDataset
 from energon_grain.datasets.mapping import MapDataset
@@ -49,7 +50,6 @@ from energon_grain.transforms.decode import DEFAULT_DECODER, SampleDecoder
 
 if TYPE_CHECKING:
     import numpy as np
-
 
 _logger = logging.getLogger("energon_grain")
 
@@ -92,8 +92,7 @@ def _training_mixture(
 ) -> SavableDataset:
     """The datasets combined in the way that the metadataset says.
 
-    Raises:
-        ConfigError: There is no dataset, or the mixture has no end although `repeat` is False.
+    Raises ConfigError if there is no dataset, or the mixture has no end although `repeat` is False.
     """
     if not datasets:
         raise ConfigError("build_train_datasets: there is no dataset; pass at least one")
@@ -120,8 +119,7 @@ def _training_mixture(
 def _convert(value: Any, target: type[Any] | None) -> Any:
     """Make a `target` of the fields of `value`; `value` itself when it is one already, or there is no target.
 
-    Raises:
-        ConfigError: `value` has no named fields, or they do not fit the target.
+    Raises ConfigError if `value` has no named fields, or they do not fit the target.
     """
     if target is None or isinstance(value, target):
         return value
@@ -307,17 +305,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Args:
             datasets: (dataset, number) pairs; `BlendDataset(*datasets)` blends them.
             worker_config: Of the nodes.
-            batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`,
+            batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`, `packing`,
                 `virtual_epoch_length`, `repeat`, `last_batch` and `balance`.
-            batch_drop_last: See there.
-            packing_buffer_size: See there.
-            packing: See there.
-            virtual_epoch_length: See there.
             shuffle_buffer_size: As in `get_train_dataset`; the leaves are shuffled by it already.
             blend_mode: What the numbers of the pairs mean.
-            repeat: See there.
-            last_batch: See there.
-            balance: See there.
             schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
 
         Raises:
@@ -361,12 +352,6 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             datasets: (dataset, number) pairs; numbers do not count.
             worker_config: Of the nodes.
             batch_size: As in `get_val_dataset`, and so are the other arguments.
-            batch_drop_last: See there.
-            packing_buffer_size: See there.
-            packing: See there.
-            limit: See there.
-            last_batch: See there.
-            balance: See there.
 
         Raises:
             ConfigError: The hooks or arguments do not fit together.
@@ -421,12 +406,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         Args:
             dataset: Of encoded samples.
             batch_size: As in `get_train_dataset`, and so are the other arguments.
-            batch_drop_last: See there.
-            packing_buffer_size: See there.
-            packing: See there.
             worker_config: Of the nodes.
-            last_batch: See there.
-            balance: See there.
 
         Raises:
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
@@ -622,3 +602,76 @@ class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
     def encode_batch(self, batch: RawBatch) -> Any:
         """Convert the batch to `batch_type`."""
         return batch if self._batch_type is self._raw_batch_type else _convert(batch, self._batch_type)
+
+
+_BUILDERS = ("build_train_datasets", "build_val_datasets", "build_encode_sample", "build_batch")
+
+
+def _handed_on(name: str) -> Any:
+    """The hook of the inner encoder."""
+
+    @forwarding
+    @wraps(getattr(TaskEncoder, name))
+    def hook(self: AugmentTaskEncoder, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.inner, name)(*arguments, **named)
+
+    return hook
+
+
+class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
+    """A task encoder that does what another one does, but for the hooks that a subclass overrides.
+
+    A hook that is merely handed on costs nothing: the inner encoder's own is called, under its own `thread_safe` and
+    failure tolerance. Random numbers in both are those of the sample.
+
+    Attributes:
+        inner: The encoder that hooks are handed on to.
+
+    Args:
+        task_encoder: The inner encoder.
+
+    Raises:
+        ConfigError: The inner encoder overrides a builder and this class does not: its graph would be made of its
+            own hooks, or lost.
+    """
+
+    def __init__(self, task_encoder: TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]) -> None:
+        self.inner = task_encoder
+        for name in _BUILDERS:
+            plain = getattr(TaskEncoder, name)
+            theirs = getattr(getattr(task_encoder, name), "__func__", None)
+            if theirs is not plain and getattr(type(self), name) is plain:
+                raise ConfigError(
+                    f"{type(task_encoder).__name__} overrides {name}, which {type(self).__name__} cannot hand on: "
+                    f"the graph would be made of the inner encoder's hooks; override {name} here too"
+                )
+
+    @property
+    def decoder(self) -> SampleDecoder | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The inner encoder's; a subclass may set its own as an attribute of the class."""
+        return self.inner.decoder
+
+    @decoder.setter
+    def decoder(self, decoder: SampleDecoder | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.inner.decoder = decoder
+
+    @property
+    def decoder_type(self) -> type[SampleDecoder]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The inner encoder's."""
+        return self.inner.decoder_type
+
+    @property
+    def cookers(self) -> Sequence[Cooker]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The inner encoder's; a subclass may set its own as an attribute of the class."""
+        return self.inner.cookers
+
+    cook_crude_sample = _handed_on("cook_crude_sample")
+    encode_sample = _handed_on("encode_sample")
+    preencode_sample = _handed_on("preencode_sample")
+    encode_samples = _handed_on("encode_samples")
+    postencode_sample = _handed_on("postencode_sample")
+    select_samples_to_pack = _handed_on("select_samples_to_pack")
+    pack_selected_samples = _handed_on("pack_selected_samples")
+    batch_group_criterion = _handed_on("batch_group_criterion")
+    batch = _handed_on("batch")
+    encode_batch = _handed_on("encode_batch")

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, IndexFileError, ReadError
 from energon_grain.extras import needed_for
+from energon_grain.formats.array_record_ranges import message_types
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
-from energon_grain.formats.protobuf_messages import message_types
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.forms import Form, encode_json
 from energon_grain.storage.location import is_url

@@ -26,7 +26,7 @@ from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, Versi
 from energon_grain.forms import Form
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import join
-from energon_grain.storage.read_whole import read_beginning
+from energon_grain.storage.object_bytes import read_beginning
 
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _NEXT = b"\xff\xff\xff\xff"

@@ -60,11 +60,7 @@ class BracePattern:
     __slots__ = ("_tree", "cost", "count", "text")
 
     def __init__(self, text: str) -> None:
-        """Read the pattern.
-
-        Raises:
-            ValueError: Braces are not balanced, or nested more than a hundred deep.
-        """
+        """Read the pattern. Raises ValueError if braces are not balanced, or nested more than a hundred deep."""
         self.text = text
         self._tree = _Sequence((text,)) if not _special(text) else _parse(text, 0)
         self.count = _count(self._tree)
@@ -97,8 +93,7 @@ class BracePattern:
 def expand_braces(pattern: str, most: int = MOST_NAMES) -> list[str]:
     """The names that a pattern stands for.
 
-    Raises:
-        ValueError: Braces are not balanced, or it stands for more than `most` names.
+    Raises ValueError if braces are not balanced, or it stands for more than `most` names.
     """
     read = BracePattern(pattern)
     if read.cost > most:

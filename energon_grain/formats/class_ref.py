@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection
+from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
@@ -71,16 +72,8 @@ def function_beside(
 
     Pickles hold the function itself, so that other processes need not have the file.
 
-    Args:
-        written: `file.py`, or `file.py:function`.
-        folder: That the file lies in; a URL is as good.
-        default: Name of the function, where none is written.
-        trusted_modules: The name of the file must be among them.
-        where: The place of the reference, for messages.
-
-    Raises:
-        ConfigError: There is no such file or function, or it cannot be run.
-        UntrustedCodeError: The program does not trust it.
+    Raises ConfigError if there is no such file or function, or it cannot be run, and UntrustedCodeError if the program
+    does not trust it.
     """
     file, _, name = written.partition(":")
     if file not in _trusted(trusted_modules):
@@ -102,6 +95,21 @@ def function_beside(
     return found
 
 
+def imported(module: str, what: str) -> ModuleType:
+    """Import what an option, an argument or a trusted name asks for; `what` begins the error.
+
+    Raises:
+        ConfigError: It cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, ValueError) as error:  # a ValueError for an empty name
+        folder = module.partition(".")[0]
+        missing = getattr(error, "name", None) == folder
+        way_out = f". Run the program in the folder of {folder}, or install it" if missing else ""
+        raise ConfigError(f"{what} cannot be imported: {error}{way_out}") from error
+
+
 def _trusted(modules: Collection[str]) -> tuple[str, ...]:
     return (*modules, *os.environ.get(TRUST_ENVIRONMENT, "").replace(",", " ").split())
 
@@ -110,10 +118,7 @@ def _resolve(ref: ClassRef, kind: Literal["class", "function"], trusted_modules:
     trusted_modules = _trusted(trusted_modules)
     fits = callable if kind == "function" else (lambda found: isinstance(found, type))
     if _is_inside(ref.module, trusted_modules):
-        try:
-            found = getattr(importlib.import_module(ref.module), ref.name, None)
-        except ImportError as error:
-            raise ConfigError(f"{where}: the trusted module of `{ref}` cannot be imported: {error}") from error
+        found = getattr(imported(ref.module, f"{where}: the trusted module of `{ref}`"), ref.name, None)
         if not fits(found):
             raise ConfigError(f"{where}: the trusted module {ref.module!r} has no {kind} {ref.name!r}")
         return found

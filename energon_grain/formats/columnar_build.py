@@ -40,9 +40,16 @@ from energon_grain.formats.key_order import external_key_order
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
-from energon_grain.storage.atomic import atomic_write_bytes, is_writable, remove_temporaries, sync_folder
+from energon_grain.storage.atomic import (
+    alone_in,
+    atomic_write_bytes,
+    is_writable,
+    locked_at,
+    remove_temporaries,
+    sync_folder,
+    writing_in,
+)
 from energon_grain.storage.cores import usable_cores
-from energon_grain.storage.file_lock import alone_in, locked_at, writing_in
 
 _LISTED = 5
 

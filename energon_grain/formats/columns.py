@@ -553,15 +553,7 @@ class ColumnStage:
         version: int,
         parts: tuple[str, ...] = (),
     ) -> ColumnWriter:
-        """Begin a column; rows are appended to what this gives.
-
-        Args:
-            name: Of the column.
-            dtype: Type of its numbers.
-            function: What makes them, as `module:name`.
-            version: Of that function.
-            parts: That it got; none: all.
-        """
+        """Begin a column; rows are appended to what this gives."""
         file = f"{quote(name, safe='')[:_LONGEST_NAME]}-{secrets.token_hex(8)}.npy"
         writer = ColumnWriter(self._staging / COLUMNS_FOLDER / file, dtype)
         self._new[name] = _New(file, np.dtype(dtype), function, version, parts, writer)

@@ -205,9 +205,7 @@ def mirror_dataset(url: str) -> Mirror:
 
     What this process did for the same URL a few seconds ago is not done again.
 
-    Raises:
-        ConfigError: The URL is of no store that can be read.
-        ReadError: The store cannot be reached.
+    Raises ConfigError if the URL is of no store that can be read, and ReadError if the store cannot be reached.
     """
     client = shared_client(storage_settings())
     mirror = Mirror(url, client)
@@ -229,13 +227,7 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
 
     A file that is not in the store, as it was made here, stays as it is.
 
-    Args:
-        folder: The dataset.
-        path: The file, in the mirror.
-        size_bytes: Of the file.
-
-    Raises:
-        ReadError: The store cannot be reached.
+    Raises ReadError if the store cannot be reached.
     """
     mirror = Mirror(folder.location, shared_client(storage_settings()))
     with contextlib.suppress(MissingObjectError), mirror.locked():
@@ -245,8 +237,7 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
 def copy_database(location: str) -> Path | None:
     """The `index.sqlite` of a folder on this machine: of one in an object store a copy, None where there is none.
 
-    Raises:
-        ReadError: The store cannot be reached.
+    Raises ReadError if the store cannot be reached.
     """
     name = f"{META_FOLDER}/{INDEX_SQLITE}"
     if not is_url(location):

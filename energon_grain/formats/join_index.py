@@ -52,8 +52,7 @@ from energon_grain.formats.columnar_header import (
     release_pages,
 )
 from energon_grain.forms import Form, encode_json
-from energon_grain.storage.atomic import atomic_write, sync_folder
-from energon_grain.storage.file_lock import sweep, writing_in
+from energon_grain.storage.atomic import atomic_write, sweep, sync_folder, writing_in
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import mirror_of
 
@@ -158,7 +157,6 @@ class JoinIndex:
 
     @property
     def content_id(self) -> str:
-        """See `JoinHeader.content_id`."""
         return self.header.content_id
 
     def check(self, rows: Int64Array | None = None) -> None:

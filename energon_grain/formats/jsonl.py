@@ -30,9 +30,8 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.columnar_header import index_cache_folder, read_or_map
 from energon_grain.samplers.hashing import fold
-from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.atomic import atomic_write, locked, sweep, writing_in
 from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.file_lock import locked, sweep, writing_in
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, located, name_of, revision_of
 from energon_grain.storage.mirror import Mirror
@@ -59,9 +58,6 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]
     """Go through a file once, front to back, in memory of about the longest line plus a few MB.
 
     Lines that begin with `{` and end with `}` cost no Python; others are looked at one by one.
-
-    Args:
-        path: The file, or its URL.
 
     Yields:
         Of some whole lines the offsets in the file, (n,), of those with a sample, and that of the first byte behind.
@@ -100,10 +96,6 @@ class LineNumbers:
 
     It counts line ends from the nearest place where it knows the number, so a whole file is read at most once (at 2
     GB/s or the speed of disk or store), and then 16 MB for each further question. Thread-safe.
-
-    Args:
-        path: The file, as `store` knows it.
-        store: Where its bytes are.
     """
 
     def __init__(self, path: str, store: ByteStore) -> None:
@@ -196,9 +188,6 @@ def lines_id(starts: Int64Array) -> int:
     """A number of 64 bits that tells apart how many samples there are, and where they lie.
 
     Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
-
-    Args:
-        starts: The index.
     """
     step = -(-len(starts) // _HASHED_OFFSETS)
     return fold(len(starts), int(starts[-1]), starts[::step].tobytes())
@@ -272,11 +261,7 @@ def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = N
 
 
 def check_jsonl_size(path: str | os.PathLike[str], starts: Int64Array, size_bytes: int) -> None:
-    """Check that a file has the size that its index says.
-
-    Raises:
-        StaleIndexError: It has another one.
-    """
+    """Check that a file has the size that its index says. Raises StaleIndexError if it has another one."""
     if int(starts[-1]) != size_bytes:
         raise StaleIndexError(
             f"{path} was indexed with {int(starts[-1])} bytes, but it has {size_bytes}; the file was changed after it "
@@ -305,10 +290,6 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     Takes three small requests. An index that lies beside the object, `x.jsonl.idx`, is copied once for each version of
     it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
     that gives no versions this is done each time.
-
-    Args:
-        url: Of the object.
-        files: Learns the object's version.
 
     Raises:
         DatasetNotFoundError: There is no such object.
@@ -404,9 +385,8 @@ class JsonlFile:
     def starts(self) -> Int64Array:
         """Map the index. See `read_jsonl_index`.
 
-        Raises:
-            StaleIndexError: It is gone, as another version of the file was opened on this machine.
-            IndexFileError: It is damaged.
+        Raises StaleIndexError if it is gone, as another version of the file was opened on this machine, and
+        IndexFileError if it is damaged.
         """
         try:
             return read_jsonl_index(self.index, of=self.location)
@@ -421,11 +401,7 @@ class JsonlFile:
 
         Asks the store nothing: what its next answer shows is compared. Of a file of this machine there is no version.
 
-        Args:
-            size_bytes: Of the version that was indexed.
-
-        Raises:
-            StaleIndexError: What was read of it since is of another version.
+        Raises StaleIndexError if what was read of it since is of another version.
         """
         if self.generation is not None and isinstance(self.store, RemoteFiles):
             self.store.versions.expect(self.location, size_bytes, self.generation)

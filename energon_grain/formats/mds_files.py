@@ -23,7 +23,7 @@ from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.formats.table_files import DAMAGED, Int64Array, Record, TableFiles, Version
 from energon_grain.forms import Form
 from energon_grain.storage.location import folder_of, join
-from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.object_bytes import read_whole
 
 _GROUP_BYTES = 1 << 20
 _SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}

@@ -22,9 +22,9 @@ from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.bounded_yaml import load_yaml
-from energon_grain.storage.location import is_url, name_of, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, is_url, name_of, no_such_path
+from energon_grain.storage.object_bytes import read_beginning
 from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.read_whole import read_beginning
 from energon_grain.storage.settings import storage_settings
 
 _LONGEST_LIST_SECONDS = 10.0
@@ -148,8 +148,7 @@ def kinds_of_files(location: str) -> list[DatasetKind]:
 
     Of a folder, those that lie in it and below; in a store that takes a list.
 
-    Raises:
-        ReadError: A store cannot be reached.
+    Raises ReadError if a store cannot be reached.
     """
     for kind, endings in _ENDINGS.items():
         if location.endswith(endings):
@@ -282,6 +281,10 @@ def not_prepared_here(root: Path) -> str:
     """Say what lies at a path of this machine instead of a prepared dataset, and the way out."""
     if not root.exists():
         return no_such_path(root)
+    if root.suffix in METADATASET_ENDINGS:
+        return (
+            f"{root}: is a metadataset, which get_train_dataset and its like take; here one of its datasets is expected"
+        )
     if root.is_file():
         return f"{root}: {compressed_lines(str(root)) or _IS_FILE}"
     if is_array_folder(str(root)):

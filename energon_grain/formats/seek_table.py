@@ -56,8 +56,7 @@ class SeekTable:
     def find(self, shard: int, offset: int, size: int) -> tuple[int, bytes]:
         """In front of which byte of a part its index belongs, and the index; (0, b""): it lacks none.
 
-        Raises:
-            IndexFileError: The file is damaged there.
+        Raises IndexFileError if the file is damaged there.
         """
         row = self._of.get((shard, offset, size))
         if row is None:
@@ -103,8 +102,7 @@ def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int
 def open_seek_table(root: Path, content_id: str) -> SeekTable | None:
     """The table of a dataset; None: there is none, or one of other tars, which is said.
 
-    Raises:
-        IndexFileError: The file is damaged.
+    Raises IndexFileError if the file is damaged.
     """
     path = root / META_FOLDER / SEEK_TABLE
     try:

@@ -161,13 +161,7 @@ class ShardWriter:
 
     It appears under its name when all of it is written, and not at all otherwise.
 
-    Args:
-        path: What it is to be called.
-        container: Its kind.
-        compression: Of each record of an ArrayRecord file.
-
-    Raises:
-        OSError: The file cannot be made.
+    Raises OSError if the file cannot be made.
     """
 
     def __init__(self, path: Path, container: Container = "tar", compression: Compression = "none") -> None:
@@ -194,9 +188,8 @@ class ShardWriter:
     def add(self, key: str, parts: Mapping[str, bytes]) -> None:
         """Add a sample.
 
-        Raises:
-            UnfitSampleError: The shard has its key, or the container cannot hold it; nothing of it was written.
-            OSError: The disk is full. Nothing can be added any more.
+        Raises UnfitSampleError if the shard has its key, or the container cannot hold it; nothing of it was written,
+        and OSError if the disk is full. Nothing can be added any more.
         """
         if key in self._keys:
             raise UnfitSampleError(f"sample {key!r}: {self._path.name} has a sample with this key already")
@@ -254,12 +247,7 @@ class ShardWriter:
 
 
 def read_shard(path: Path, container: Container) -> Iterator[Sample]:
-    """Read back all samples of a shard.
-
-    Raises:
-        FormatError: It is damaged.
-        ReadError: It is damaged.
-    """
+    """Read back all samples of a shard. Raises FormatError if it is damaged, and ReadError if it is damaged."""
     if container == "tar":
         scan = scan_tar(path)
         bounds = scan.part_start.tolist()

@@ -38,13 +38,13 @@ from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write
+from energon_grain.storage.byte_store import coalesce
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
-from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 Version = tuple[int, int | bytes]

@@ -46,8 +46,7 @@ class TarList:
     def parse(cls, text: str) -> TarList:
         """Take a text apart.
 
-        Raises:
-            ConfigError: A piece is empty, they lie in different stores, or a URL is of none.
+        Raises ConfigError if a piece is empty, they lie in different stores, or a URL is of none.
         """
         pieces = [piece if is_url(piece) else os.path.abspath(piece) for piece in map(located, text.split(BETWEEN))]
         if "" in text.split(BETWEEN):
@@ -114,8 +113,7 @@ def one_text(paths: Iterable[str | os.PathLike[str]]) -> str:
     >>> one_text(["a/08.tar", "a/09.tar", "a/10.tar", "b"])
     'a/{08..10}.tar::b'
 
-    Raises:
-        ConfigError: There is none, or one is no text.
+    Raises ConfigError if there is none, or one is no text.
     """
     texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
     if not texts or not all(isinstance(text, str) and text for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]

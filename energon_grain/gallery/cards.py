@@ -17,7 +17,7 @@ from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Failed, Shown, show_part
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
-from energon_grain.samples.fields import Fields
+from energon_grain.samples.sample import Fields
 from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
@@ -87,15 +87,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What is shown.
-
-    Attributes:
-        title: The dataset, or the step.
-        subtitle: How much of it.
-        cards: The samples.
-        datasets: In the order of the stream.
-        columns: Of all datasets together.
-    """
+    """What is shown."""
 
     title: str
     subtitle: str

@@ -121,11 +121,7 @@ class Medium(Shown):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture(Medium):
-    """A picture.
-
-    Attributes:
-        image: RGB or RGBA, `THUMBNAIL_PIXELS` long at most.
-    """
+    """A picture."""
 
     image: Image.Image
 
@@ -154,12 +150,7 @@ class Film(Medium):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words(Shown):
-    """A text, or a value written as one.
-
-    Attributes:
-        text: Its beginning.
-        form: What it is.
-    """
+    """A text, or a value written as one."""
 
     text: str
     form: Literal["text", "json", "numbers", "bytes"]
@@ -167,11 +158,7 @@ class Words(Shown):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed(Shown):
-    """A part that does not decode.
-
-    Attributes:
-        error: Why.
-    """
+    """A part that does not decode."""
 
     error: str
 

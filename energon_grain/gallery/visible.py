@@ -6,10 +6,6 @@ from __future__ import annotations
 def visible(text: str, *, lines: bool = False) -> str:
     r"""A text with nothing in it that acts on a terminal or on the order of letters: such characters are written out.
 
-    Args:
-        text: Any, lone surrogates too.
-        lines: Whether ends of lines and tabs stay.
-
     >>> visible("a\x1b[31mb\n\u202ec")
     'a␛[31mb␊\\u202ec'
     """

@@ -2,13 +2,12 @@
 
 from .data_source import EnergonDataSource as EnergonDataSource
 from .device import DeviceLoader as DeviceLoader, to_device as to_device
-from .iter_dataset import BatchIterDataset as BatchIterDataset
+from .grain_datasets import BatchIterDataset as BatchIterDataset, BatchMapDataset as BatchMapDataset
 from .iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
     get_savable_loader as get_savable_loader,
 )
-from .map_dataset import BatchMapDataset as BatchMapDataset
 from .orbax_handler import (
     EnergonCheckpointHandler as EnergonCheckpointHandler,
     EnergonCheckpointRestore as EnergonCheckpointRestore,

@@ -26,8 +26,7 @@ def write_state(directory: Any, cursor: Cursor) -> None:
 def read_state(directory: Any) -> Cursor:
     """Read a state that any number of hosts wrote: ours, or the files of Grain's own handler, one a process.
 
-    Raises:
-        StateError: There is none, it is damaged, or Grain's files are not complete.
+    Raises StateError if there is none, it is damaged, or Grain's files are not complete.
     """
     path = directory / FILE_NAME
     try:

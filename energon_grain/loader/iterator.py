@@ -3,23 +3,101 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 import time
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, Unpack
+
+import numpy as np
 
 from energon_grain.compat.arguments import IdleArguments, check_idle
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError
 from energon_grain.loader.checkpoint_file import read_state, write_state
-from energon_grain.loader.grain_reports import record_read, traced_next
-from energon_grain.loader.jax_processes import JaxProcesses, gather_over_jax, is_primary, jax_processes
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.stream.cursor import Cursor, with_agreement
+from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Reads are reported as Grain reports them: to its counters of bytes and latencies, and under their names in XProf's
+# traces. Both are what Grain's own sources use, and no part of its public interface: in a release that has them
+# elsewhere, and without Grain, nothing is reported.
+
+
+class _Decorator(Protocol):
+    def __call__(self, method: F, /) -> F: ...
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _unchanged(method: F) -> F:
+    return method
+
+
+record_read: Callable[..., None] = _nothing
+"""`record_read(source, num_bytes=, latency_ns=, num_reads=)`."""
+traced_item: _Decorator = _unchanged
+"""Decorates a `__getitem__` that reads."""
+traced_next: _Decorator = _unchanged
+"""Decorates a `__next__` that reads."""
+with suppress(ImportError, AttributeError, TypeError):
+    _stats: Any = importlib.import_module("grain._src.python.dataset.stats")
+    _monitoring: Any = importlib.import_module("grain._src.core.monitoring")
+    record_read = _monitoring.record_bytes_read_and_latency
+    traced_item = _stats.trace_input_pipeline(stage_category=_stats.IPL_CAT_READ)
+    traced_next = _stats.trace_input_pipeline_next(stage_category=_stats.IPL_CAT_READ)
+
+
+class JaxProcesses:
+    """All processes of an initialised `jax.distributed`. See `stream.cursor.HostProcesses`."""
+
+    @property
+    def rank(self) -> int:
+        """This process's index."""
+        return int(sys.modules["jax"].process_index())
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """What each process brings, in the order of processes."""
+        from jax.experimental import multihost_utils
+
+        lengths = np.asarray(multihost_utils.process_allgather(np.array([len(data)], np.int32))).reshape(-1)
+        padded = np.zeros(int(lengths.max()), np.uint8)
+        padded[: len(data)] = np.frombuffer(data, np.uint8)
+        rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(lengths), -1)
+        return [rows[number, :length].tobytes() for number, length in enumerate(lengths.tolist())]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        from jax.experimental import multihost_utils
+
+        return bool(np.asarray(multihost_utils.process_allgather(np.array([flag]))).any())
+
+
+def jax_processes() -> JaxProcesses | None:
+    """The processes, where the program initialised `jax.distributed`; jax is not imported for the question."""
+    jax = sys.modules.get("jax")
+    return None if jax is None or not jax.distributed.is_initialized() else JaxProcesses()
+
+
+def gather_over_jax(cursor: Cursor) -> Cursor:
+    """One cursor for all hosts, from each host's own. See `gather_cursor`."""
+    return gather_cursor(cursor, jax_processes(), "`jax.distributed`")
+
+
+def is_primary() -> bool:
+    """Whether this process writes what is written once: process 0 of `jax.distributed`, or the only one."""
+    processes = jax_processes()
+    return processes is None or processes.rank == 0
+
 
 if TYPE_CHECKING:
     import grain
@@ -125,12 +203,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
 
 class PipelineLoader(SavableDataLoader[Item]):
-    """A loader below Grain's own transformations, which reports what it reads as Grain's sources do.
-
-    Args:
-        stream: What to iterate over.
-        name: In the reports.
-    """
+    """A loader below Grain's own transformations, which reports what it reads as Grain's sources do."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         super().__init__(stream)
@@ -148,11 +221,7 @@ class PipelineLoader(SavableDataLoader[Item]):
 
 
 def check_loader(name: str, value: Any) -> None:
-    """Check that somebody got a loader of this backend.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Check that somebody got a loader of this backend. Raises ConfigError if it is something else."""
     if isinstance(value, SavableDataLoader):
         return
     kind = type(value).__name__

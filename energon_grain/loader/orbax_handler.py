@@ -14,8 +14,7 @@ from typing import Any
 
 from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
-from energon_grain.loader.iterator import SavableDataLoader, check_loader
-from energon_grain.loader.jax_processes import gather_over_jax, is_primary
+from energon_grain.loader.iterator import SavableDataLoader, check_loader, gather_over_jax, is_primary
 
 with needed_for("saving with Orbax"):
     import orbax.checkpoint as ocp

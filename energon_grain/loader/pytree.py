@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from energon_grain.samples.fields import METADATA_FIELDS, PLAIN, like
 from energon_grain.samples.registration import registered
+from energon_grain.samples.sample import METADATA_FIELDS, PLAIN, like
 
 
 class Untraced:

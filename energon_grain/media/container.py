@@ -48,11 +48,7 @@ _CLOCK = re.compile(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)")
 
 
 def require_av() -> Any:
-    """The module `av`.
-
-    Raises:
-        MissingPackageError: PyAV is not installed.
-    """
+    """The module `av`. Raises MissingPackageError if PyAV is not installed."""
     with needed_for("decoding video and audio"):
         return importlib.import_module("av")
 
@@ -230,8 +226,7 @@ class Track:
     def packets(self) -> Iterator[Any]:
         """Its packets from here on, and at the end an empty one, at which decoders give what they hold back.
 
-        Raises:
-            DecodingError: The file ends before its header says it does, or its packets lie on top of each other.
+        Raises DecodingError if the file ends before its header says it does, or its packets lie on top of each other.
         """
         discard = importlib.import_module("av.stream").Discard
         for stream in self.container.streams:
@@ -289,12 +284,7 @@ class Track:
         return end
 
     def _check_end(self, last: int | None, over: int | None) -> None:
-        """Raise DecodingError where the last packet is not the last one that the header knows of.
-
-        Args:
-            last: When it is decoded.
-            over: When the one that is shown last is over.
-        """
+        """Raise DecodingError where the last packet is not the last one that the header knows of."""
         announced: Fraction | int | None = None
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
             over, announced = last, self.index[-1].timestamp

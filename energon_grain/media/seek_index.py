@@ -39,9 +39,6 @@ def missing_index(file: BinaryIO) -> tuple[int, bytes] | None:
     Reads the beginning of a file, then the headers of all fragments of an mp4 that has some, or of all blocks of an mkv
     without Cues, up to where they make no sense any more. Of a damaged file it gives what it finds, or None.
 
-    Args:
-        file: A seekable binary file.
-
     Returns:
         In front of which byte it belongs, and the index; None: the file has one, or nothing to be indexed.
     """

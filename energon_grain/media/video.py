@@ -153,13 +153,7 @@ class VideoTrack(Track):
         ]
 
     def _find(self, place: float, last: float, by_number: bool) -> _Shown | None:
-        """The frame at a time or of a number, behind where the track stands; None where there is none.
-
-        Args:
-            place: When or which.
-            last: Until where more are wanted.
-            by_number: Whether these are numbers.
-        """
+        """The frame at a time or of a number, behind where the track stands; None where there is none."""
         slack = 0.0 if by_number else self._slack
         self._wanted = -math.inf if by_number else place
         if (seek := self._keyframe_before(place, by_number)) is not None:

@@ -45,7 +45,7 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
-from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.object_bytes import read_whole
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-from energon_grain.datasets.open_join import can_hold_joins, fetch_join, store_joins
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
 from energon_grain.errors import ConfigError, IndexFileError
 from energon_grain.formats.join_index import (
     JoinIndex,

@@ -18,9 +18,9 @@ from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, dataset_kin
 from energon_grain.formats.sqlite_index import keep_media_tables, write_media_tables
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.listing import list_files, printable
-from energon_grain.prepare.placing import open_to_prepare, preparation_lock, put_in_place
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScanLog, ShardTask, scan_dataset
+from energon_grain.prepare.writing import open_to_prepare, preparation_lock, put_in_place
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 
 _FILES_AT_ONCE = 512
@@ -66,9 +66,7 @@ def prepare_media(
         root: The folder, or its URL.
         media_filter: Which files are looked at.
         num_workers: As in `prepare_dataset`, and so are the others.
-        sqlite_build_path: See there.
         progress: See there; of a folder, some 500 files count as a shard.
-        executor: See there.
 
     Raises:
         DatasetNotFoundError: There is no such folder, or no file in it is to be looked at.

@@ -50,9 +50,8 @@ from energon_grain.forms import Form, encode_json
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.addresses import has_lists
-from energon_grain.storage.atomic import atomic_write_bytes, is_writable
+from energon_grain.storage.atomic import atomic_write_bytes, is_writable, locked, open_unlinked
 from energon_grain.storage.epath import glob_to_regex
-from energon_grain.storage.file_lock import locked, open_unlinked
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join, located
 from energon_grain.storage.mirror import mirror_of
@@ -90,8 +89,7 @@ _FORM = Form(_State)
 def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
     """Say where a dataset lies, prepared or bare: `open_folder`, which indexes bare tars as `open_tars` does.
 
-    Raises:
-        EnergonGrainError: As these two.
+    Raises EnergonGrainError as these two.
     """
     if isinstance(path, DataFolder):
         return path
@@ -101,9 +99,6 @@ def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
 
 def open_tars(text: str) -> DataFolder:
     """Say where bare tars and their index lie; make the index, or bring it up to date, where it is not.
-
-    Args:
-        text: See `TarList`.
 
     Raises:
         DatasetNotFoundError: There is none, or one that is named is not there.
@@ -137,12 +132,7 @@ def open_tars(text: str) -> DataFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BareTars:
-    """Tars that are there.
-
-    Attributes:
-        listed: What names them.
-        names: Theirs, relative to the base, in order.
-    """
+    """Tars that are there."""
 
     listed: TarList
     names: tuple[str, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import importlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from energon_grain.errors import ConfigError, FieldMapError
 from energon_grain.formats.array_record import RecordEncoding, open_records, record_decoder
+from energon_grain.formats.class_ref import imported
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.prepare.scan import MAX_PART_NAMES
@@ -108,13 +108,9 @@ def _annotation(annotation: Any) -> str:
 
 def _import_sample_type(name: str) -> type[Sample]:
     module_name, _, class_name = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"sample type {name!r} cannot be imported: {error}. Its module must be installed, or on PYTHONPATH, "
-            "or in the current folder of the command."
-        ) from error
+    found = getattr(imported(module_name, f"sample type {name!r}"), class_name, None)
+    if found is None:
+        raise ConfigError(f"sample type {name!r}: the module {module_name} has no {class_name!r}")
     if not (inspect.isclass(found) and issubclass(found, Sample) and dataclasses.is_dataclass(found)):
         raise ConfigError(f"{name!r} is no sample type: derive a dataclass from energon_grain.Sample.")
     return found

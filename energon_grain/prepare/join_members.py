@@ -32,7 +32,7 @@ from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.tables import TableSource
 from energon_grain.storage.location import is_url, located
-from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.object_bytes import read_whole
 
 Int64Array = npt.NDArray[np.int64]
 Nonmatch = Literal["error", "skip", "none"]
@@ -128,7 +128,6 @@ class JoinedDataset:
 
     @property
     def identity(self) -> Identity:
-        """See `Identity`."""
         return self.index.content_id, self.split_part, self.listed, self.excludes, self.nonmatch
 
     def blocks(self, ranks: int) -> Iterator[Int64Array]:
@@ -197,10 +196,6 @@ class JoinedArray:
         nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
-    Attributes:
-        total: Number of keys to go through.
-        words: The keys of the rows; once they were read.
-
     Raises:
         DatasetNotFoundError: There is no array, or no file with keys.
         ConfigError, FormatError, EmptyDatasetError: As `ArraySource`.
@@ -232,7 +227,6 @@ class JoinedArray:
 
     @property
     def identity(self) -> Identity:
-        """See `Identity`."""
         return self._content_id, "", (), (), self.nonmatch
 
     def read_keys(self, scratch: Path) -> None:

@@ -57,6 +57,7 @@ from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.listing import TAR_SUFFIX, list_files
 from energon_grain.prepare.measure import Measurement, Parts, measured, opened_samples, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
@@ -64,8 +65,7 @@ from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.location import is_url, located, name_of
-from energon_grain.storage.object_bytes import ObjectStream
-from energon_grain.storage.read_whole import read_beginning, read_whole
+from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder, json_codec
@@ -393,7 +393,8 @@ def lint_dataset(
         if open_part is not None:
             for part in split_parts or splits.split_parts:
                 look(partial(open_part, part), empty="warning")
-        findings += _unused(folder, splits, shards) if split_parts is None else ()
+        if split_parts is None:
+            findings += [*_unused(folder, splits, shards), *_not_indexed(folder, info)]
 
     def checked_index() -> ColumnarIndex:
         index = open_columnar(folder)
@@ -490,13 +491,32 @@ def _unused(folder: DataFolder, splits: SplitConfig, shards: Sequence[str]) -> I
     listed = {shard for part in splits.split_parts.values() for shard in part}
     unused = [shard for shard in shards if shard not in listed]
     if unused:
-        names = ", ".join(unused[:_LISTED]) + (", …" if len(unused) > _LISTED else "")
         yield LintFinding(
             severity="note",
             where=folder.shard(f"{META_FOLDER}/{Path(splits.where).name}"),
-            what=f"{len(unused):,} of {len(shards):,} shards in no split part, so they are never read: {names}",
+            what=f"{len(unused):,} of {len(shards):,} shards in no split part, so they are never read: {_some(unused)}",
             way_out="add them to one if that was not meant (`energon prepare` loses the last one to some ratios)",
         )
+
+
+def _not_indexed(folder: DataFolder, info: DatasetInfo) -> Iterator[LintFinding]:
+    """Tars that were put into the folder after it was prepared, or left out then."""
+    if is_url(folder.location) or not all(shard.endswith(TAR_SUFFIX) for shard in info.shard_counts):
+        return
+    more = sorted(
+        name for name in list_files(folder.location) if name.endswith(TAR_SUFFIX) and name not in info.shard_counts
+    )
+    if more:
+        yield LintFinding(
+            severity="note",
+            where=folder.location,
+            what=f"not in the index, so never read: {len(more):,} of the tar files that lie there: {_some(more)}",
+            way_out=f"`energon-grain prepare {folder.location} --append` adds them",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
 
 
 def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFinding]:
@@ -664,8 +684,7 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
 def about_columns(location: str, trusted_modules: Collection[str], split_part: str = "train") -> Iterator[LintFinding]:
     """What is odd about the columns of a file, of files or of the join in a metadataset, and not in a dataset itself.
 
-    Raises:
-        IndexFileError: They are not what was written.
+    Raises IndexFileError if they are not what was written.
     """
     with contextlib.closing(opened_samples(location, None, split_part)) as source:
         columns = source.kept

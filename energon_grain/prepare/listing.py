@@ -152,9 +152,8 @@ def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequen
     | `re:shard_00[89]` | a regular expression, found anywhere in the path; its braces are its own |
     | `shards/00{8,9}.*` | as in Energon: braces, then regular expressions that match the beginning of the path |
 
-    Raises:
-        SplitError: A pattern matches nothing: a part that is silently smaller, or empty, would not be noticed.
-        ConfigError: A pattern is malformed.
+    Raises SplitError if a pattern matches nothing: a part that is silently smaller, or empty, would not be noticed, and
+    ConfigError if a pattern is malformed.
     """
     if not patterns:
         raise ConfigError("split patterns: give at least one, such as {'train': 'glob:shards/*.tar'}.")

@@ -8,7 +8,6 @@ failed on one sample, goes on where it was. When all samples are there the colum
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import re
@@ -35,14 +34,15 @@ from energon_grain.errors import (
     FatalSampleError,
     StaleIndexError,
 )
+from energon_grain.formats.class_ref import imported
 from energon_grain.formats.columns import COLUMNS_FOLDER, SIZES, ColumnFolder, Columns, ColumnStage
 from energon_grain.formats.data_folder import kind_at, look_again, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.executors import outcomes, own_executor
-from energon_grain.prepare.placing import preparation_lock, refuse_read_only
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
+from energon_grain.prepare.writing import preparation_lock, refuse_read_only
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.jsonl import JsonlSource
@@ -124,13 +124,7 @@ def function_named(written: str, where: str) -> Function:
     module, colon, name = written.partition(":")
     if not (colon and module and name):
         raise ConfigError(f"{where}: {written!r} is no function: write module:function, as my_module:count_tokens")
-    try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{where}: {module} cannot be imported: {error}. Run the command in the folder of {module.split('.')[0]}, "
-            f"or install it"
-        ) from error
+    found: Any = imported(module, f"{where}: {module}")
     for step in name.split("."):
         found = getattr(found, step, None)
     if not callable(found):
@@ -609,8 +603,9 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
 
     def unfit(row: int, what: str) -> FatalSampleError:
         return FatalSampleError(
-            f"{place(row)}: {measure.named}, for the column {measure.name!r}, {what}. A function returns a number, or "
-            "None where a sample has none. What was measured is kept: mend the function, and run the same command again"
+            f"{place(row)}: {measure.named}, for the column {measure.name!r}, {what}. A function takes the parts of a "
+            "sample as bytes, by their names, and returns a number, or None where a sample has none. What was measured "
+            "is kept: mend the function, and run the same command again"
         )
 
     row = 0

@@ -68,8 +68,7 @@ from energon_grain.prepare.listing import (
     split_by_patterns,
     split_by_ratio,
 )
-from energon_grain.prepare.media_headers import write_media_columns
-from energon_grain.prepare.placing import open_to_prepare, preparation_lock, put_in_place
+from energon_grain.prepare.media_headers import index_videos, write_media_columns
 from energon_grain.prepare.scan import (
     MediaReport,
     PrepareProgress,
@@ -78,7 +77,6 @@ from energon_grain.prepare.scan import (
     scan_dataset,
     shard_tasks,
 )
-from energon_grain.prepare.video_index import index_videos
 from energon_grain.prepare.writing import (
     OF_A_WRITER,
     REQUEST,
@@ -86,6 +84,9 @@ from energon_grain.prepare.writing import (
     WRITTEN_FOLDER,
     check_written,
     end_writing,
+    open_to_prepare,
+    preparation_lock,
+    put_in_place,
     take_over,
 )
 from energon_grain.storage.atomic import (

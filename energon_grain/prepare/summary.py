@@ -26,7 +26,7 @@ from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.sources.tables import TABLES
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.storage.location import join
-from energon_grain.storage.read_whole import read_beginning
+from energon_grain.storage.object_bytes import read_beginning
 
 _BLOCK_SAMPLES = 1 << 20
 _POWERS = 65  # sizes are below 2^63
@@ -373,8 +373,7 @@ class TableSummary:
 def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSummary:
     """Describe files whose samples have parts without names in the files, of one kind of `TABLES`, or of tokens.
 
-    Raises:
-        EnergonGrainError: As `TableFiles` or `TokenSource` does.
+    Raises EnergonGrainError as `TableFiles` or `TokenSource` does.
     """
     if kind is DatasetKind.TOKENS:
         tokens = TokenSource(path)
@@ -437,9 +436,7 @@ class ArraySummary:
 def summarize_arrays(path: str | os.PathLike[str]) -> ArraySummary:
     """Describe an array or group.
 
-    Raises:
-        EnergonGrainError: As `ArrayGroupSource` does.
-        FormatError: TensorStore cannot read an array.
+    Raises EnergonGrainError as `ArrayGroupSource` does, and FormatError if TensorStore cannot read an array.
     """
     source = ArrayGroupSource(path)
     arrays = {

@@ -158,15 +158,10 @@ class CostBlend:
         return child, below
 
     def anchor(self, position: int) -> Carry:
-        """See `Fold.anchor`."""
         return self._fold.anchor(position)
 
     def remember(self, carry: Carry) -> None:
-        """See `Fold.remember`.
-
-        Raises:
-            ValueError: It is of another number of children.
-        """
+        """See `Fold.remember`. Raises ValueError if it is of another number of children."""
         if len(carry) != _HEAD + 2 * len(self._costs):
             raise ValueError(f"{len(carry)} numbers for {len(self._costs)} datasets")
         self._fold.remember(carry)

@@ -234,8 +234,7 @@ class Expression:
 def combine_expressions(inner: Expression | None, outer: Expression | None) -> Expression | None:
     """Join what a node says with what it inherits by `and`; None is everything.
 
-    Raises:
-        ConfigError: Both together are longer than an expression may be.
+    Raises ConfigError if both together are longer than an expression may be.
     """
     if inner is None or outer is None or inner == outer:
         return inner or outer

@@ -32,9 +32,6 @@ _START = 0x656E_6572_676F_6E21
 def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Give the splitmix64 output after state `x`, element by element: a bijection of the 64-bit integers.
 
-    Args:
-        x: states, any shape.
-
     Returns:
         A new array of the shape of `x`. `splitmix64([1234567])` is `[6457827717110365317]`.
     """

@@ -224,10 +224,6 @@ class BlocksAsTheyLie:
     """The order of a leaf whose blocks the source names. Thread-safe: at worst two threads sum up the same lap.
 
     Takes 16 bytes a block and lap in use, two of them, and 30 ns a block to begin a lap.
-
-    Args:
-        order: With `starts`.
-        row: Its numbers.
     """
 
     def __init__(self, order: LeafOrder, row: Row) -> None:
@@ -296,19 +292,12 @@ class LeafTable:
     In chunks of 65,536 a position of one leaf costs about 60 ns for a full and 180 ns for a block shuffle, of a
     mixture of 100 leaves 140 and 360 ns. A call costs at least 0.1 to 0.5 ms, so that 1,024 positions take about 1 us
     each.
-
-    Attributes:
-        lanes: L.
     """
 
     __slots__ = ("_columns", "_form", "_forms", "_lying", "_rows", "lanes")
 
     def __init__(self, orders: Sequence[LeafOrder], lanes: int) -> None:
-        """Make a table; leaf i is `orders[i]`.
-
-        Raises:
-            ConfigError: there is no lane.
-        """
+        """Make a table; leaf i is `orders[i]`. Raises ConfigError if there is no lane."""
         if lanes < 1:
             raise ConfigError(f"LeafTable(lanes={lanes}): there must be at least 1 lane")
         self.lanes = lanes

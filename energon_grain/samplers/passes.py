@@ -29,11 +29,7 @@ class Concat:
     hands_down_runs = False
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        """Concatenate children of these lengths.
-
-        Raises:
-            ConfigError: there is no child, or a length is below 1.
-        """
+        """Concatenate children of these lengths. Raises ConfigError if there is no child, or a length is below 1."""
         if not lengths or min(lengths) < 1:
             raise ConfigError(f"Concat(lengths={list(lengths)}): there must be children, each at least 1 long")
         self.lengths = tuple(lengths)
@@ -65,11 +61,7 @@ class Limit:
     hands_down_runs = False
 
     def __init__(self, limit: int, length: int) -> None:
-        """Limit a child of `length` positions a pass.
-
-        Raises:
-            ConfigError: the limit or the length is below 1.
-        """
+        """Limit a child of `length` positions a pass. Raises ConfigError if the limit or the length is below 1."""
         if limit < 1 or length < 1:
             raise ConfigError(f"Limit(limit={limit}, length={length}): both must be at least 1")
         self.limit = min(limit, length)

@@ -107,8 +107,7 @@ class RouteTree:
     def remember(self, carries: Iterator[Carry]) -> None:
         """Take in what `carries` gave, of the same tree in whatever process.
 
-        Raises:
-            ValueError: There are too few, or they are of another tree.
+        Raises ValueError if there are too few, or they are of another tree.
         """
         if not self.folds:
             return

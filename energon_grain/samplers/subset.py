@@ -285,8 +285,7 @@ class Subset:
     def parse(cls, value: Any) -> Subset:
         """Read `{"range": [10, 30]}` or, for short, `[10, 30]`, `[10, "end"]`, `["20%", "80%"]`.
 
-        Raises:
-            ConfigError: It is none of these, mixes percent with numbers, or is empty.
+        Raises ConfigError if it is none of these, mixes percent with numbers, or is empty.
         """
         if isinstance(value, Subset):
             return value
@@ -312,8 +311,7 @@ class Subset:
     def within(self, outer: Subset | None) -> Subset:
         """Take the share that `outer` asks for of this subset. The inner one is applied first.
 
-        Raises:
-            ConfigError: `outer` is absolute: sample numbers have a meaning for a single dataset only.
+        Raises ConfigError if `outer` is absolute: sample numbers have a meaning for a single dataset only.
         """
         if outer is None:
             return self
@@ -354,11 +352,7 @@ def part_of(subset: Subset | None, where: Expression | None) -> str:
 
 
 def combine_subsets(inner: Subset | None, outer: Subset | None) -> Subset | None:
-    """Compose what a node says with what it inherits; None is everything.
-
-    Raises:
-        ConfigError: `outer` is absolute.
-    """
+    """Compose what a node says with what it inherits; None is everything. Raises ConfigError if `outer` is absolute."""
     return Subset().within(outer) if inner is None and outer is not None else inner and inner.within(outer)
 
 

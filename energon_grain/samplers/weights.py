@@ -22,8 +22,7 @@ MAX_TOTAL = 1 << 31
 def exact(value: Weight, what: str = "weight") -> Fraction:
     """Give a number as the fraction that its decimal text means: 0.1 is 1/10.
 
-    Raises:
-        ConfigError: the value is no number, not finite or negative.
+    Raises ConfigError if the value is no number, not finite or negative.
     """
     try:
         number = Fraction(_written(value))

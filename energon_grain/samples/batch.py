@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samples.fields import Fields
 from energon_grain.samples.registration import register_type
-from energon_grain.samples.sample import BASE_FIELDS, extend
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import BASE_FIELDS, Fields, SourceInfo, extend
 from energon_grain.transforms.batching import stack_or_list
 
 B = TypeVar("B", bound="Batch")

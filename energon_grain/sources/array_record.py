@@ -18,7 +18,7 @@ from energon_grain.formats.array_record_ranges import RecordPlaces, find_places,
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
@@ -80,7 +80,6 @@ class LocalRecords:
         self._written: dict[int, tuple[int, int]] = {}
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
-        """See `RecordReader`."""
         numbers, first = np.unique(shard, return_index=True)
         records = record.tolist()
         ends = [*first.tolist(), len(records)]
@@ -117,7 +116,6 @@ class LocalRecords:
         return status.st_size, status.st_mtime_ns
 
     def close(self) -> None:
-        """See `RecordReader`."""
         self._files.close()
 
 
@@ -137,7 +135,6 @@ class ObjectRecords:
         self._places = OpenFiles[RecordPlaces](max_files=1 << 20)
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
-        """See `RecordReader`."""
         paths, places, file = self._files(shard)
         return read_records(self.store, paths, places, file, record)
 
@@ -178,7 +175,6 @@ class ObjectRecords:
         return found
 
     def close(self) -> None:
-        """See `RecordReader`."""
         self._places.close()
         self.store.close()
 
@@ -257,8 +253,7 @@ class ArrayRecordSource(IndexedSource):
 
     Arguments: see `WebDatasetSource`.
 
-    Raises:
-        DatasetNotFoundError: It is not prepared as a dataset of ArrayRecord files.
+    Raises DatasetNotFoundError if it is not prepared as a dataset of ArrayRecord files.
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
@@ -293,8 +288,7 @@ class ArrayRecordSource(IndexedSource):
     def read(self, indices: Int64Array) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.
 
-        Raises:
-            StaleIndexError: A file is not the one that was indexed.
+        Raises StaleIndexError if a file is not the one that was indexed.
         """
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)

@@ -41,7 +41,7 @@ from energon_grain.forms import encode_json
 from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
-from energon_grain.storage.read_whole import read_beginning
+from energon_grain.storage.object_bytes import read_beginning
 from energon_grain.storage.settings import StorageSettings, storage_settings
 
 Int64Array = npt.NDArray[np.int64]
@@ -390,7 +390,6 @@ class ArrayGroupSource(Cut):
         return np.full(len(numbers), sizes[name], np.int64)
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
         array = self._group.get(name)
         if self._is_column(array):
             return array.content_id

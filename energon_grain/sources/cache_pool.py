@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.file_store import FileStore
 
 T = TypeVar("T")

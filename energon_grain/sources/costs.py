@@ -34,9 +34,8 @@ class Costs:
     def of(self, indices: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
         """(n,) costs of samples, in 1/1024.
 
-        Raises:
-            KeyNotFoundError: A column is missing; says which command makes it.
-            ConfigError: The expression is negative, not finite or above 2**42 for a sample, or not a number at all.
+        Raises KeyNotFoundError if a column is missing; says which command makes it, and ConfigError if the expression
+        is negative, not finite or above 2**42 for a sample, or not a number at all.
         """
         found = np.asarray(self.expression.of(lambda name: self.source.column(name, indices)))
         wrong = ~((found >= 0) & (found <= _LARGEST)) if found.dtype != np.bool_ else None

@@ -26,7 +26,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
-from energon_grain.samples.source_info import SourceInfo, add_source_info
+from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.addresses import address_of
 from energon_grain.storage.byte_stream import ByteStream
@@ -210,7 +210,6 @@ class SystemFileStore(FileStore[bytes]):
         return SystemFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """See `FileStore.read_or_open`."""
         contents = [self._content(self._path(key), _least(key, lazy)) for key in keys]
         return with_sources(self._base, keys, repeat(self._base), contents)
 

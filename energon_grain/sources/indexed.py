@@ -280,8 +280,7 @@ class IndexedSource(Selected):
     def _resolve(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(n,) number of each sample in the dataset, and of its shard.
 
-        Raises:
-            IndexError: An index is out of range.
+        Raises IndexError if an index is out of range.
         """
         rank = self._selection.to_raw(in_range(indices, len(self), where=self.path))
         place = np.searchsorted(self._first, rank, side="right") - 1
@@ -298,11 +297,7 @@ class IndexedSource(Selected):
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
 
-        Args:
-            samples: Numbers in the dataset.
-
-        Raises:
-            IndexFileError: The index is damaged there.
+        Raises IndexFileError if the index is damaged there.
         """
         self._index.check(samples)
         first = self._part_start[samples]
@@ -357,7 +352,6 @@ class IndexedSource(Selected):
         return tuple(self.kept)
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`."""
         if not isinstance(indices, slice):
             numbers = self.numbers(indices)
             found = self.kept.at(name, numbers)

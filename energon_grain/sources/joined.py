@@ -86,9 +86,9 @@ class JoinedBatch(RawBatch):
         return sum(member.nbytes() for member in self.members)
 
 
-def _part_names(member: Any) -> Sequence[str]:
+def _part_names(member: PreparedSource | Source) -> tuple[str, ...]:
     """Names of all parts of a member, read or not."""
-    return getattr(member, "all_part_names", None) or getattr(member, "part_names", ("json",))
+    return getattr(member, "all_part_names", member.part_names)
 
 
 class JoinedSource(Selected):
@@ -179,7 +179,7 @@ class JoinedSource(Selected):
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of all parts of the primary, and of those of others, and of arrays, as `others` names them."""
-        found = [*_part_names(self._members[0])]
+        found = [*_part_names(self.primary)]
         for name, number in self._names.items():
             member = self._members[number]
             if isinstance(member, ArraySource):
@@ -346,7 +346,6 @@ class JoinedSource(Selected):
         return found
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
         if self.kept is not None and name in self.kept:
             return self.kept.id(name)
         number, column = self._member_of(name)

@@ -17,14 +17,14 @@ from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexErr
 from energon_grain.formats.columns import ColumnFolder, Columns, Measured
 from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.expression import Expression
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
+from energon_grain.storage.byte_store import coalesce
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -93,6 +93,11 @@ class JsonlSource(Cut):
         return name_of(self.path)
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        """The line, where it is read."""
+        return (PART,) if self._reads else ()
+
+    @property
     def shard_counts(self) -> Mapping[str, int]:
         """See `Cut`: of the one file."""
         return {self.shard: len(self._starts) - 1}
@@ -128,7 +133,6 @@ class JsonlSource(Cut):
         return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`."""
         self._verify()
         _, start, stop = self._bounds(indices)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
@@ -164,8 +168,7 @@ class JsonlSource(Cut):
     def _verify(self) -> None:
         """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
 
-        Raises:
-            StaleIndexError: It is another file.
+        Raises StaleIndexError if it is another file.
         """
         if self._verified:
             return
@@ -207,7 +210,6 @@ class JsonlSource(Cut):
         return found
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`."""
         return self.kept.id(name)
 
     def locate(self, index: int) -> SampleLocation:

@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
 from energon_grain.storage.given_up import wanted_for, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import MAX_SPAN_BYTES, Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
 _Item = TypeVar("_Item")

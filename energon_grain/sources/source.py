@@ -21,7 +21,7 @@ from energon_grain.formats.columnar_header import release_pages
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.epath import shared_epath
@@ -206,7 +206,6 @@ class Cut(Selected):
         return list(map(str, self._numbers(indices).tolist()))
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`."""
         if not isinstance(indices, slice):
             return self._column_at(name, self._numbers(indices))
         wanted = range(*indices.indices(len(self)))
@@ -398,6 +397,11 @@ class Source(Protocol):
     @property
     def content_id(self) -> str:
         """Digest of what the source serves, in this order: equal content, equal id, wherever it lies."""
+        ...
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of all parts that samples have, as far as they are read."""
         ...
 
     def __len__(self) -> int: ...

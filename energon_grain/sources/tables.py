@@ -36,7 +36,7 @@ from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
@@ -276,7 +276,12 @@ class TableSource(Cut):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of all columns, read or not; of lists of files, one stands for all entries."""
+        """Names of the columns that are read; of lists of files, one stands for all entries."""
+        return tuple(self._wanted)
+
+    @property
+    def all_part_names(self) -> tuple[str, ...]:
+        """Names of all columns, read or not."""
         return tuple(name for name in self._kinds if name != KEY_COLUMN)
 
     @property
@@ -675,12 +680,12 @@ class TableFileStore(FileStore[Any]):
         usual = f"{source._stems[0]}/0" if source._key is None else f"what column {source._key} says"
         return KeyNotFoundError(
             f"{source.path}: there is no {key!r}; a key is {usual}, a dot, and a column that has something there: "
-            f"{', '.join(source.part_names)}"
+            f"{', '.join(source.all_part_names)}"
         )
 
     def _source_of(self, part: str) -> TableSource | None:
-        column = part if part in self._whole.part_names else part.rpartition(".")[0]
-        if column not in self._sources and column in self._whole.part_names:
+        column = part if part in self._whole.all_part_names else part.rpartition(".")[0]
+        if column not in self._sources and column in self._whole.all_part_names:
             self._sources[column] = TableSource(self._whole.files, parts={column})
         return self._sources.get(column)
 

@@ -23,12 +23,12 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
+from energon_grain.storage.byte_store import coalesce
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
-from energon_grain.storage.spans import coalesce
 
 Int64Array = npt.NDArray[np.int64]
 PART = "tokens"
@@ -47,11 +47,6 @@ class TokenSource(Cut):
     Args:
         path: `x`, `x.bin` or `x.idx`; a path or a URL.
         parts: Which parts to read, names or a predicate: there is only `tokens`.
-
-    Attributes:
-        shard: The name of the file with tokens.
-        size_bytes: Of all tokens.
-        type: Of a token.
 
     Raises:
         DatasetNotFoundError: One of the two files is missing.
@@ -112,8 +107,12 @@ class TokenSource(Cut):
         return f"TokenSource({self.path!r}, samples={len(self)})"
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        """The tokens."""
+        return (PART,)
+
+    @property
     def shard_counts(self) -> dict[str, int]:
-        """See `Cut`."""
         return {self.shard: len(self._documents) - 1}
 
     def _identify(self) -> str:
@@ -145,7 +144,6 @@ class TokenSource(Cut):
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`."""
         start, stop = self._bounds(self._numbers(indices))
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
         return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
@@ -200,7 +198,6 @@ class TokenSource(Cut):
         return f"{self.shard}: {self.locate(index).key}"
 
     def close(self) -> None:
-        """See `Source.close`."""
         self._store.close()
 
 

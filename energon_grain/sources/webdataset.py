@@ -16,13 +16,13 @@ from energon_grain.formats.seek_table import SeekTable, open_seek_table
 from energon_grain.formats.tar.index import check_shards
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.samplers.subset import select
-from energon_grain.samples.source_info import SourceInfo
+from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
 from energon_grain.sources.source import LazyFrom, RawBatch, in_range
+from energon_grain.storage.byte_store import Spans, coalesce
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.storage.spans import Spans, coalesce
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -71,7 +71,6 @@ class WebDatasetSource(IndexedSource):
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`."""
         samples, shard = self._resolve(indices)
         self._check_shards(shard)
         owner, rows = self._part_rows(samples)
@@ -195,7 +194,6 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
         return WebdatasetFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """See `FileStore.read_or_open`."""
         samples, rows = self._found(keys)
         shard = self._index.shard_of(samples)
         name, offset, size = self._source._described(rows)
@@ -320,7 +318,6 @@ class WebDatasetGroup:
         return owner[keep], name[keep], offset[keep], size[keep]
 
     def _resolve(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """As `IndexedSource._resolve`."""
         (wrong,) = np.nonzero((indices < 0) | (indices >= self._length[which]))
         if len(wrong):
             source = self._sources[int(which[wrong[0]])]

@@ -1,8 +1,15 @@
-"""The seam between formats and where bytes live."""
+"""The seam between formats and where bytes live, and turning the byte ranges of many samples into few reads.
+
+Ranges are sorted by file and offset, and neighbours whose gap is small are read as one *span*; every range is then a
+slice of its span. With blocks of consecutive samples a span covers dozens of samples, so a read costs one system call
+(or one request) for all of them. A large range is a span by itself: its slice is then the whole `bytes` object, which
+Python hands out without copying.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +19,7 @@ import numpy.typing as npt
 class ByteStore(Protocol):
     """Reads byte ranges of named objects.
 
-    Everything above asks for many ranges at once, already sorted and coalesced by `storage.spans`, so that a store
+    Everything above asks for many ranges at once, already sorted and coalesced to `Spans`, so that a store
     can overlap its requests. Implementations are thread-safe and picklable; a copy in another process opens its own
     handles.
     """
@@ -35,26 +42,19 @@ class ByteStore(Protocol):
     def version(self, path: str) -> Any:
         """What tells an object that does not change from what may take its place; picklable, never None.
 
-        Raises:
-            ReadError: The object does not exist or cannot be reached.
+        Raises ReadError if the object does not exist or cannot be reached.
         """
         ...
 
     def expect(self, path: str, version: Any) -> None:
         """Read an object in this version alone, which another process learnt.
 
-        Raises:
-            StaleIndexError: It is another one by now.
-            ReadError: It does not exist or cannot be reached.
+        Raises StaleIndexError if it is another one by now, and ReadError if it does not exist or cannot be reached.
         """
         ...
 
     def size(self, path: str) -> int:
-        """Size of an object in bytes.
-
-        Raises:
-            ReadError: The object does not exist or cannot be reached.
-        """
+        """Size of an object in bytes. Raises ReadError if the object does not exist or cannot be reached."""
         ...
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
@@ -62,18 +62,14 @@ class ByteStore(Protocol):
 
         In an object store this is one request an object, where a size by itself may take several.
 
-        Raises:
-            RangeError: An object ends before its start.
-            ReadError: One does not exist or cannot be reached.
+        Raises RangeError if an object ends before its start, and ReadError if one does not exist or cannot be reached.
         """
         ...
 
     def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
         """A few bytes of each object from `starts[i]` on, for a look at a header: nothing around them is read or kept.
 
-        Raises:
-            RangeError: An object ends before.
-            ReadError: One does not exist or cannot be reached.
+        Raises RangeError if an object ends before, and ReadError if one does not exist or cannot be reached.
         """
         ...
 
@@ -101,3 +97,67 @@ class ByteStore(Protocol):
     def close(self) -> None:
         """Release every handle. Reading again opens them anew."""
         ...
+
+
+Int64Array = npt.NDArray[np.int64]
+
+MAX_SPAN_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """What to read, and where each range lies in it."""
+
+    file: Int64Array
+    """(m,) file of each span."""
+    start: Int64Array
+    """(m,) first byte of each span."""
+    stop: Int64Array
+    """(m,) one past the last byte of each span."""
+    span: Int64Array
+    """(n,) span of each range, in the order in which the ranges were given."""
+    offset: Int64Array
+    """(n,) where the range begins in its span."""
+
+    def cut(self, data: Sequence[bytes], size: Int64Array) -> list[bytes | None]:
+        """The bytes of each range, `size` long, in the order in which they were given: of the bytes of all spans."""
+        places = zip(self.span.tolist(), self.offset.tolist(), (self.offset + size).tolist(), strict=True)
+        return [data[span][begin:end] for span, begin, end in places]
+
+
+def coalesce(file: Int64Array, start: Int64Array, size: Int64Array, *, merge_gap_bytes: int, solo_bytes: int) -> Spans:
+    """Group ranges into spans.
+
+    Ranges of one file at most `merge_gap_bytes` apart share a span, unless one of them has `solo_bytes` or more or the
+    span would pass 8 MiB. Overlapping and repeated ranges are fine.
+
+    Example: ranges (0, 10), (12, 5), (500, 5) of one file with a gap of 4 become the spans [0, 17) and [500, 505).
+    """
+    count = len(start)
+    if count == 0:
+        empty = np.empty(0, np.int64)
+        return Spans(file=empty, start=empty, stop=empty, span=empty, offset=empty)
+    order = np.lexsort((start, file))
+    file_sorted, start_sorted = file[order], start[order]
+    stop_sorted = start_sorted + size[order]
+    large = size[order] >= solo_bytes
+    begins = np.empty(count, np.bool_)
+    begins[0] = True
+    # A range reaches as far as the furthest one before it; only inside one file, which the first term guards.
+    begins[1:] = (
+        (file_sorted[1:] != file_sorted[:-1])
+        | (start_sorted[1:] - stop_sorted[:-1] > merge_gap_bytes)
+        | large[1:]
+        | large[:-1]
+    )
+    # Cut by the distance from where a run begins: at multiples in the file most runs would be cut that are shorter.
+    part = (start_sorted - start_sorted[begins][np.cumsum(begins) - 1]) // MAX_SPAN_BYTES
+    begins[1:] |= part[1:] != part[:-1]
+    heads = np.flatnonzero(begins)
+    span_sorted = np.cumsum(begins) - 1
+    span_start = start_sorted[heads]
+    span_stop = np.maximum.reduceat(stop_sorted, heads)
+    span = np.empty(count, np.int64)
+    span[order] = span_sorted
+    offset = start - span_start[span]
+    return Spans(file=file_sorted[heads], start=span_start, stop=span_stop, span=span, offset=offset)

@@ -96,9 +96,6 @@ class HubStore:
         address: Of the dataset; its bucket is `OWNER/NAME@REVISION`.
         folder: Where commits and lists are kept.
         timeout_s: For a request.
-
-    Attributes:
-        commit: What is read.
     """
 
     def __init__(self, address: Address, folder: Path, timeout_s: float) -> None:
@@ -341,18 +338,7 @@ class _Answer:
 
 
 class _Hub:
-    """One dataset's requests to the Hub.
-
-    Args:
-        endpoint: URL of the Hub.
-        repo: Of the dataset, for messages.
-        anonymous: Send no token.
-        timeout_s: For a request.
-
-    Attributes:
-        endpoint: As given.
-        host: Of it, for messages.
-    """
+    """One dataset's requests to the Hub."""
 
     def __init__(self, endpoint: str, repo: str, anonymous: bool, timeout_s: float) -> None:
         with needed_for(f"reading hf://datasets/{repo}"):

@@ -212,7 +212,6 @@ class LocalFiles:
         return self._versions[path].key
 
     def expect(self, path: str, version: tuple[int, int]) -> None:
-        """See `ByteStore`."""
         if self.version(path) != version:
             raise self._changed(path)
 
@@ -222,7 +221,6 @@ class LocalFiles:
         return os.fstat(file.descriptor).st_size
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
-        """See `ByteStore`."""
         tails: list[bytes] = []
         for path, start in zip(paths, starts, strict=True):
             stop = self.size(path)
@@ -232,7 +230,6 @@ class LocalFiles:
         return tails
 
     def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
-        """See `ByteStore`."""
         start = np.array(starts, np.int64)
         return self.read_spans(paths, np.arange(len(paths)), start, start + size_bytes)
 

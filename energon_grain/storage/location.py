@@ -95,9 +95,8 @@ def with_revisions(text: str, revision_for: Callable[[str], str]) -> str:
 def check_url(url: str) -> str:
     """Give back a URL that may be shown and kept: in messages, names of files and states.
 
-    Raises:
-        ConfigError: It has a user, a password or a signature; names the rest of it. Of the web only plain paths are
-            read.
+    Raises ConfigError if it has a user, a password or a signature; names the rest of it. Of the web only plain paths
+    are read.
     """
     found = _URL.match(url)
     if found is None:

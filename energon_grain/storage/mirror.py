@@ -22,8 +22,7 @@ import msgspec
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import address_of
-from energon_grain.storage.atomic import atomic_write_bytes, remove_unused, sync_folder
-from energon_grain.storage.file_lock import locked_at, open_unlinked
+from energon_grain.storage.atomic import atomic_write_bytes, locked_at, open_unlinked, remove_unused, sync_folder
 from energon_grain.storage.hub import UNUSED_S
 from energon_grain.storage.location import join, located, name_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -43,10 +42,6 @@ def mirror_of(url: str) -> Mirror:
 
 class Mirror:
     """The copy of a remote folder.
-
-    Args:
-        url: The folder.
-        client: Reads it.
 
     Raises:
         ReadError: The Hub does not say of which commit it is.
@@ -92,9 +87,6 @@ class Mirror:
         A copy that is not what was written is made again.
 
         Of those that do not exist only copies are removed, not what was made here.
-
-        Args:
-            names: Relative to the folder.
 
         Returns:
             Which of them exist, and whether each changed.
@@ -186,12 +178,7 @@ class Mirror:
     def fetch_again(self, name: str, size_bytes: int) -> None:
         """Write a file that was copied anew, in place: who has mapped it sees what it holds now. While `locked`.
 
-        Args:
-            name: Of the file, relative to the mirrored folder.
-            size_bytes: Of the file.
-
-        Raises:
-            ReadError: It is missing, or cannot be read.
+        Raises ReadError if it is missing, or cannot be read.
         """
         _logger.warning("%s: the copy of %s/%s is damaged; fetching it again", self.folder / name, self.url, name)
         self._copy({self.folder / name: (name, size_bytes)})

@@ -98,13 +98,7 @@ class ObjectClient:
     def read(self, wanted: ObjectRange, begin: Begin = in_list) -> Fetched | None:
         """Read one range; None where there is no such object.
 
-        Args:
-            wanted: The range.
-            begin: Gives what takes the bytes as they come.
-
-        Raises:
-            RangeError: The object ends before.
-            ReadError: It cannot be read; names object and range.
+        Raises RangeError if the object ends before, and ReadError if it cannot be read; names object and range.
         """
 
         def ask(answered: Answered) -> Fetched | None:
@@ -132,8 +126,7 @@ class ObjectClient:
     def pinned(self, url: str) -> str:
         """A URL of the Hub with the commit that its revision stands for, once a process; others as they are.
 
-        Raises:
-            ReadError: The Hub does not say.
+        Raises ReadError if the Hub does not say.
         """
         if scheme_of(url) != "hf":
             return url

@@ -92,14 +92,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An object or folder in an open store.
-
-    Attributes:
-        address: Where it lies.
-        store: Of obstore.
-        mark: What its generations begin with.
-        timeout_s: For a request.
-    """
+    """An object or folder in an open store."""
 
     address: Address
     store: Any
@@ -120,11 +113,7 @@ class _Place:
 
 
 class ObjectStores:
-    """Objects of this process. Every method raises ObjectError; WorkerError after a fork.
-
-    Args:
-        settings: How stores are reached.
-    """
+    """Objects of this process. Every method raises ObjectError; WorkerError after a fork."""
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings

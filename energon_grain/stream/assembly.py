@@ -334,8 +334,7 @@ class LaneProgram:
     def filler(self) -> tuple[Any, RestoreKey]:
         """The first item of the pass and its restore key: it stands where a padded batch has no item. Always made anew.
 
-        Raises:
-            EmptyDatasetError: The pass has none.
+        Raises EmptyDatasetError if the pass has none.
         """
         with self.around.replay():
             for number in range(self.share.lanes):

@@ -93,12 +93,7 @@ class Setting(NamedTuple):
 
 
 def climb(most: int, first: int) -> Generator[Setting, Window, None]:
-    """Looks for the setting with the highest rate: yields what to measure, and is sent what came of it.
-
-    Args:
-        most: Threads, at most.
-        first: To begin with.
-    """
+    """Looks for the setting with the highest rate: yields what to measure, and is sent what came of it."""
     here = Setting(first)
     now, rest = (yield here), _REST_WINDOWS
 

@@ -112,9 +112,8 @@ class BatchStage:
     def make(self, samples: list[Any], restore_keys: list[tuple[Any, ...]], **numbers: Any) -> Any:
         """One batch, or `NO_BATCH`. Arguments are those of `BatchMaker.make`.
 
-        Raises:
-            FatalSampleError: A hook failed as no policy may skip, or batches were dropped too often in a row.
-            ConfigError: The batch has no place for the validity mask.
+        Raises FatalSampleError if a hook failed as no policy may skip, or batches were dropped too often in a row, and
+        ConfigError if the batch has no place for the validity mask.
         """
         if self._maker is None:
             return with_restore_key(samples[0], restore_keys[0])
@@ -144,11 +143,7 @@ class BatchStage:
 
 
 class PackMaker:
-    """Makes items of several samples, where packs are planned.
-
-    Args:
-        specs: How they are made, by number.
-    """
+    """Makes items of several samples, where packs are planned."""
 
     def __init__(self, specs: Sequence[PackSpec], hook_lock: threading.RLock) -> None:
         self._specs = specs
@@ -159,8 +154,7 @@ class PackMaker:
     ) -> tuple[list[Any], list[RestoreKey], int, list[Span]]:
         """The items of a chunk, their restore keys, how many are not whole, and what the hooks took.
 
-        Raises:
-            FatalSampleError: A hook raised what no policy may skip.
+        Raises FatalSampleError if a hook raised what no policy may skip.
         """
         outcomes: list[Any] = []
         keys: list[RestoreKey] = []
@@ -237,8 +231,7 @@ class PackMaker:
 def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:
     """The batch with its mask: under the key `__valid__` of a dict, in the field `__valid__` of a dataclass.
 
-    Raises:
-        ConfigError: The batch is neither, or has no such field.
+    Raises ConfigError if the batch is neither, or has no such field.
     """
     if isinstance(batch, dict):
         batch["__valid__"] = valid

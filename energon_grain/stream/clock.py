@@ -17,6 +17,8 @@ Kind = Literal["storage", "work", "pipeline"]
 """Waiting for bytes; work on samples and batches; planning and handing over."""
 _COST_NS, _COST_SHARE = 40_000, 0.004
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
+_SHORT_NS, _MOST_UNTIMED = 1_000_000, 32
+"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 32nd, on average."""
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
 
@@ -47,9 +49,6 @@ class Clock:
     """Takes the times of stages that follow each other in one thread.
 
     The time of a thread's core costs ten times as much to ask for as the time of day, so this is for whole chunks.
-
-    Attributes:
-        spans: Of the stages so far.
     """
 
     __slots__ = ("_begin_ns", "_cpu_ns", "spans")
@@ -70,11 +69,7 @@ class Clock:
 
 
 class HookClock:
-    """A lock to hold around calls of a hook, and how long they took once it was held; for one thread.
-
-    Args:
-        lock: Held during calls.
-    """
+    """A lock to hold around calls of a hook, and how long they took once it was held; for one thread."""
 
     __slots__ = ("_began_ns", "_calls", "_lock", "_wall_ns")
 
@@ -107,9 +102,6 @@ class StepSampling:
     """Which of many short steps to take the time of, so that this takes 0.4 % of theirs: all of long ones.
 
     They are chosen at random, as what steps do may come in turns, and each stands for those before it that were not.
-
-    Attributes:
-        weight: How many the step in the making stands for.
     """
 
     __slots__ = ("_left", "_measured_ns", "_random", "weight")
@@ -138,6 +130,78 @@ class StepSampling:
         self._measured_ns = now_ns
         self._left = self._random.randint(0, min(10_000, 2 * int(_COST_NS / _COST_SHARE / max(step_ns, 1.0))))
         return weight
+
+
+class WaitClock:
+    """How long a program waited for its steps, and how long it had them, with few looks at the clock.
+
+    A look costs as much as a hundredth of the shortest steps. So of short ones those are timed that may be long: where
+    none is ready, and where a chunk is made inside `next`. Of the others, which take about the same, some are timed at
+    random, and each stands for those before it. Steps that come less often than every millisecond all are timed.
+
+    Attributes:
+        left: So many short steps are not timed before the next one is; who hands one over counts down.
+        chunks_ns: That the maker of steps waited for chunks, in total.
+        waiting_ns: That the program waited, but for the first step.
+        starting_ns: That it waited for the first one since `begin`, in total.
+    """
+
+    __slots__ = (
+        *("left", "chunks_ns", "waiting_ns", "starting_ns"),
+        *("_chosen", "_marked", "_first_ns", "_last_ns", "_step_ns", "_running_ns", "_counted_chunks_ns"),
+    )
+
+    def __init__(self) -> None:
+        self.left = self.chunks_ns = self.waiting_ns = self.starting_ns = 0
+        self._chosen = self._marked = 0  # `left` when a step was timed for others too, and when one was timed at all
+        self._first_ns = self._last_ns = self._step_ns = self._running_ns = self._counted_chunks_ns = 0
+
+    def begin(self) -> None:
+        """The next step is a first one."""
+        self._running_ns, self._first_ns = self.ran_ns(), 0
+        self.left = self._chosen = self._marked = 0
+
+    def time_next(self) -> None:
+        """Time the next step. Nobody may be waiting for one."""
+        self._chosen, self._marked, self.left = self._chosen - self.left, self._marked - self.left, 0
+
+    def timed(self, began_ns: int, inside_ns: int | None, *, alone: bool, all_are: bool = False) -> int:
+        """A step has come that was timed; how long the program waited for it and those that it stands for.
+
+        Args:
+            began_ns: When it was asked for, on `time.perf_counter_ns`.
+            inside_ns: Of that, what chunks took that are made inside `next`; None: they are made elsewhere.
+            alone: It stands for itself, as none was ready.
+            all_are: So is the next one.
+        """
+        now_ns, chunks_ns = perf_counter_ns(), 0
+        own_ns = now_ns - began_ns
+        if inside_ns is not None:
+            own_ns -= inside_ns
+            chunks_ns = self.chunks_ns - self._counted_chunks_ns
+            self._counted_chunks_ns = self.chunks_ns
+        if not self._first_ns:
+            waited_ns = now_ns - began_ns
+            self.starting_ns += waited_ns
+            self._last_ns = now_ns
+            self._first_ns = now_ns  # behind the other: who asks meanwhile sees neither
+            return waited_ns
+        self._step_ns = (now_ns - self._last_ns) // (1 + self._marked - self.left)
+        self._last_ns = now_ns
+        waited_ns = chunks_ns + own_ns * (1 if alone else 1 + self._chosen - self.left)
+        self.waiting_ns += waited_ns
+        if not alone:
+            untimed = 0 if all_are else min(_MOST_UNTIMED, _SHORT_NS // max(1, self._step_ns))
+            self.left = self._chosen = int(2 * untimed * random.random())
+        self._marked = self.left
+        return waited_ns
+
+    def ran_ns(self) -> int:
+        """From each first step to the last one behind it; those that were not timed take about as long."""
+        if not self._first_ns:
+            return self._running_ns
+        untimed_ns = (self._marked - self.left) * self._step_ns
+        return self._running_ns + min(self._last_ns + untimed_ns, perf_counter_ns()) - self._first_ns
 
 
 def _worker() -> str:

@@ -169,9 +169,8 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
 def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None = None) -> Progress:
     """One host's progress from a cursor that any number of hosts saved.
 
-    Raises:
-        StateError: The cursor is malformed, or speaks for other hosts' lanes than this host needs.
-        HostsError: Samples were dropped, and this number of hosts does not divide the lanes.
+    Raises StateError if the cursor is malformed, or speaks for other hosts' lanes than this host needs, and HostsError
+    if samples were dropped, and this number of hosts does not divide the lanes.
     """
     checked = check_lanes(cursor, share)
     lanes: int = checked["lanes"]
@@ -287,8 +286,7 @@ def _own(values: list[Any], cursor: Mapping[str, Any], share: Share, what: str) 
 def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
     """A cursor as it should be, of a run with as many lanes.
 
-    Raises:
-        StateError: It is malformed, or has another number of lanes.
+    Raises StateError if it is malformed, or has another number of lanes.
     """
     checked = check_cursor(cursor)
     lanes = checked["lanes"]
@@ -328,8 +326,7 @@ def differences(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[s
 def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[str, Any]) -> None:
     """Refuse a cursor of another configuration or of other data.
 
-    Raises:
-        FingerprintError: They differ; the message names each differing setting where the cursor has a manifest.
+    Raises FingerprintError if they differ; the message names each differing setting where the cursor has a manifest.
     """
     if lines := differences(cursor, fingerprint, manifest):
         told = "\n".join(f"  {line}" for line in lines)
@@ -365,11 +362,7 @@ def _differences(saved: Any, now: Any, path: str) -> list[str]:
 
 
 def check_cursor(cursor: Any) -> Cursor:
-    """A cursor as it should be.
-
-    Raises:
-        StateError: It is of another version or malformed.
-    """
+    """A cursor as it should be. Raises StateError if it is of another version or malformed."""
     if not isinstance(cursor, Mapping):
         raise StateError(f"a state is a JSON object, not a {type(cursor).__name__}")
     given = dict(cast("Mapping[str, Any]", cursor))
@@ -459,11 +452,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _lane_state(codec: Codec, values: list[int]) -> Any:
-    """The state of one lane.
-
-    Raises:
-        StateError: The integers are not those of a state of the program.
-    """
+    """The state of one lane. Raises StateError if the integers are not those of a state of the program."""
     try:
         return codec.decode(values)
     except StateError as error:
@@ -558,8 +547,7 @@ def gather_cursor(cursor: Cursor, processes: HostProcesses | None, framework: st
 def broadcast_state(state: Any, source: int, processes: HostProcesses | None, framework: str) -> Any:
     """The state that the process at place `source` has, on all of them.
 
-    Raises:
-        StateError: The processes are not connected, or `source` is none of them.
+    Raises StateError if the processes are not connected, or `source` is none of them.
     """
     if processes is None:
         raise StateError(

@@ -176,8 +176,7 @@ class LaneChunks:
     def __next__(self) -> Chunk:
         """The chunk to read next.
 
-        Raises:
-            StopIteration: Every lane has all of its pass; when a pass begins, there may be more.
+        Raises StopIteration if every lane has all of its pass; when a pass begins, there may be more.
         """
         self.expect()
         shares = self._shares()

@@ -61,9 +61,7 @@ class HookSpec:
     def many(self, values: list[Any]) -> list[Any]:
         """The entries that a hook on lists returns.
 
-        Raises:
-            ConfigError: They are not one for each value.
-            Exception: What the hook raises.
+        Raises ConfigError if they are not one for each value, and what the hook raises.
         """
         entries = self.function(values.copy())
         if not isinstance(entries, list | tuple) or len(cast("list[Any]", entries)) != len(values):
@@ -479,20 +477,12 @@ class HookGenerator:
                 self._seeds.__enter__()
 
     def skip(self, values: int) -> None:
-        """Run past values that were handed out before.
-
-        Raises:
-            StateError: There are fewer.
-        """
+        """Run past values that were handed out before. Raises StateError if there are fewer."""
         for number in range(values):
             self.again(number)
 
     def again(self, number: int) -> Any:
-        """The next value, which is there again.
-
-        Raises:
-            StateError: It is not: the generator ends before it.
-        """
+        """The next value, which is there again. Raises StateError if it is not: the generator ends before it."""
         for value in self:
             return value
         raise StateError(

@@ -292,11 +292,7 @@ class Surroundings:
         self.failing = self.on_success(hook)
 
     def restore_failed(self, error: Exception, sample: Any, sources: Any) -> None:
-        """Tell the handler of errors in what is rebuilt.
-
-        Raises:
-            StateError: The handler raised.
-        """
+        """Tell the handler of errors in what is rebuilt. Raises StateError if the handler raised."""
         try:
             self.on_restore_error(error, sample, sources)
         except Exception as raised:
@@ -319,10 +315,8 @@ class Surroundings:
     def rebuilding(self) -> Generator[None]:
         """A context in which what hooks made once is made again.
 
-        Raises:
-            FatalSampleError: A hook failed as no policy may skip.
-            ReadError, WorkerError: What hooks are given could not be read.
-            StateError: A hook failed in another way.
+        Raises FatalSampleError if a hook failed as no policy may skip, ReadError or WorkerError if what hooks are given
+        could not be read, and StateError if a hook failed in another way.
         """
         with self.replay():
             try:
@@ -385,8 +379,7 @@ class Lane:
     def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
         """Count an item of `operator` that a hook dropped.
 
-        Raises:
-            FatalSampleError: The error is one that no policy may skip, or too much was dropped in a row.
+        Raises FatalSampleError if the error is one that no policy may skip, or too much was dropped in a row.
         """
         first = self.around.first_position(operator, reference)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
@@ -415,8 +408,7 @@ class Lane:
     def count_pass(self) -> None:
         """A pass of something that is repeated came to its end.
 
-        Raises:
-            FatalSampleError: Too many in a row had no item for this lane.
+        Raises FatalSampleError if too many in a row had no item for this lane.
         """
         self.around.passes_in_a_row += 1
         if self.around.passes_in_a_row > _EMPTY_PASSES:
@@ -427,11 +419,7 @@ class Lane:
             )
 
     def count_drop(self) -> None:
-        """Something was dropped.
-
-        Raises:
-            FatalSampleError: Too often in a row.
-        """
+        """Something was dropped. Raises FatalSampleError if too often in a row."""
         self.around.in_a_row += 1
         if self.around.in_a_row > self.around.patience:
             raise FatalSampleError(
@@ -442,8 +430,7 @@ class Lane:
     def sample(self, position: Position) -> Any:
         """An encoded sample of `samples`.
 
-        Raises:
-            StateError: It was dropped now, although it was not when the state was saved.
+        Raises StateError if it was dropped now, although it was not when the state was saved.
         """
         # Each use gets an object of its own: hooks may change what they are given.
         value = self.samples[position].pop()
@@ -507,12 +494,7 @@ MakingState = tuple[int] | tuple[int, int, Members]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeOfSeveral(LaneOperator):
-    """An item of several items. A reference is (number of the call, number among the items of the call, members).
-
-    Attributes:
-        hook: Takes a list of values.
-        generates: Whether it is a generator function.
-    """
+    """An item of several items. A reference is (number of the call, number among the items of the call, members)."""
 
     child: LaneOperator
     hook: HookSpec

@@ -126,11 +126,7 @@ class PassPlan:
 
 
 def check_last_batch(last_batch: LastBatch, hosts: int) -> None:
-    """Check that a last batch can be treated in this way on this number of hosts.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Check that a last batch can be treated in this way on this number of hosts. Raises ConfigError if it cannot."""
     if last_batch == "keep" and hosts > 1:
         raise ConfigError(
             f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and a host could be "
@@ -204,11 +200,7 @@ class Share:
         return local * self.hosts + self.host
 
     def require_whole_lanes(self, why: str) -> None:
-        """Check that this host owns whole lanes.
-
-        Raises:
-            HostsError: The number of hosts does not divide the lanes.
-        """
+        """Check that this host owns whole lanes. Raises HostsError if the number of hosts does not divide the lanes."""
         if not self.whole_lanes:
             raise HostsError(
                 f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "

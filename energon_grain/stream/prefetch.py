@@ -42,9 +42,6 @@ class Prefetch:
 
     Where that fails nothing is said: whoever reads the bytes will meet the failure.
 
-    Args:
-        in_process: Whether it is this process that reads.
-
     Attributes:
         step_bytes: How much to fetch at a time: what is being read and what is being fetched are two such steps.
         on_wait: Called with the times, on `time.perf_counter_ns`, between which a thread waited for it.
@@ -140,11 +137,7 @@ class Prefetch:
                 self._in_vain = True  # what is not kept is fetched again by whoever reads it
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait for a request, failed or not.
-
-        Raises:
-            GivenUp: This was closed meanwhile.
-        """
+        """Wait for a request, failed or not. Raises GivenUp if this was closed meanwhile."""
         while not self._over.is_set() and not self._in_vain:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
                 future.result(_LOOK_SECONDS)
@@ -224,11 +217,7 @@ class Arrival:
     count: int
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had.
-
-        Raises:
-            GivenUp: Nobody wants them any more.
-        """
+        """Wait until they are there, or cannot be had. Raises GivenUp if nobody wants them any more."""
         if self.coming is not None:
             self.coming.wait(self.count)
 

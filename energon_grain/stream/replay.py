@@ -51,9 +51,8 @@ class SampleRestorer:
     def restore(self, restore_key: Any) -> Any:
         """The sample or batch of a restore key.
 
-        Raises:
-            StateError: It is not a restore key of this dataset, or a hook drops or fails on it now.
-            FatalSampleError: A hook failed as no policy may skip.
+        Raises StateError if it is not a restore key of this dataset, or a hook drops or fails on it now, and
+        FatalSampleError if a hook failed as no policy may skip.
         """
         try:
             key = _tuples(restore_key)

@@ -39,8 +39,7 @@ from energon_grain.transforms.field_map import FieldMap
 def check_passes(passes: int | None, said_by: str = "") -> None:
     """Check a number of passes that are shuffled as one.
 
-    Raises:
-        ConfigError: It is neither a positive number, -1 nor None.
+    Raises ConfigError if it is neither a positive number, -1 nor None.
     """
     if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
         raise ConfigError(
@@ -106,11 +105,7 @@ class ResolvedLeaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArray:
-    """An array that is there. Picklable.
-
-    Attributes:
-        field: What the default merge calls it.
-    """
+    """An array that is there. Picklable."""
 
     source: ArraySource
     field: str
@@ -290,11 +285,7 @@ class StreamSpec:
 
     @property
     def order(self) -> IndexMap:
-        """The order of the stream.
-
-        Raises:
-            ConfigError: It depends on data.
-        """
+        """The order of the stream. Raises ConfigError if it depends on data."""
         if self.index_map is None:
             raise ConfigError(
                 "which samples stand at a position of this dataset depends on what is in them: it filters, groups, "
@@ -409,11 +400,7 @@ class StreamSpec:
         return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
 
     def remember(self, carries: str) -> None:
-        """Take in what `carries` gave.
-
-        Raises:
-            StateError: It is of another order.
-        """
+        """Take in what `carries` gave. Raises StateError if it is of another order."""
         orders = [feed.order for feed in self.program.feeds] if self.program is not None else [self.order]
         try:
             given = iter(unflat(unpack_integers(carries)))

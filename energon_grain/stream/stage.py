@@ -145,8 +145,7 @@ class Flow:
     def drop(self, place: int, hook: str, failure_tolerance: int, error: Exception, sample: Any) -> None:
         """Record that the sample at `place` is dropped.
 
-        Raises:
-            FatalSampleError: The error is one that no policy may skip.
+        Raises FatalSampleError if the error is one that no policy may skip.
         """
         key, shard = self.raw.keys[place], self.raw.shards[place]
         raise_if_fatal(error, hook, f"{shard}: {key}")
@@ -188,7 +187,6 @@ class _FlowDraw(Draw):
 
     @property
     def seed(self) -> int:
-        """See `Draw`."""
         return fold(_hook_key(self._hook_keys[self._leaves[self.place]], self._hook), self.position)
 
 
@@ -508,11 +506,7 @@ def _sources_of(samples: list[Any]) -> list[Any]:
 
 
 class Kind:
-    """Leaves whose samples are read together and made alike.
-
-    Attributes:
-        hooks: On their samples, in order.
-    """
+    """Leaves whose samples are read together and made alike."""
 
     def __init__(self, leaves: Mapping[int, LeafSpec]) -> None:
         number, spec = next(iter(leaves.items()))
@@ -605,9 +599,7 @@ class PureStage:
     def run(self, chunk: Chunk) -> Encoded:
         """Read and encode one chunk.
 
-        Raises:
-            ReadError: Bytes could not be read.
-            FatalSampleError: A hook raised what no policy may skip.
+        Raises ReadError if bytes could not be read, and FatalSampleError if a hook raised what no policy may skip.
         """
         packs, draws = chunk.draws.packs, chunk.draws.members
         owner = None if packs is None else packs.owner()
@@ -656,9 +648,8 @@ class PureStage:
         A hook on lists that raises may have changed any of them. They are made anew, and go through the hooks so far
         one by one, so that only those are dropped that it fails on.
 
-        Raises:
-            FatalSampleError: The hook raised what no policy may skip.
-            ReadError: Samples that are made anew could not be read.
+        Raises FatalSampleError if the hook raised what no policy may skip, and ReadError if samples that are made anew
+        could not be read.
         """
         error = self._call(flow, hook, clock)
         hooks = [*flow.applied, hook]

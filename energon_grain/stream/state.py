@@ -115,11 +115,7 @@ class Codec:
         return integers
 
     def decode(self, integers: list[int]) -> Any:
-        """The value that `encode` made integers of.
-
-        Raises:
-            StateError: There is no such value of this form.
-        """
+        """The value that `encode` made integers of. Raises StateError if there is no such value of this form."""
         given = _Integers(integers)
         value = self._read(given)
         if given.at != len(integers):
@@ -127,11 +123,7 @@ class Codec:
         return value
 
     def check(self, value: Any) -> None:
-        """Refuse what is no value of the form.
-
-        Raises:
-            ValueError, TypeError, LookupError, StateError: It is none.
-        """
+        """Refuse what is no value of the form. Raises ValueError, TypeError, LookupError, StateError if it is none."""
         integers = self.encode(value)
         if any(type(each) is not int or not 0 <= each < _TOO_LARGE for each in integers):
             raise ValueError("a number in it is out of range")
@@ -391,11 +383,7 @@ def _packed(values: list[int]) -> bytes:
 
 
 def unpack_integers(text: str) -> list[int]:
-    """The integers that `pack_integers` made a text of.
-
-    Raises:
-        StateError: `text` is not such a text.
-    """
+    """The integers that `pack_integers` made a text of. Raises StateError if `text` is not such a text."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

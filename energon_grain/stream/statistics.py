@@ -12,7 +12,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import perf_counter_ns
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +27,7 @@ from energon_grain.errors import (
 )
 from energon_grain.sources.costs import PARTS_OF_ONE, Costs
 from energon_grain.storage.traffic import Traffic, traffic
-from energon_grain.stream.clock import Kind, Place, Span, Work
+from energon_grain.stream.clock import Kind, Place, Span, WaitClock, Work
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_grain.stream.index_map import Draws, costs_of
 from energon_grain.stream.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
@@ -223,7 +222,10 @@ class Statistics:
 
     Attributes:
         setup: As given; a stream learns how many workers it has when they are started.
+        waits: How long the program waited for steps.
         samples: That were delivered.
+        batches: Likewise.
+        ready: How many steps were ready when one was asked for, added up.
         listeners: Called with all work that is counted, in whatever thread that happens.
     """
 
@@ -248,17 +250,15 @@ class Statistics:
         self._times: dict[tuple[Kind, str, Place], list[int]] = {}
         self._by_worker: dict[str, list[int]] = {}
         self._traffic, self._of_workers = traffic(), Traffic()
-        self._running_ns = self._waiting_ns = self._starting_ns = 0
-        self._first_ns = self._ended_ns = 0  # of the steps since the stream began, or went elsewhere
-        self._ready = self._lock_tries = self._lock_held = 0
+        self.waits = WaitClock()
+        self.samples = self.batches = self.ready = 0
+        self._lock_tries = self._lock_held = 0
         self.listeners: list[Callable[[Work], object]] = []
         self._dropped: Drops = Counter()
         self._open: Drops = Counter()  # of the step in the making
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
         self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
         self._batches_in_a_row = 0  # dropped, on purpose or not
-        self.samples = 0
-        self._batches = 0
         self._logged: Counter[_Kind] = Counter()
         self._untried = True  # no step was made yet
         self._worked: set[str] = set()  # what worked before that
@@ -273,7 +273,7 @@ class Statistics:
             item: Position of the place in its pass.
         """
         with self._lock:
-            self._running_ns, self._ended_ns, self._first_ns = self._ran_ns(), 0, 0
+            self.waits.begin()
             self._asked = self._asked_until_now()
             self._from = item, int(self._read.sum())
             self._open.clear()
@@ -295,40 +295,18 @@ class Statistics:
         self._untried = False
         return drops
 
-    def delivered(self, samples: int, drops: Drops) -> None:
-        """Count one batch, and what was dropped for it; in one thread at a time, as a lock a step would cost more."""
-        self.samples += samples
-        self._batches += 1
-        if drops or self._failed:
+    def dropped_for(self, drops: Drops) -> None:
+        """Count what was dropped for a step that was delivered."""
+        with self._lock:
+            self._dropped.update(drops)
+
+    def came(self, began_ns: int, waited_ns: int, ready: int) -> None:
+        """A step came, maybe behind one that failed: tell listeners how long it was waited for, with so many ready."""
+        if self._failed:
             with self._lock:
-                self._dropped.update(drops)
                 self._failed.clear()
-
-    def waited(self, began_ns: int, ready: int) -> int:
-        """Count that the program waited for a step, which it has got now; how long that took, in nanoseconds.
-
-        Args:
-            began_ns: When it asked, on `time.perf_counter_ns`.
-            ready: Steps that were there.
-        """
-        # A fiftieth of a microsecond counts here: nothing else is done for every step.
-        ended_ns = perf_counter_ns()
-        waited_ns = ended_ns - began_ns
-        if self._first_ns:
-            self._waiting_ns += waited_ns
-            self._ready += ready
-            self._ended_ns = ended_ns
-        else:
-            self._starting_ns += waited_ns
-            self._ended_ns = ended_ns
-            self._first_ns = ended_ns  # behind the other: who asks meanwhile sees neither
         if self.listeners:
-            waited = Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)
-            self._tell_of(Work([waited], worker="main"))
-        return waited_ns
-
-    def _ran_ns(self) -> int:
-        return self._running_ns + (self._ended_ns - self._first_ns if self._first_ns else 0)
+            self._tell_of(Work([Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)], worker="main"))
 
     def read(self, draws: Draws, size_bytes: int) -> None:
         """Count samples that were read, by leaf, what they cost, and the bytes of all."""
@@ -519,12 +497,12 @@ class Statistics:
             leaves = zip(self._leaf_names, self._read.tolist(), expected, cost, targets, strict=True)
             return LoaderStats(
                 setup=replace(self.setup, workers=workers),
-                seconds=self._ran_ns() / 1e9,
-                waiting_s=self._waiting_ns / 1e9,
-                starting_s=self._starting_ns / 1e9,
-                batches=self._batches,
+                seconds=self.waits.ran_ns() / 1e9,
+                waiting_s=self.waits.waiting_ns / 1e9,
+                starting_s=self.waits.starting_ns / 1e9,
+                batches=self.batches,
                 samples=self.samples,
-                ready=self._ready,
+                ready=self.ready,
                 queued=queued,
                 lock_tries=self._lock_tries,
                 lock_held=self._lock_held,

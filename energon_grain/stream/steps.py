@@ -47,11 +47,7 @@ T = TypeVar("T")
 
 
 class _Timed(Generic[T]):
-    """An iterator that tells when each entry was asked for and came; it may end and later go on.
-
-    Args:
-        each: Called with each entry, and the two times.
-    """
+    """An iterator that tells when each entry was asked for and came; it may end and later go on."""
 
     def __init__(self, entries: Iterator[T], each: Callable[[T, int, int], object]) -> None:
         self._entries = entries
@@ -200,6 +196,7 @@ class Production:
 
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
+        self.statistics.waits.chunks_ns += ended_ns - began_ns
         self.statistics.took(encoded.work)
 
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:

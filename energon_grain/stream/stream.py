@@ -78,8 +78,7 @@ class Runnable(Protocol):
 def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     """The worker configuration that a dataset is run with: `given`, or its own.
 
-    Raises:
-        ConfigError: It is something else, the path of a dataset for instance.
+    Raises ConfigError if it is something else, the path of a dataset for instance.
     """
     if not hasattr(dataset, "compiled"):
         raise ConfigError(f"loader: {no_dataset(dataset)}")
@@ -182,6 +181,7 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
+        self._made_inside = False  # of `next`, by itself
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._starting = threading.RLock()  # for `close`, from another thread
@@ -268,7 +268,11 @@ class Stream:
             if self._progress.ended:
                 raise StopIteration
             step = self._advance()
-            self.statistics.delivered(step.samples, step.drops)
+            counts = self.statistics
+            counts.samples += step.samples  # in one thread at a time: a lock a step would cost more
+            counts.batches += 1
+            if step.drops:
+                counts.dropped_for(step.drops)
         register_value(step.batch)
         return step.batch
 
@@ -315,11 +319,7 @@ class Stream:
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def _advance(self) -> Step:
-        """The next step, behind which the stream now is.
-
-        Raises:
-            StopIteration: The pass is over.
-        """
+        """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
         try:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
@@ -336,17 +336,18 @@ class Stream:
         return step
 
     def _read(self) -> Step:
-        """The step behind those that were read.
-
-        Raises:
-            StopIteration: The pass is over.
-        """
+        """The step behind those that were read. Raises StopIteration if the pass is over."""
         if self._none_left:
             raise StopIteration
         try:
             with self._starting:
                 steps = self._steps or self._start()
             with wanted_until(self._under_way.over):
+                waits = self.statistics.waits
+                if waits.left > 0 and self._made_inside:  # here, as a call would cost as much as what it saves
+                    step = next(steps)
+                    waits.left -= 1
+                    return step
                 return self._timed(steps) if self._any_host is None else self._agreed(steps, self._any_host)
         except StopIteration:
             self._none_left = True
@@ -361,21 +362,28 @@ class Stream:
             raise
 
     def _timed(self, steps: Iterator[Step]) -> Step:
-        """The next step, and how long it was waited for."""
-        ready = steps.waiting if isinstance(steps, Background) else 0
-        began_ns = perf_counter_ns()
+        """The next step, and how long it was waited for, where that is worth a look at the clock."""
+        counts, inside, ready = self.statistics, self._made_inside, 0
+        waits = counts.waits
+        if isinstance(steps, Background):
+            ready = steps.waiting
+            counts.ready += ready
+            if ready and waits.left > 0:
+                step = next(steps)
+                waits.left -= 1
+                return step
+        began_ns, chunks_ns = perf_counter_ns(), waits.chunks_ns
         step = next(steps)
-        waited_ns = self.statistics.waited(began_ns, ready)
+        inside_ns = waits.chunks_ns - chunks_ns if inside else None
+        every = bool(counts.listeners or self._auto)
+        waited_ns = waits.timed(began_ns, inside_ns, alone=not (inside or ready), all_are=every)
+        counts.came(began_ns, waited_ns, ready)
         if self._auto is not None:
             self._auto.took(step.samples, waited_ns / 1e9)
         return step
 
     def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
-        """The next step, if all hosts have it.
-
-        Raises:
-            StopIteration: They do not: the pass is over on all of them.
-        """
+        """The next step, if all hosts have it. Raises StopIteration if they do not: the pass is over on all of them."""
         agreed = self._behind
         while True:
             try:
@@ -436,6 +444,7 @@ class Stream:
                 else:
                     self._auto = None  # hooks may not run in threads
             self._steps = iter(production) if ahead is None else ahead
+            self._made_inside = ahead is None and self._any_host is None
         except BaseException:
             self._stop()
             raise
@@ -460,11 +469,7 @@ class Stream:
         self._under_way.stop()
 
     def _require_here(self, what: str) -> None:
-        """Check that this is no forked child's copy of a stream that runs elsewhere.
-
-        Raises:
-            WorkerError: It is.
-        """
+        """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
         if self._under_way.elsewhere:
             raise WorkerError(
                 f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
@@ -610,6 +615,9 @@ class Stream:
 
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
+        if self.turn.acquire(blocking=False):
+            self.statistics.waits.time_next()
+            self.turn.release()
         steps = self._steps
         return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0, self.workers)
 

@@ -478,8 +478,7 @@ class _Metrics:
     def add(self, stats: Callable[[], LoaderStats], name: str) -> Callable[[], None]:
         """Tell of a loader too, until what this returns is called.
 
-        Raises:
-            ConfigError: Another one of the registry is called so.
+        Raises ConfigError if another one of the registry is called so.
         """
         if any(other == name for _, other in self._loaders):
             raise ConfigError(f"watch(name={name!r}): the registry has a loader of that name; give this one another")

@@ -115,11 +115,7 @@ class WorkerLog:
         return self.rank * (self.num_workers + 1) + (0 if _worker_number is None else 1 + _worker_number)
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Write a line.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write a line. Raises OSError if the file cannot be written."""
         line = json.dumps(entry)
         if self.path is None:
             _worker_logger.info("%s", line)

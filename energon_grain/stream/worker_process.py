@@ -339,8 +339,7 @@ class Channel:
     def send(self, message: bytes, file: int | None = None) -> None:
         """Send a message, and a descriptor of a file, which stays open here.
 
-        Raises:
-            ConnectionError: The other process has ended, or closed its end.
+        Raises ConnectionError if the other process has ended, or closed its end.
         """
         header = _HEADER.pack(len(message))
         if file is None:
@@ -352,9 +351,8 @@ class Channel:
     def receive(self) -> tuple[bytearray, int | None]:
         """A message, and the descriptor of the file that came with it.
 
-        Raises:
-            EOFError, ConnectionError: The other process has ended, or closed its end.
-            WorkerError: This process may not have one more file open.
+        Raises EOFError, ConnectionError if the other process has ended, or closed its end, and WorkerError if this
+        process may not have one more file open.
         """
         begun, files, flags, _ = socket.recv_fds(self._end, _HEADER.size, 1)
         if not begun:

@@ -538,11 +538,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
                 self._chunks_of[process] -= 1
 
     def taken(self, chunk: Chunk, result: _Answer) -> Encoded:
-        """The chunk, unpickled.
-
-        Raises:
-            Exception: What the stage raised in the worker.
-        """
+        """The chunk, unpickled. Raises what the stage raised in the worker."""
         parts, made_ns, ready_ns = result
         began_ns = time.perf_counter_ns()
         encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
@@ -592,8 +588,7 @@ class WorkerProcess:
     def run(self, chunk: Chunk) -> _Answer:
         """Let the worker encode a chunk. It begins when what is fetched ahead is there.
 
-        Raises:
-            WorkerError: The worker died.
+        Raises WorkerError if the worker died.
         """
         if chunk.arrival is not None:
             chunk.arrival.wait()

@@ -16,37 +16,6 @@ whatever stands beside it.
 
 from __future__ import annotations
 
-from energon_grain.testing.check_hooks import check_hooks
-from energon_grain.testing.crude_datasets import make_blob_dataset, make_crude_dataset, make_text_dataset
-from energon_grain.testing.image_datasets import (
-    make_captioning_dataset,
-    make_classification_dataset,
-    make_image_dataset,
-)
-from energon_grain.testing.interleaved_datasets import (
-    cook_interleaved,
-    make_interleaved_dataset,
-    make_similarity_interleaved_dataset,
-)
-from energon_grain.testing.ocr_datasets import make_ocr_dataset, make_vqa_ocr_dataset
-from energon_grain.testing.question_datasets import make_multi_choice_vqa_dataset, make_vid_qa_dataset, make_vqa_dataset
-from energon_grain.testing.tars import write_tars
+from energon_grain.lazy_names import from_stub
 
-__all__ = [
-    "check_hooks",
-    "cook_interleaved",
-    "make_blob_dataset",
-    "make_captioning_dataset",
-    "make_classification_dataset",
-    "make_crude_dataset",
-    "make_image_dataset",
-    "make_interleaved_dataset",
-    "make_multi_choice_vqa_dataset",
-    "make_ocr_dataset",
-    "make_similarity_interleaved_dataset",
-    "make_text_dataset",
-    "make_vid_qa_dataset",
-    "make_vqa_dataset",
-    "make_vqa_ocr_dataset",
-    "write_tars",
-]
+__getattr__, __dir__ = from_stub(globals())

@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
-from energon_grain.samples.fields import METADATA_FIELDS
 from energon_grain.samples.registration import register_value
-from energon_grain.samples.source_info import get_source_info
+from energon_grain.samples.sample import METADATA_FIELDS, get_source_info
 from energon_grain.samples.types import CrudeSample
 
 T = TypeVar("T")

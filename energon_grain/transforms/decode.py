@@ -562,15 +562,12 @@ class ColumnDecoder(SampleDecoder):
         return f"{part}.{self._endings[column]}" if column in self._endings else part
 
     def decoder_for(self, part: str) -> Codec | None:
-        """See `SampleDecoder`."""
         return self._inner.decoder_for(self._named(part))
 
     def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
-        """See `SampleDecoder`."""
         return self._inner.decode_column(self._named(part), column, groups)
 
     def decode(self, fname: str, raw: Buffer) -> Any:
-        """See `SampleDecoder`."""
         return self._inner.decode(self._named(fname), raw)
 
     def __eq__(self, other: object) -> bool:

@@ -35,8 +35,7 @@ def encode_part(part: str, value: Any) -> bytes:
 
     The same value gives the same bytes.
 
-    Raises:
-        ConfigError: The value is none that goes under such a name; says which do.
+    Raises ConfigError if the value is none that goes under such a name; says which do.
     """
     if isinstance(value, bytes):
         return value

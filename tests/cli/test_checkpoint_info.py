@@ -225,7 +225,8 @@ def test_drops_and_packs(mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     packed, _ = saved(mix, 30, task_encoder=encoder, packing_buffer_size=4, lanes=4)
     (tmp_path / "packed.json").write_text(json.dumps(packed))
     found = told(tmp_path / "packed.json")
-    assert (found["held"], [leaf["draws"] for leaf in found["leaves"]]) == (4, [None, None])
+    assert (found["held"], found["dropped"], [leaf["draws"] for leaf in found["leaves"]]) == (4, None, [None, None])
+    assert "what was dropped is not counted" in run("checkpoint", "info", tmp_path / "packed.json").output
     options = ["--packing-buffer-size", "4", "--lanes", "4", "--task-encoder", "pairs_of_samples:Pairs"]
     compared = told(tmp_path / "packed.json", "--dataset", mix, *options)
     assert compared["differences"] == []

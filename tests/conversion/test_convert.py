@@ -251,8 +251,8 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     with subprocess.Popen([*command, "--num-workers", "2"], start_new_session=True) as process:
         try:
             deadline = time.monotonic() + PATIENCE_S
-            while len(list(target.glob("*.array_record"))) < 2 and time.monotonic() < deadline:
-                time.sleep(0.01)
+            while not any(log.stat().st_size for log in target.rglob("*.open")) and time.monotonic() < deadline:
+                time.sleep(0.01)  # until one is noted as written
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert 1 <= len(list(target.glob("*.array_record"))) < 9

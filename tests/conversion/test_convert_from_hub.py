@@ -23,11 +23,11 @@ KILLS = int(os.environ.get("KILLS", "4"))
 PROGRAM = """
 import random, shutil, sys
 from pathlib import Path
-import energon_grain.conversion.convert, pyarrow.parquet, urllib3
+import energon_grain.conversion, pyarrow.parquet, urllib3
 from killing import _files, _run
 url, folder, to, kills = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 def convert(root):
-    energon_grain.conversion.convert.convert_dataset(
+    energon_grain.conversion.convert_dataset(
         url, root / "new", to=to, shard_samples=4 if sys.argv[5] == "cut" else None, num_workers=0, sqlite=False
     )
 folder.mkdir()

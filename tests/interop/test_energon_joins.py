@@ -10,7 +10,7 @@ import pytest
 from energon_peer import energon, needs_energon, run_there
 
 from energon_grain import prepare_metadataset
-from energon_grain.datasets.open_join import open_join
+from energon_grain.datasets.joined_leaf import open_join
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.join_index import cache_folder, index_file_name
 from energon_grain.formats.splits import SplitConfig, write_split_config

@@ -24,7 +24,7 @@ from energon_grain import column_function, measure_dataset, open_columns
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, FatalSampleError, FormatError, KeyNotFoundError, RefusedError
 from energon_grain.prepare import MeasureProgress, prepare_dataset
-from energon_grain.prepare.placing import preparation_lock
+from energon_grain.prepare.writing import preparation_lock
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.testing import make_text_dataset, write_tars

@@ -40,7 +40,7 @@ from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.prepare import MediaFilterConfig, PrepareProgress, prepare_dataset, prepare_media
 from energon_grain.testing import write_tars
-from energon_grain.testing.pictures import draw_picture, encode_picture
+from energon_grain.testing.datasets import draw_picture, encode_picture
 
 BY_EXTENSION = MediaFilterConfig.parse(None, False, True)
 BY_HEADER = MediaFilterConfig.parse(None, True, False)

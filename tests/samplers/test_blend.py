@@ -1,9 +1,10 @@
-"""Blends by brute force: every lane's rounds one by one, shares after every prefix, and any position asked alone."""
+"""Blends by brute force: by weights, with one choice for several items, and in epochs of exact counts."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.blend import Blend
+from energon_grain.samplers.blend import Blend, StepBlend
+from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases
 
@@ -190,3 +192,187 @@ def test_weights_or_a_schedule() -> None:
         Blend(lanes=4, key=1)
     with pytest.raises(ConfigError, match="either"):
         Blend([1], schedule=[(0, [1])], lanes=4, key=1)
+
+
+weights = st.lists(st.integers(1, 20), min_size=1, max_size=5)
+
+
+def route(blend: Blend | StepBlend, positions: object) -> tuple[list[int], list[int]]:
+    child, below = blend.route(np.asarray(positions, np.int64))
+    return child.tolist(), below.tolist()
+
+
+def step_blend(weights: list[int], *, lanes: int = 4, width: int = 3, key: int = 5) -> StepBlend:
+    return StepBlend(Blend(weights, lanes=lanes, key=key), width=width)
+
+
+@settings(max_examples=60)
+@given(weights=weights, lanes=st.integers(1, 6), width=st.integers(1, 6), key=st.integers(0, 2**64 - 1))
+def test_a_choice_holds_for_a_whole_step(weights: list[int], lanes: int, width: int, key: int) -> None:
+    blend = step_blend(weights, lanes=lanes, width=width, key=key)
+    assert blend.lanes == lanes * width
+    child, _ = route(blend, np.arange(200 * width))
+    steps = [child[at : at + width] for at in range(0, len(child), width)]
+    assert all(len(set(step)) == 1 for step in steps)
+    # They are those of the blend of whole steps.
+    assert [step[0] for step in steps] == route(Blend(weights, lanes=lanes, key=key), np.arange(200))[0]
+
+
+@settings(max_examples=60)
+@given(weights=weights, lanes=st.integers(1, 6), width=st.integers(1, 6), key=st.integers(0, 2**64 - 1))
+def test_each_lane_has_its_childs_rounds_without_gaps(weights: list[int], lanes: int, width: int, key: int) -> None:
+    """Round j of child k in lane l is the child's position j * L + l, as everywhere."""
+    blend = step_blend(weights, lanes=lanes, width=width, key=key)
+    positions = np.arange(60 * blend.lanes)
+    rounds: Counter[tuple[int, int]] = Counter()
+    for position, child, below in zip(positions.tolist(), *route(blend, positions), strict=True):
+        lane = position % blend.lanes
+        assert below == rounds[lane, child] * blend.lanes + lane
+        rounds[lane, child] += 1
+
+
+@settings(max_examples=40)
+@given(weights=weights, asked=st.lists(st.integers(0, 2**40), min_size=1, max_size=30))
+def test_any_positions_in_any_order(weights: list[int], asked: list[int]) -> None:
+    blend = step_blend(weights)
+    together = route(blend, asked)
+    alone = [route(blend, [position]) for position in asked]
+    assert together == ([child for [child], _ in alone], [below for _, [below] in alone])
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [7, 3], [5, 3, 2], [97, 1, 1, 1]])
+@pytest.mark.parametrize("width", [2, 8])
+def test_shares_hold_after_any_prefix(weights: list[int], width: int) -> None:
+    blend = step_blend(weights, lanes=48 // width, width=width)
+    child = np.array(route(blend, np.arange(48 * 400))[0])
+    for number, weight in enumerate(weights):
+        ahead = np.cumsum(child == number) - np.arange(1, child.size + 1) * weight / sum(weights)
+        assert np.abs(ahead).max() <= 17 * width
+
+
+def test_a_schedule_counts_positions() -> None:
+    blend = StepBlend(Blend(lanes=4, key=3, schedule=[(0, [1, 0]), (10, [0, 1]), (20, [1, 1])]), width=3)
+    assert blend.starts == (0, 30, 60)
+    child, _ = route(blend, np.arange(120))
+    assert child[:30] == [0] * 30
+    assert child[30:60] == [1] * 30
+    assert 24 <= sum(child[60:]) <= 36
+
+
+def test_one_item_a_step_is_the_blend_itself() -> None:
+    plain = Blend([3, 2], lanes=8, key=9)
+    assert route(StepBlend(plain, width=1), np.arange(500)) == route(plain, np.arange(500))
+
+
+def test_a_step_has_an_item() -> None:
+    with pytest.raises(ConfigError, match="at least 1 position"):
+        step_blend([1, 1], width=0)
+
+
+@st.composite
+def blends(draw: st.DrawFn) -> EpochizedBlend:
+    children = draw(st.integers(1, 7))
+    lengths = draw(st.lists(st.integers(1, 60), min_size=children, max_size=children))
+    repetitions = draw(st.lists(st.decimals("0.05", 3, places=2), min_size=children, max_size=children))
+    lengths[0] += 20  # so that no epoch is empty
+    return EpochizedBlend(
+        lengths, repetitions, lanes=draw(st.sampled_from([1, 2, 5, 8, 48])), key=draw(st.integers(0, 9))
+    )
+
+
+@settings(deadline=None)
+@given(blends(), st.integers(0, 50), st.data())
+def test_epochs_hold_exact_counts_in_contiguous_runs(blend: EpochizedBlend, first: int, data: st.DataObject) -> None:
+    start, stop = blend.start(first), blend.start(first + 3)
+    child, below = blend.route(np.arange(start, stop))
+    for epoch in range(first, first + 3):
+        here = slice(blend.start(epoch) - start, blend.start(epoch + 1) - start)
+        lane = np.arange(blend.length(epoch)) % blend.lanes
+        assert blend.epoch_at(blend.start(epoch)) == blend.epoch_at(blend.start(epoch + 1) - 1) == epoch
+        for number, rate in enumerate(blend.rates):
+            low, high = (e * rate.numerator // rate.denominator for e in (epoch, epoch + 1))
+            assert blend.counts(epoch)[number] == high - low
+            mine = below[here][child[here] == number]
+            assert np.array_equal(np.sort(mine), np.arange(low, high))
+            by_lane = [mine[lane[child[here] == number] == one] for one in range(blend.lanes)]
+            in_order = np.concatenate(by_lane)  # each lane a run, lanes one after the other
+            assert np.array_equal(in_order, np.arange(low, high))
+    asked = np.array(data.draw(st.lists(st.integers(0, stop - start - 1), max_size=9)), dtype=np.int64)
+    some_child, some_below = blend.route(asked + start)
+    assert np.array_equal(some_child, child[asked])
+    assert np.array_equal(some_below, below[asked])
+
+
+@pytest.mark.parametrize("children", [2, 5, 30, 100])
+def test_shares_hold_inside_an_epoch(children: int) -> None:
+    rng = np.random.default_rng(children)
+    blend = EpochizedBlend(rng.integers(50, 200_000 // children, children).tolist(), [1] * children, lanes=48, key=1)
+    count = blend.length(0)
+    child, _ = blend.route(np.arange(count))
+    for number, mine in enumerate(blend.counts(0)):
+        assert np.abs(np.cumsum(child == number) - np.arange(1, count + 1) * (mine / count)).max() < 24
+
+
+def test_repetitions_are_seen_equally_often() -> None:
+    blend = EpochizedBlend([55, 10], ["0.7", "1.5"], lanes=4, key=1)
+    assert [blend.counts(epoch) for epoch in range(4)] == [(38, 15), (39, 15), (38, 15), (39, 15)]
+    child, below = blend.route(np.arange(blend.start(20)))
+    assert blend.start(20) == 55 * 14 + 10 * 30
+    assert Counter((below[child == 0] % 55).tolist()) == dict.fromkeys(range(55), 14)
+    assert Counter((below[child == 1] % 10).tolist()) == dict.fromkeys(range(10), 30)
+    assert blend.rates == (Fraction(77, 2), Fraction(15))
+
+
+@pytest.mark.parametrize("size", [10**9, 10**11, 10**14, 2**55, 2**59])
+def test_huge_epochs_are_exact(size: int) -> None:
+    lengths = [size, size // 3 + 1, 7, size]
+    blend = EpochizedBlend(lengths, [1, 1, 1, "0.999"], lanes=48, key=2)
+    count = blend.length(0)
+    share = count // blend.lanes * blend.lanes // 2  # in the middle, and at both ends of an epoch
+    for start in (0, share - share % 192, count - 500):
+        child, below = blend.route(np.arange(start, start + 1_000))
+        for number in (0, 1, 3):
+            assert np.unique(below[child == number]).size == int((child == number).sum())
+            expected = 1_000 * blend.counts(0)[number] / count
+            assert abs(int((child == number).sum()) - expected) < 60
+            assert np.all(below[child == number] >= 0)
+    whole = blend.route(np.arange(count - 50, count + 50))
+    alone = [blend.route(np.array([p])) for p in range(count - 50, count + 50)]
+    assert whole[0].tolist() == [int(child[0]) for child, _ in alone]
+    assert whole[1].tolist() == [int(below[0]) for _, below in alone]
+    last = blend.route(np.array([count - 1]))
+    assert int(last[1][0]) < lengths[int(last[0][0])]
+
+
+def test_far_apart_positions_need_no_table_of_all_epochs() -> None:
+    blend = EpochizedBlend([3, 4], [1, "0.5"], lanes=2, key=1)
+    asked = np.array([2**60, 3, 2**40, 2**60 - 1, 0])
+    child, below = blend.route(asked)
+    alone = [blend.route(asked[i : i + 1]) for i in range(asked.size)]
+    assert child.tolist() == [int(c[0]) for c, _ in alone]
+    assert below.tolist() == [int(b[0]) for _, b in alone]
+    assert blend.route(np.empty(0, dtype=np.int64))[0].size == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "repetitions", "message"),
+    [
+        ([], [], "length of at least 1"),
+        ([1, 2], [1], "length of at least 1"),
+        ([0], [1], "length of at least 1"),
+        ([5, 5], [1, 0], "0 would never"),
+        ([5], ["0.1"], "could be empty"),
+        ([5], [-1], "repetitions -1 is negative"),
+        ([5, 3], [1e300, 1], r"more than 2\*\*62"),
+    ],
+)
+def test_impossible_repetitions_are_refused(lengths: list[int], repetitions: list[int | str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EpochizedBlend(lengths, repetitions, lanes=4, key=1)
+
+
+@given(blends(), st.integers(0, 1 << 40), st.integers(1, 40))
+def test_lengths_of_many_epochs_are_those_of_each(blend: EpochizedBlend, first: int, count: int) -> None:
+    lengths = blend.lengths(first, count).tolist()
+    assert lengths == [blend.length(epoch) for epoch in range(first, first + count)]
+    assert blend.length(first) == blend.length(first + blend.period)

@@ -5,6 +5,7 @@ What is common with Parquet `test_parquet` looks at.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -46,6 +47,7 @@ from energon_grain.errors import (
 from energon_grain.formats.arrow_files import ArrowFiles
 from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.parquet import ParquetFiles
+from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.tables import TableSource
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.testing import make_text_dataset, write_tars
@@ -379,12 +381,12 @@ def test_a_join_of_keys_that_come_in_another_order(tmp_path: Path, column: str) 
     """The file has the size and the footer that it had, but rows of the join are other ones."""
     ids = [f"{number:04d}" for number in range(10)]
     for name in ("a", "b"):
-        write_parquet(tmp_path / f"{name}.parquet", {column: ids, "n": [0] * 10})
+        write_parquet(tmp_path / f"{name}.parquet", {column: ids, name: [0] * 10})
     footer = ParquetFiles(tmp_path / "b.parquet").content_id
     named = {"keys": column} if column == "id" else {}
     path = join(tmp_path, {"path": "a.parquet", **named}, {"path": "b.parquet", **named})
     assert len(in_order(path, split_part="train")) == 10
-    write_parquet(tmp_path / "b.parquet", {column: ids[::-1], "n": [0] * 10})
+    write_parquet(tmp_path / "b.parquet", {column: ids[::-1], "b": [0] * 10})
     assert ParquetFiles(tmp_path / "b.parquet").content_id == footer
     with pytest.raises(StaleIndexError, match=r"b\.parquet or the keys of its rows were changed"):
         in_order(path, split_part="train")
@@ -411,6 +413,41 @@ def test_joins_of_tars_with_tables(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(f'{{"row": {number}}}\n' for number in range(30)))
     path = join(tmp_path, {"path": "tars"}, {"path": "x.jsonl", "by": "row"})
     assert [each["json"]["row"] for each in in_order(path, split_part="train")] == list(range(30))
+
+
+def test_no_part_of_a_join_is_lost(tmp_path: Path) -> None:
+    """Of crude members that have parts of one name, each has a name in the join, or the join is refused."""
+    for name in ("ask", "answer"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"{name}": {number}}}\n' for number in range(30)))
+        samples = [{"__key__": str(number), "json": f'{{"{name}": {number}}}'} for number in range(30)]
+        write_tars(tmp_path / name, samples, shards=2)
+        prepare_dataset(tmp_path / name, split_ratio=(1, 0, 0), crude=True, num_workers=0)
+    members = ("ask", "ask.jsonl", "answer", "answer.jsonl")
+    for first, second in itertools.product(members[:2], members[2:]):
+        with pytest.raises(ConfigError, match=rf"{first} and {second} both have a part 'json'.*'second\.json'.*joiner"):
+            in_order(join(tmp_path, {"path": first}, {"path": second}), split_part="train")
+        named = write_v2(tmp_path, train={"join": {"q": {"path": first}, "a": {"path": second}}})
+        samples = in_order(named, split_part="train", where="bytes.json > 0 and a.bytes.json > 0")
+        assert [(each["json"], each["a.json"]) for each in samples] == [({"ask": n}, {"answer": n}) for n in range(30)]
+
+
+def test_a_column_that_repeats_the_key_is_not_lost(tmp_path: Path) -> None:
+    """It may have the name that it has elsewhere; the primary's stays."""
+    write_parquet(tmp_path / "a.parquet", {"n": [1, 2, 3], "id": ["x", "y", "z"]})
+    write_parquet(tmp_path / "b.parquet", {"id": [3, 2, 1], "text": ["three", "two", "one"]})
+    path = join(tmp_path, {"path": "a.parquet", "keys": "n"}, {"path": "b.parquet", "keys": "id"})
+    samples = in_order(path, split_part="train")
+    assert [(each["id"], each["text"]) for each in samples] == [("x", "one"), ("y", "two"), ("z", "three")]
+
+
+def test_parts_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_parquet(tmp_path / f"{name}.parquet", {"__key__": ["x", "y"], "same": [1, 2], name: [1, 2]})
+    path = join(tmp_path, {"path": "a.parquet"}, {"path": "b.parquet"})
+    with pytest.raises(ConfigError, match="both have a part 'same'"):
+        in_order(path, split_part="train")
+    samples = in_order(path, split_part="train", part_filter={"a", "b"})
+    assert [parts(each) for each in samples] == [{"a": 1, "b": 1}, {"a": 2, "b": 2}]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from object_server import Bucket, Fault
+from planned_data import add_column, make_tokens
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from planned_data import add_column, make_tokens
 from stream_hosts import MakeDataset, config, open_stream, train_on
 
 from energon_grain import (
@@ -584,3 +584,29 @@ def test_metrics_of_several_loaders_lie_in_one_registry(loader: Any) -> None:
             with pytest.raises(ConfigError, match=r"name='b'.*another"), loader.watch(prometheus=registry, name="b"):
                 pass
     assert not [*registry.collect()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_short_steps_are_counted_all_and_their_time_is_near(text_dataset: MakeDataset, workers: int) -> None:
+    """Few of them are timed; a loop that turns slow is seen at once by who asks once more."""
+    options = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    dataset = get_train_dataset(text_dataset(97), batch_size=None, **options)
+    with Stream.of(dataset, worker_config=config(num_workers=workers)) as stream:
+        next(stream)
+        before, began = stream.stats(), time.perf_counter()
+        for _ in range(20_000):
+            next(stream)
+        short, took_s = stream.stats() - before, time.perf_counter() - began
+        assert (short.batches, short.samples) == (20_000, 20_000)
+        assert short.seconds == pytest.approx(took_s, rel=0.1)
+        assert 0.3 * took_s < short.waiting_s < took_s  # the loop does nothing else
+        for _ in range(100):
+            next(stream)
+        before, began = stream.stats(), time.perf_counter()
+        for _ in range(10):
+            next(stream)
+            time.sleep(0.05)
+        slow, took_s = stream.stats() - before, time.perf_counter() - began
+        assert slow.batches == 10
+        assert slow.seconds == pytest.approx(took_s, abs=0.1)
+        assert slow.waiting < 0.5

@@ -20,7 +20,7 @@ import energon_grain
 import energon_grain_torch
 from energon_grain import ConfigError, DecodingError, Stream, UntrustedCodeError
 from energon_grain.testing import make_captioning_dataset
-from energon_grain.testing.interleaved_datasets import encode_tensors
+from energon_grain.testing.datasets import encode_tensors
 from energon_grain.transforms.image import IMAGE_MODES
 from energon_grain_torch import (
     AugmentTaskEncoder,

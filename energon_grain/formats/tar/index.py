@@ -14,7 +14,7 @@ from energon_grain.errors import IndexFileError, RangeError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.tar.header import BLOCK, NAME, SIZE, checksum_holds, full_name, parse_number, text
-from energon_grain.storage.read_whole import read_whole
+from energon_grain.storage.object_bytes import read_whole
 
 
 def tar_index_path(tar: str | os.PathLike[str]) -> Path:

@@ -49,8 +49,7 @@ class PartReader:
     def read(self, batch: HeaderBatch) -> PartBatch:
         """Find the parts in a batch.
 
-        Raises:
-            TarError: A header has bytes in the place of the name's prefix, but is of a format without one.
+        Raises TarError if a header has bytes in the place of the name's prefix, but is of a format without one.
         """
         kinds = batch.headers[:, TYPE]
         regular = kinds == REGULAR

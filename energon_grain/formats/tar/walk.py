@@ -42,7 +42,7 @@ from energon_grain.formats.tar.header import (
     text,
 )
 from energon_grain.storage.location import is_url, located
-from energon_grain.storage.scanned_bytes import FileBytes, ScannedBytes
+from energon_grain.storage.object_bytes import FileBytes, ScannedBytes
 
 
 @dataclass(slots=True)

@@ -1,0 +1,116 @@
+"""What counting for `loader.stats()` costs: the same steps with and without it, in turns in one process.
+
+`python -m benchmarks.counting` prints, for single samples, batches of one and batches of 16, without workers and with
+one, the median ratio of processor time of many interleaved pairs of runs (control: without and without). Without
+counting, a stream neither looks at the clock nor adds anything up where it hands over a step; what chunks take is
+counted in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain.samples.registration import register_value
+from energon_grain.storage.given_up import wanted_until
+from energon_grain.testing import make_text_dataset
+
+TARGET = 1.01
+"""A hundredth of the time of a step."""
+
+
+class Uncounted(Stream):
+    """Hands over the same steps, and counts none."""
+
+    def __next__(self) -> Any:
+        self._require_here("go on")
+        with self.turn:
+            if self._closed_at:
+                raise ValueError(self._closed_at)
+            if self._progress.ended:
+                raise StopIteration
+            step = self._advance()
+        register_value(step.batch)
+        return step.batch
+
+    def _read(self) -> Any:
+        if self._none_left:
+            raise StopIteration
+        with self._starting:
+            steps = self._steps or self._start()
+        with wanted_until(self._under_way.over):
+            return next(steps)
+
+
+def cpu_ns(stream: Stream, way: type[Stream], steps: int) -> int:
+    """Processor time of some steps, taken in one way or the other.
+
+    It is one class and one object all the time: two objects would differ in where their memory lies.
+    """
+    for name, function in WAYS[way].items():
+        setattr(Stream, name, function)
+    for _ in range(WARM_STEPS):  # until the interpreter knows the functions
+        next(stream)
+    began = time.process_time_ns()
+    for _ in range(steps):
+        next(stream)
+    return time.process_time_ns() - began
+
+
+WAYS = {way: {name: vars(way)[name] for name in ("__next__", "_read")} for way in (Stream, Uncounted)}
+WARM_STEPS = 100
+
+
+def ratio(path: Path, batch_size: int | None, workers: int, pairs: int, steps: int) -> tuple[float, float, float]:
+    """Median of (with counting / without), of (without / without), and microseconds a step without."""
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(0, 1, workers),
+        batch_size=batch_size,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    counted: list[float] = []
+    control: list[float] = []
+    plain: list[int] = []
+    with Stream.of(dataset) as stream:
+        cpu_ns(stream, Stream, 20 * steps)
+        for pair in range(pairs):
+            kinds = (Stream, Uncounted, Uncounted) if pair % 2 else (Uncounted, Uncounted, Stream)
+            spent = [cpu_ns(stream, kind, steps) for kind in kinds]
+            with_it, beside, other = spent if pair % 2 else spent[::-1]
+            counted.append(with_it / beside)
+            control.append(other / beside)
+            plain.append(beside)
+    return statistics.median(counted), statistics.median(control), statistics.median(plain) / steps / 1e3
+
+
+def main() -> int:
+    """Measure. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=1000)
+    options = parser.parse_args()
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_text_dataset(Path(folder) / "texts", n=20_000, shards=4)
+        for workers in (0, 1):
+            for batch_size in (None, 1, 16):
+                found, control, step_us = ratio(path, batch_size, workers, options.pairs, options.steps)
+                what = "single samples" if batch_size is None else f"batches of {batch_size}"
+                print(
+                    f"{what}, {workers} workers: {found:.4f}, without twice {control:.4f} ({step_us:.2f} µs a step)",
+                    flush=True,
+                )
+                worst = max(worst, found)
+    return int(worst > TARGET)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""A dataset in pipelines that Grain drives: whole batches by their numbers, or one after the other."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.errors import ConfigError, EmptyDatasetError
+from energon_grain.extras import needed_for
+from energon_grain.loader.iterator import PipelineLoader, jax_processes, record_read, traced_item
+from energon_grain.samples.registration import register_value
+from energon_grain.samples.subscripts import EncodedBatch
+from energon_grain.stream.batches import NO_BATCH, BatchStage
+from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.cursor import with_agreement
+from energon_grain.stream.equal_work import EqualWork
+from energon_grain.stream.index_map import EqualPasses
+from energon_grain.stream.loader_stats import LoaderStats
+from energon_grain.stream.passes import PassPlan, Share
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.statistics import Dropped, Holed, Statistics
+from energon_grain.stream.stream import Stream, config_to_run
+
+if TYPE_CHECKING:
+    from grain.experimental import ShapeDtypeStruct
+
+
+def spec_of_batches(batches: Iterable[Any]) -> Any:
+    """What batches are made of: a batch with a `ShapeDtypeStruct` for each array, None in shapes where two differ.
+
+    What hooks make is known by making it, so this takes two batches, of which None (all was dropped) are none. What is
+    no array has no shape and dtype `object`.
+
+    Raises EmptyDatasetError if there is no batch.
+    """
+    import jax
+    from grain.experimental import ShapeDtypeStruct
+
+    def spec(value: Any) -> ShapeDtypeStruct:
+        if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+            return ShapeDtypeStruct(np.shape(value), np.asarray(value).dtype)
+        return ShapeDtypeStruct((), np.dtype(object))
+
+    def common(one: ShapeDtypeStruct, other: ShapeDtypeStruct) -> ShapeDtypeStruct:
+        if len(one.shape) != len(other.shape):
+            return one
+        shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+        return ShapeDtypeStruct(shape, one.dtype)
+
+    made = (batch for batch in batches if batch is not None)
+    specs: list[Any] = [jax.tree.map(spec, batch) for batch in islice(made, 2)]
+    if not specs:
+        raise EmptyDatasetError("what its elements are is not known: the dataset has none, or all of them are dropped")
+    if len(specs) < 2 or jax.tree.structure(specs[0]) != jax.tree.structure(specs[1]):
+        return specs[0]
+    return jax.tree.map(common, *specs)
+
+
+with needed_for("A dataset for Grain"):
+    import grain
+
+
+class BatchMapDataset(grain.MapDataset[EncodedBatch]):
+    """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
+
+    Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
+    cannot move the lane's later samples up: its row repeats the next good sample of the same batch, a validity mask
+    is not set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out.
+    Where exact batches are wanted although samples are broken, use `get_loader`.
+
+    `len` is the number of steps of one pass, and element `i + len·e` belongs to pass e; where the dataset is endless it
+    is `sys.maxsize`, as Grain has it. A negative index counts from the end of the first pass.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size.
+
+    Raises:
+        ConfigError: The dataset does not batch.
+    """
+
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._open()
+
+    def _open(self) -> None:
+        config = config_to_run(self._dataset, None)
+        self._spec = compile_dataset(self._dataset)
+        order = self._spec.order
+        equal = self._spec.same_pass or isinstance(order.passes, EqualPasses | None)
+        if not equal:
+            raise ConfigError(
+                "BatchMapDataset needs passes of one length, but the epochs of a blend by fractional repetitions "
+                "differ by a sample, and so do those of planned packs: use repeat=True, or get_loader"
+            )
+        if self._spec.batch is None:
+            raise ConfigError("BatchMapDataset needs batches: give a batch_size, or use EnergonDataSource for samples")
+        self._share = Share(config.rank, config.world_size, self._spec.lanes)
+        self._plan = PassPlan.of(self._spec, config.world_size)
+        if self._plan.remaining(0, 0) == 0:
+            raise EmptyDatasetError(
+                f"a pass of {self._plan.length} samples has no complete batch of {self._plan.global_batch}: use a "
+                f"smaller batch, or last_batch='pad' or 'keep'"
+            )
+        lock, self._counting = threading.RLock(), threading.Lock()
+        self._stage = PureStage(self._spec, lock)
+        self._statistics = Statistics(["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler)
+        self._batches = BatchStage(
+            self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, statistics=self._statistics
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self._dataset}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__()
+        self._dataset = state["dataset"]
+        self._open()
+
+    def __str__(self) -> str:
+        return f"BatchMapDataset({self._dataset!r})"
+
+    __repr__ = __str__
+
+    @property
+    def _element_spec(self) -> Any:
+        # One by one: what Grain iterates with reads 500 elements ahead.
+        return spec_of_batches(map(self.__getitem__, range(len(self))))
+
+    def __len__(self) -> int:
+        steps = self._plan.remaining(0, 0)
+        return sys.maxsize if steps is None else steps
+
+    def slice(self, sl: slice | Sequence[int] | np.ndarray[Any, Any]) -> grain.MapDataset[Any]:
+        """Some of the batches: a slice of them, or those at the places listed, in that order."""
+        return super().slice(sl) if isinstance(sl, slice) else _Chosen(self, sl)
+
+    @traced_item
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice | Sequence | np.ndarray):
+            return self.slice(index)
+        number, steps = int(index), self._plan.remaining(0, 0)
+        if number < 0:
+            if steps is None:
+                raise IndexError(f"batch {number} of an endless dataset: it has no end to count from")
+            number %= steps
+        pass_number, step = (0, number) if steps is None else divmod(number, steps)
+        statistics: Any = self._stats
+        with statistics.record_self_time():
+            # An endless stream goes on where its virtual epochs end.
+            batch = self._batch(pass_number, step if self._plan.length is not None else number)
+            return statistics.record_output_spec(batch)
+
+    def _getitems(self, indices: Any) -> list[Any]:
+        return [self[index] for index in indices]
+
+    __getitems__ = _getitems
+
+    def _batch(self, pass_number: int, step: int) -> Any:
+        plan, share = self._plan, self._share
+        item = step * plan.global_batch
+        first = share.first_at(item)
+        positions = share.to_global(np.arange(first, first + plan.batch_size))
+        number = self._spec.order.start(pass_number) + int(positions[0])
+        valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
+        sources = self._stage.sources
+        work = EqualWork.of(self._spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        if work is not None:
+            positions = work.items(positions)
+        if plan.length is not None and int(positions.max()) >= plan.length:
+            inside = positions < plan.length
+            valid = inside if plan.pads else None
+            positions = positions[inside] if plan.keeps else positions % plan.length
+        draws = self._spec.order.draw(positions, pass_number)
+        size_bytes = int(self._stage.sources.sizes(draws).sum())
+        began = time.perf_counter_ns()
+        encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
+        self._statistics.read(draws, size_bytes)
+        self._statistics.took(encoded.work)
+        latency = time.perf_counter_ns() - began
+        record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
+        samples, keys = encoded.outcomes, encoded.restore_keys
+        if encoded.drops:
+            for hole in (dropped for outcome in samples if type(outcome) is Holed for dropped in outcome.dropped):
+                self._statistics.drop(hole)
+            samples = [outcome.value if type(outcome) is Holed else outcome for outcome in samples]
+            good = [place for place, outcome in enumerate(samples) if type(outcome) is not Dropped]
+            for outcome in samples:
+                if type(outcome) is Dropped:
+                    self._statistics.drop(outcome)
+                else:
+                    self._statistics.succeeded()
+            self._statistics.settle()
+            if not good:
+                return None
+            chosen = [next((g for g in good if g >= place), good[0]) for place in range(len(samples))]
+            samples, keys = [samples[place] for place in chosen], [keys[place] for place in chosen]
+        else:
+            self._statistics.succeeded()
+        batch = self._batches.make(
+            samples, keys, item=number, pass_number=self._spec.counted(pass_number), step=step, valid=valid
+        )
+        drops = self._statistics.made() if batch is not NO_BATCH else None
+        if drops is None:
+            self._statistics.settle()
+            return None
+        with self._counting:
+            self._statistics.samples += len(samples)
+            self._statistics.batches += 1
+            self._statistics.dropped_for(drops)
+        register_value(batch)
+        return batch
+
+    def stats(self) -> LoaderStats:
+        """What was delivered, what took time, and what was dropped and why, in this process."""
+        return self._statistics.report()
+
+
+class _Chosen(grain.MapDataset[Any]):
+    """Elements of another dataset, by their places; its passes are those of the other one."""
+
+    def __init__(self, parent: grain.MapDataset[Any], places: Sequence[int] | np.ndarray[Any, Any]) -> None:
+        super().__init__(parent)
+        self._places = np.asarray(places, np.int64).reshape(-1)
+        length = len(parent)
+        outside = self._places[(self._places < -length) | (self._places >= length)]
+        if len(outside):
+            raise IndexError(f"batch {outside[0]} of {length}")
+        self._places = np.where(self._places < 0, self._places + length, self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __str__(self) -> str:
+        return f"{self._parent}[{len(self)} places]"
+
+    @property
+    def _element_spec(self) -> Any:
+        return grain.experimental.get_element_spec(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        pass_number, place = divmod(int(index), len(self))
+        return self._parent[int(self._places[place]) + pass_number * (len(self._parent) if pass_number else 0)]
+
+
+class BatchIterDataset(grain.IterDataset[EncodedBatch]):
+    """A `grain.IterDataset` of this host's batches: Grain's transformations and checkpoints work on top.
+
+    Each `iter` makes a loader of its own, which begins at the start. Elements, state and exactness are those of
+    `get_savable_loader`. Below `mp_prefetch` and `multithread_prefetch` each process or thread makes its own steps and
+    reads nothing else; where a dataset filters, groups, packs or generates there is no such thing.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+    """
+
+    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
+        super().__init__()
+        config_to_run(dataset, None)  # which refuses what is no dataset
+        self._dataset = dataset
+        self._steps = slice(0, None, 1)
+
+    def __iter__(self) -> PipelineLoader[EncodedBatch]:
+        config = with_agreement(config_to_run(self._dataset, None), jax_processes())
+        first, readers = self._steps.start, self._steps.step
+        if readers == 1:
+            stream = Stream.of(self._dataset, worker_config=config)
+        else:
+            spec = self._dataset.compiled(hosts=config.world_size)
+            stream = Stream.of_steps(spec, config, first=first, readers=readers)
+        return PipelineLoader(stream, str(self))
+
+    def __str__(self) -> str:
+        return f"BatchIterDataset({self._dataset!r})"
+
+    __repr__ = __str__
+
+    @property
+    def _element_spec(self) -> Any:
+        with iter(self) as batches:
+            return spec_of_batches(batches)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Make every so manieth step alone: what `mp_prefetch` and `multithread_prefetch` ask of each reader.
+
+        Raises:
+            ConfigError: What a step is made of depends on the data of those before; or the steps would not be taken in
+                turns.
+        """
+        first, readers = sl.start or 0, sl.step or 1
+        if sl.stop is not None or sequential_slice:
+            raise ConfigError("BatchIterDataset: readers beside each other take steps in turns; sequential_slice=False")
+        if readers > 1 and self._dataset.compiled().program is not None:
+            raise ConfigError(
+                "mp_prefetch above a BatchIterDataset that filters, groups, packs or generates: what a step is made of "
+                "depends on the data of those before, so each process would read everything; use "
+                "WorkerConfig(worker_type='process') below"
+            )
+        self._steps = slice(self._steps.start + first * self._steps.step, None, self._steps.step * readers)

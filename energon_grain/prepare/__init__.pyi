@@ -1,0 +1,20 @@
+"""The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
+
+from energon_grain.media.headers import (
+    MediaFilterConfig as MediaFilterConfig,
+    MediaFilterStrategy as MediaFilterStrategy,
+)
+
+from .add_media import FolderReport as FolderReport, prepare_media as prepare_media
+from .executors import RayExecutor as RayExecutor
+from .measure import (
+    MeasureProgress as MeasureProgress,
+    MeasureReport as MeasureReport,
+    column_function as column_function,
+    measure_dataset as measure_dataset,
+)
+from .media_headers import index_videos as index_videos
+from .preparation import PrepareReport as PrepareReport, prepare_dataset as prepare_dataset
+from .scan import MediaReport as MediaReport, PrepareProgress as PrepareProgress
+
+__all__: list[str]

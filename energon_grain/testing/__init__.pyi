@@ -1,0 +1,22 @@
+"""The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
+
+from .check_hooks import check_hooks as check_hooks
+from .dataset_folder import write_tars as write_tars
+from .datasets import (
+    cook_interleaved as cook_interleaved,
+    make_blob_dataset as make_blob_dataset,
+    make_captioning_dataset as make_captioning_dataset,
+    make_classification_dataset as make_classification_dataset,
+    make_crude_dataset as make_crude_dataset,
+    make_image_dataset as make_image_dataset,
+    make_interleaved_dataset as make_interleaved_dataset,
+    make_multi_choice_vqa_dataset as make_multi_choice_vqa_dataset,
+    make_ocr_dataset as make_ocr_dataset,
+    make_similarity_interleaved_dataset as make_similarity_interleaved_dataset,
+    make_text_dataset as make_text_dataset,
+    make_vid_qa_dataset as make_vid_qa_dataset,
+    make_vqa_dataset as make_vqa_dataset,
+    make_vqa_ocr_dataset as make_vqa_ocr_dataset,
+)
+
+__all__: list[str]
