@@ -32,6 +32,7 @@ from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
 from energon_grain.stream.statistics import CostShares
+from energon_grain.stream.watchdog import Hang
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -266,6 +267,7 @@ class StreamSpec:
         mixture: How leaves are mixed, for the manifest; None: there is one.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
         cache_pool: What hooks get as `cache`; None: what their task encoder says.
+        hang: What to do where a step does not come; None: nothing, it is waited for.
     """
 
     seed: int
@@ -282,6 +284,7 @@ class StreamSpec:
     same_pass: bool
     ragged: bool
     cache_pool: CachePool | None
+    hang: Hang | None = None
 
     @property
     def order(self) -> IndexMap:

@@ -187,7 +187,7 @@ def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_
     )
     assert (missing.returncode, "not_here" in missing.stderr) == (2, True)
 
-    missing = command(
+    missing = command_beside(
         tmp_path, "which", "data", "--step", "0", "--batch-size", "4", "--task-encoder", "not_here:Encoder"
     )
     assert missing.returncode == 2
