@@ -54,7 +54,8 @@ _MODULES = """
     flavors.webdataset.base_webdataset flavors.webdataset.config flavors.webdataset.default_decoder_webdataset
     flavors.webdataset.default_generic_webdataset flavors.webdataset.empty_dataset_error
     flavors.webdataset.field_access flavors.webdataset.joined_webdataset flavors.webdataset.metadata
-    flavors.webdataset.sample_decoder flavors.webdataset.standard_webdataset flavors.webdataset.structs
+    flavors.webdataset.sample_decoder flavors.webdataset.sample_loader flavors.webdataset.standard_webdataset
+    flavors.webdataset.structs
     loader
     media media.extractor media.filesystem_prepare media.metadata
     metadataset metadataset.dataset_loader metadataset.loader metadataset.loader_interface metadataset.metadataset
@@ -106,6 +107,7 @@ ELSEWHERE = {
     "command_redist": _COMMANDS,
     "cli.main:main": f"{_COMMANDS}:main",
     # What saved states are made of.
+    "SliceState": f"{_NAMES}:State",
     "rng:SystemRngState": f"{_NAMES}:State",
     "savable_loader:SavableCheckpoint": f"{_NAMES}:State",
     "savable_loader:SavableDataLoaderState": f"{_NAMES}:State",

@@ -391,15 +391,15 @@ class StreamSpec:
         if lanes is None or not any(feed.order.folds for feed in feeds):
             return ""
         first = [_NOWHERE] * len(feeds)
-        for form, number in walk((self.program.root.state_form,) * len(lanes), lanes, later=True):
+        for form, found in walk((self.program.root.state_form,) * len(lanes), lanes, later=True):
             feed = feeds[form.feed]
-            position = number if isinstance(form, Place) else number // feed.stripe * feed.stripe * feed.lanes
+            if isinstance(form, Place):
+                position = found
+            else:
+                pass_number, rounds = found
+                position = feed.order.start(pass_number) + rounds // feed.stripe * feed.stripe * feed.lanes
             first[feed.index] = min(first[feed.index], position)
-        # Packs of each pass are planned by themselves, and rounds do not tell of which: then from its beginning.
-        places = [
-            0 if place == _NOWHERE or (feed.order.packs is not None and feed.order.passes is not None) else place
-            for feed, place in zip(feeds, first, strict=True)
-        ]
+        places = [0 if place == _NOWHERE else place for place in first]
         return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
 
     def remember(self, carries: str) -> None:

@@ -33,6 +33,7 @@ from energon_grain.stream.passes import (
     Share,
     StepsShare,
     check_last_batch,
+    history_holds,
     next_pass,
     pass_steps,
     place_in_pass,
@@ -338,7 +339,10 @@ class Stream:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
             self.statistics.settle()
-            self._go_to(self._progress._replace(ended=True))
+            ended = self._progress._replace(ended=True)
+            if not history_holds(self.spec, self.share.hosts, ended):  # hooks dropped the last batches
+                ended = ended.forgetting(self.plan.global_batch)
+            self._go_to(ended)
             raise
         skipped = self._progress.skipped
         self._progress = step.progress

@@ -85,7 +85,8 @@ assert type(kept["text"]) is energon_grain.TextSample and kept["batch"].__valid_
 assert kept["crude"] == {"__key__": "c", "txt": b"x"}
 assert kept["worker_config"] == energon_grain_torch.WorkerConfig(rank=1, world_size=2, num_workers=3)
 assert kept["names"] == [energon_grain.CaptioningSample, energon_grain.basic_sample_keys]
-assert kept["state"]["worker_states"][0]["offset"] == 2
+worker = kept["state"]["worker_states"][0]
+assert worker["offset"] == 2 and worker["state"]["dataset_state"]["active_slice_state"][0]["current"] == 17
 from energon_grain.stream.cursor import check_cursor
 try:
     check_cursor(kept["state"])
