@@ -137,7 +137,9 @@ class WaitClock:
 
     A look costs as much as a hundredth of the shortest steps. So of short ones those are timed that may be long: where
     none is ready, and where a chunk is made inside `next`. Of the others, which take about the same, some are timed at
-    random, and each stands for those before it. Steps that come less often than every millisecond all are timed.
+    random, and each stands for those before it, but for no more time than there was: it may be a long one by accident.
+    Steps that come less often than every millisecond all are timed. At the beginning, and after somebody asked for the
+    numbers, few are left out at first: a loop that turns slow just then is seen at once.
 
     Attributes:
         left: So many short steps are not timed before the next one is; who hands one over counts down.
@@ -148,22 +150,27 @@ class WaitClock:
 
     __slots__ = (
         *("left", "chunks_ns", "waiting_ns", "starting_ns"),
-        *("_chosen", "_marked", "_first_ns", "_last_ns", "_step_ns", "_running_ns", "_counted_chunks_ns"),
+        *("_chosen", "_marked", "_chosen_ns", "_alone_ns", "_most"),
+        *("_first_ns", "_last_ns", "_step_ns", "_running_ns", "_counted_chunks_ns"),
     )
 
     def __init__(self) -> None:
         self.left = self.chunks_ns = self.waiting_ns = self.starting_ns = 0
         self._chosen = self._marked = 0  # `left` when a step was timed for others too, and when one was timed at all
+        self._most = 1  # steps that are left out now, on average
+        self._chosen_ns = self._alone_ns = 0  # when the former was, and what was waited since for steps by themselves
         self._first_ns = self._last_ns = self._step_ns = self._running_ns = self._counted_chunks_ns = 0
 
     def begin(self) -> None:
         """The next step is a first one."""
         self._running_ns, self._first_ns = self.ran_ns(), 0
         self.left = self._chosen = self._marked = 0
+        self._most = 1
 
     def time_next(self) -> None:
         """Time the next step. Nobody may be waiting for one."""
         self._chosen, self._marked, self.left = self._chosen - self.left, self._marked - self.left, 0
+        self._most = 1
 
     def timed(self, began_ns: int, inside_ns: int | None, *, alone: bool, all_are: bool = False) -> int:
         """A step has come that was timed; how long the program waited for it and those that it stands for.
@@ -183,16 +190,23 @@ class WaitClock:
         if not self._first_ns:
             waited_ns = now_ns - began_ns
             self.starting_ns += waited_ns
-            self._last_ns = now_ns
-            self._first_ns = now_ns  # behind the other: who asks meanwhile sees neither
+            self._last_ns = self._chosen_ns = now_ns
+            self._first_ns = now_ns  # behind the others: who asks meanwhile sees none
+            self._alone_ns = 0
             return waited_ns
         self._step_ns = (now_ns - self._last_ns) // (1 + self._marked - self.left)
         self._last_ns = now_ns
-        waited_ns = chunks_ns + own_ns * (1 if alone else 1 + self._chosen - self.left)
-        self.waiting_ns += waited_ns
-        if not alone:
-            untimed = 0 if all_are else min(_MOST_UNTIMED, _SHORT_NS // max(1, self._step_ns))
+        if alone:
+            waited_ns = own_ns
+            self._alone_ns += own_ns
+        else:
+            most_ns = now_ns - self._chosen_ns - self._alone_ns
+            waited_ns = min(chunks_ns + own_ns * (1 + self._chosen - self.left), most_ns)
+            self._chosen_ns, self._alone_ns = now_ns, 0
+            untimed = 0 if all_are else min(self._most, _SHORT_NS // max(1, self._step_ns))
+            self._most = min(2 * self._most, _MOST_UNTIMED)
             self.left = self._chosen = int(2 * untimed * random.random())
+        self.waiting_ns += waited_ns
         self._marked = self.left
         return waited_ns
 
