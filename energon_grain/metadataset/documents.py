@@ -14,8 +14,13 @@ import msgspec
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
-from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
+from energon_grain.datasets.mixtures import (
+    BlendDataset,
+    BlendEpochizedDataset,
+    DatasetBlendMode,
+    LoadedDataset,
+    LoadedDatasets,
+)
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
