@@ -78,11 +78,7 @@ class DatasetLoaderInterface(ABC):
 
     @abstractmethod
     def node(self, split_part: str) -> Node | Mapping[str, Any]:
-        """The node of a split; that of a class of the program's may be a mapping, as a file has it.
-
-        Raises:
-            ConfigError: There is no such split.
-        """
+        """The node of a split; of a class of the program's maybe a mapping, as a file has it. Raises ConfigError."""
 
     def get_datasets(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import pytest
@@ -10,20 +10,23 @@ from small_graphs import mixed, require_exact_states
 from stream_hosts import MakeDataset
 
 from energon_grain import BatchDataset, ConfigError, RepeatDataset, SavableDataset, Stream, WorkerConfig
-from energon_grain.datasets.dataset import describe
+from energon_grain.datasets.dataset import OF_DATASET, node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Many
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class WithPrevious(SavableDataset):
     """Each item of a lane beside the one before it."""
 
     dataset: SavableDataset
 
-    def __init__(self, dataset: SavableDataset) -> None:
-        describe(self, dataset, None, dataset=dataset)
+    _: KW_ONLY
+    worker_config: WorkerConfig = OF_DATASET
+
+    def __post_init__(self) -> None:
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         below = to.below(self.dataset)
