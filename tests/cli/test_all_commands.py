@@ -1,4 +1,4 @@
-"""What all commands have in common: `--json`, help, completion."""
+"""What all commands have in common: `--json`, help, completion, and modules of the current folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from cli_runs import run
+from cli_runs import commands, run
 from metadatasets import write_v2
 from patience import PATIENCE_S
 
 from energon_grain import WorkerConfig, get_savable_loader, get_val_dataset
-from energon_grain.cli.app import app
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 ENCODER = """
@@ -71,7 +69,7 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
 
 
 def test_every_command_is_tried() -> None:
-    assert {arguments[0] for arguments, _ in RUNS} == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert {arguments[0] for arguments, _ in RUNS} == commands()
 
 
 @pytest.mark.parametrize(("arguments", "told"), RUNS, ids=[" ".join(arguments[:2]) for arguments, _ in RUNS])
@@ -149,3 +147,55 @@ def test_shells_complete(shell: str) -> None:
     if shell == "bash":
         asked = {"COMP_WORDS": "energon-grain convert a b --to ", "COMP_CWORD": "5"}
         assert command(**{variable: "complete_bash"}, **asked).stdout.split() == ["array-record", "tar"]
+
+
+def command_beside(folder: Path, *arguments: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+    """The command as it is installed: Python itself does not look in the current folder then (-P)."""
+    program = [sys.executable, "-P", "-c", "from energon_grain.cli import main; main()", *arguments]
+    return subprocess.run(
+        program, cwd=folder, input=answers, text=True, capture_output=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_path: Path) -> None:
+    make_captioning_dataset(tmp_path / "data", n=24, shards=4, prepared=False)
+    (tmp_path / "my_types.py").write_text(
+        "from dataclasses import dataclass\nfrom energon_grain import Sample\n\n\n"
+        "@dataclass\nclass Photo(Sample):\n    image: object\n    caption: str\n"
+    )
+    fields = '{"image": "jpg", "caption": "txt"}'
+    split = ("prepare", "data", "--non-interactive", "--split-ratio", "1")
+    done = command_beside(tmp_path, *split, "--sample-type", "my_types:Photo", "--field-map", fields)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "mixture.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: data}}\n"
+    )
+    for arguments in (
+        ("lint", "data"),
+        ("which", "data", "--step", "0", "--batch-size", "4"),
+        ("info", "mixture.yaml"),
+        ("bench", "data", "--seconds", "0.01", "--workers", "0"),
+        ("lint", "mixture.yaml"),
+    ):
+        done = command_beside(tmp_path, *arguments, "--trust-module", "my_types")
+        assert done.returncode == 0, (arguments, done.stderr)
+
+    refused = command_beside(tmp_path, "which", "data", "--step", "0", "--batch-size", "4")
+    assert (refused.returncode, "--trust-module my_types" in refused.stderr) == (1, True)
+    missing = command_beside(
+        tmp_path, *split, "--force-overwrite", "--sample-type", "not_here:Photo", "--field-map", fields
+    )
+    assert (missing.returncode, "not_here" in missing.stderr) == (2, True)
+
+    missing = command_beside(
+        tmp_path, "which", "data", "--step", "0", "--batch-size", "4", "--task-encoder", "not_here:Encoder"
+    )
+    assert missing.returncode == 2
+    said = " ".join(missing.stderr.replace("│", " ").split())
+    assert "not_here cannot be imported" in said
+    assert "in the folder of not_here" in said
+
+    answers = "y\n1\ny\nnot_here:Photo\nmy_types:Photo\njpg\ntxt\n"
+    asked = command_beside(tmp_path, "prepare", "data", answers=answers)
+    assert asked.returncode == 0, (asked.stdout, asked.stderr)
+    assert "my_types" in (tmp_path / "data" / ".nv-meta" / "dataset.yaml").read_text()

@@ -1,11 +1,14 @@
-"""What `energon-grain lint` finds in settings: of a dataset, and of a metadataset with all that it refers to."""
+"""What `energon-grain lint` finds: in samples, indices and settings, and in all that a metadataset names."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sqlite3
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,22 @@ from arrays import write_array
 from cli_runs import run
 from metadatasets import write_v2
 
+from energon_grain import Sample
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, make_text_dataset, write_tars
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "energon"
 CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+@dataclass
+class Positive(Sample):
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("negative")
 
 
 @pytest.fixture(autouse=True)
@@ -321,3 +334,94 @@ def test_a_metadataset_names_the_files_of_its_datasets(folder: Path) -> None:
     for option in ("--split-config", "--dataset-config"):
         assert isinstance(run("lint", path, option, "x.yaml").exception, ConfigError)
     assert isinstance(run("lint", folder / "none.yaml").exception, DatasetNotFoundError)
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    return make_captioning_dataset(tmp_path / "captions", n=24, shards=4)
+
+
+def wrong(root: Path, *options: str) -> list[str]:
+    """Where something is wrong."""
+    return [each["where"] for each in found(root, *options) if each["severity"] == "error"]
+
+
+def test_all_samples_are_looked_at(captions: Path) -> None:
+    assert run("lint", captions).output == "No problems in 24 samples and 4 shards.\n"
+
+
+def test_broken_samples_are_found(tmp_path: Path) -> None:
+    root = make_captioning_dataset(tmp_path / "data", n=24, shards=4, broken={0, 5, 23})
+    findings = found(root)
+    broken = ["shard_000.tar/000000", "shard_000.tar/000005", "shard_003.tar/000023"]
+    assert [each["where"] for each in findings] == broken
+    assert all("jpg" in each["what"] for each in findings)
+    assert wrong(root, "--split-parts", "val") == ["shard_003.tar/000023"]
+    split = root / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("exclude: []", "exclude: [shard_003.tar, shard_000.tar/000000]"))
+    assert wrong(root) == wrong(root, "--split-parts", "train") == ["shard_000.tar/000005"]
+
+
+def test_a_shard_that_was_replaced(captions: Path) -> None:
+    shutil.copy(captions / "shard_000.tar", captions / "shard_002.tar")
+    *errors, note = found(captions)
+    assert {each["where"] for each in errors} == {"shard_002.tar"}
+    assert "1 shards were not decoded" in note["what"]
+    assert "in 18 samples" in run("lint", captions).output
+
+
+@pytest.mark.parametrize("damage", [b"", b"1234567", bytes(8 * 7), bytes(8 * 3), None])
+def test_a_damaged_or_missing_tar_index(captions: Path, damage: bytes | None) -> None:
+    index = captions / "shard_001.tar.idx"
+    if damage is None:
+        index.unlink()
+        assert "--tar-index-only" in found(captions)[0]["way_out"]
+    else:
+        index.write_bytes(damage)
+    assert wrong(captions) == ["shard_001.tar"]
+    prepare_dataset(captions, tar_index_only=True, num_workers=0)
+    assert wrong(captions) == []
+
+
+def test_a_shard_that_was_cut(captions: Path) -> None:
+    data = (captions / "shard_003.tar").read_bytes()
+    (captions / "shard_003.tar").write_bytes(data[: len(data) // 2])
+    assert wrong(captions) == ["shard_003.tar"]
+
+
+def test_a_damaged_columnar_index(captions: Path) -> None:
+    (column,) = (captions / ".nv-meta/columnar").glob("*/part_size.npy")
+    data = bytearray(column.read_bytes())
+    data[-8] ^= 1
+    for damaged in (data, data[:-8]):
+        column.write_bytes(damaged)
+        assert wrong(captions) == [str(column)]
+
+
+def test_crude_and_without_a_description(tmp_path: Path) -> None:
+    root = make_crude_dataset(tmp_path / "crude", n=8, shards=2)
+    assert found(root) == []
+    (root / ".nv-meta/dataset.yaml").unlink()
+    note = only(root)
+    assert (note["severity"], "no dataset.yaml" in note["what"]) == ("note", True)
+
+
+def test_a_sample_type_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tars(tmp_path / "own", [{"__key__": str(i), "json": {"n": 3 - i}} for i in range(5)])
+    module = ModuleType("types_of_a_test")
+    vars(module)["Positive"] = Positive
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = {"sample_type": "types_of_a_test:Positive", "field_map": {"number": "json[n]"}}
+    prepare_dataset(tmp_path / "own", num_workers=0, split_ratio=[1], **own)
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, module.__name__)  # as if the program had not imported it
+        assert "trust" in only(tmp_path / "own")["what"]
+    negative = only(tmp_path / "own", "--trust-module", module.__name__)
+    assert (negative["where"], negative["what"]) == ("shard_000.tar/4", "negative")
+
+
+def test_a_missing_value_of_a_field(tmp_path: Path) -> None:
+    write_tars(tmp_path / "data", [{"__key__": "a", "json": {"text": "x"}}, {"__key__": "b", "json": {}}])
+    fields = {"text": "json[text]"}
+    prepare_dataset(tmp_path / "data", num_workers=0, split_ratio=[1], sample_type="TextSample", field_map=fields)
+    assert wrong(tmp_path / "data") == ["shard_000.tar/b"]

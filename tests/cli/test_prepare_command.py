@@ -1,3 +1,5 @@
+"""`energon-grain prepare`, of folders and of metadatasets."""
+
 from __future__ import annotations
 
 import os
@@ -7,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from beside_data import being_prepared, described, shard_counts, split_parts
 from cli_runs import run
+from metadatasets import write_v2
 from patience import PATIENCE_S
 from typer.testing import Result
 
 from energon_grain.errors import ConfigError, TarError
-from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import read_info
-from energon_grain.formats.splits import read_split_config
-from energon_grain.prepare.writing import preparation_lock
-from energon_grain.testing import make_captioning_dataset, write_tars
+from energon_grain.testing import make_captioning_dataset, make_text_dataset, write_tars
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def prepare(root: Path, *arguments: str, answers: Sequence[str] = ()) -> Result:
 
 
 def split_sizes(root: Path) -> dict[str, int]:
-    return {name: len(shards) for name, shards in read_split_config(root).split_parts.items()}
+    return {name: len(shards) for name, shards in split_parts(root).items()}
 
 
 def test_non_interactive(root: Path) -> None:
@@ -45,7 +45,7 @@ def test_non_interactive(root: Path) -> None:
     assert "20 samples in 10 shards" in done.output
     assert "train: 16 samples in 8 shards" in done.output
     assert split_sizes(root) == {"train": 8, "val": 1, "test": 1}
-    assert read_dataset_config(root).field_map == {"image": "jpg", "caption": "txt"}
+    assert described(root)["field_map"] == {"image": "jpg", "caption": "txt"}
     assert (root / ".nv-meta/index.sqlite").exists()
 
 
@@ -64,13 +64,13 @@ def test_all_flags(root: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert split_sizes(root) == {"train": 6, "val": 2, "test": 1}
-    assert read_dataset_config(root, "mine.yaml").kind == "crude"
+    assert described(root, "mine.yaml")["__class__"] == "CrudeWebdataset"
     assert not (root / ".nv-meta/index.sqlite").exists()
     again = prepare(root, "--non-interactive", "--split-ratio=1,0,0")
     assert isinstance(again.exception, ConfigError)
     again = prepare(root, "--non-interactive", "--split-ratio=1", "--force-overwrite", "--shuffle-tars")
     assert again.exit_code == 0, again.output
-    assert read_split_config(root).split_parts["train"] != tuple(read_info(root).shard_counts)
+    assert split_parts(root)["train"] != list(shard_counts(root))
     assert "none was written" in again.output
 
 
@@ -80,7 +80,7 @@ def test_tar_index_only(root: Path) -> None:
     done = prepare(root, "--tar-index-only")
     assert done.exit_code == 0, done.output
     assert (root / "shard_003.tar.idx").exists()
-    assert read_dataset_config(root).kind == "crude"
+    assert described(root)["__class__"] == "CrudeWebdataset"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_wizard_with_proposals(root: Path) -> None:
     done = prepare(root, answers=["", "", "CaptioningSample", "", ""])
     assert done.exit_code == 0, done.output
     assert split_sizes(root) == {"train": 8, "val": 1, "test": 1}
-    assert read_dataset_config(root).field_map == {"image": "jpg", "caption": "txt"}
+    assert described(root)["field_map"] == {"image": "jpg", "caption": "txt"}
     assert "Sample '000000' of shard_000.tar: jpg" in done.output
 
 
@@ -136,7 +136,7 @@ def test_wizard_optional_fields_and_json(tmp_path: Path) -> None:
     done = prepare(tmp_path, answers=["", "y", "VQASample", "", "json[question]", "json[answers]", ""])
     assert done.exit_code == 0, done.output
     assert '"question": "what?"' in done.output
-    assert read_dataset_config(tmp_path).field_map == {
+    assert described(tmp_path)["field_map"] == {
         "image": "png",
         "context": "json[question]",
         "answers": "json[answers]",
@@ -151,14 +151,14 @@ def test_wizard_crude_overwrite_and_no(root: Path) -> None:
     assert split_sizes(root) == {"train": 8, "val": 2}
     done = prepare(root, answers=["y", "1,1,1", "y", "CrudeWebdataset"])
     assert done.exit_code == 0, done.output
-    assert read_dataset_config(root).kind == "crude"
+    assert described(root)["__class__"] == "CrudeWebdataset"
     assert split_sizes(root) == {"train": 4, "val": 3, "test": 3}
 
 
 def test_wizard_with_the_type_given(root: Path) -> None:
     done = prepare(root, "--split-ratio=1", "--sample-type=ImageSample", answers=[""])
     assert done.exit_code == 0, done.output
-    assert read_dataset_config(root).field_map == {"image": "jpg"}
+    assert described(root)["field_map"] == {"image": "jpg"}
 
 
 def test_input_that_ends_early(root: Path) -> None:
@@ -192,7 +192,7 @@ def test_what_is_refused_has_status_1_and_what_is_wrong_status_2(root: Path) -> 
     again = command(*arguments)
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
     assert "already prepared" in again.stderr
-    with preparation_lock(root / ".nv-meta"):
+    with being_prepared(root):
         assert command(*arguments, "--force-overwrite").returncode == 1
     assert command("convert", str(root), str(root)).returncode == 1  # not an empty folder
 
@@ -219,3 +219,38 @@ def test_light_imports() -> None:
     assert helped.returncode == 0
     assert all(name in helped.stdout for name in ("prepare", "info", "lint", "which"))
     assert command("--version").stdout.startswith("energon-grain ")
+
+
+def prepare_joins(path: Path) -> str:
+    result = run("prepare", path)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_joins_are_indexed_once(tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "a", n=30, shards=3)
+    make_text_dataset(tmp_path / "b", n=20, shards=2)
+    join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
+    path = write_v2(tmp_path, train={"blend": [join, {"path": "a"}]})
+    said = prepare_joins(path)
+    assert ": 10 rows joined, in meta.yaml.cache" in said
+    assert "without a row: 10 samples of the first dataset" in said
+    cache = tmp_path / "meta.yaml.cache"
+    files = {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+    assert files
+    assert ": 10 rows up to date, in meta.yaml.cache" in prepare_joins(path)
+    assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
+
+
+def test_without_joins_there_is_nothing_to_do(tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "a", n=5)
+    assert "has no joins" in prepare_joins(write_v2(tmp_path, train={"path": "a"}))
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    make_text_dataset(tmp_path / "a", n=30, shards=3)
+    make_text_dataset(tmp_path / "b", n=20, shards=2)
+    path = write_v2(tmp_path, train={"join": [{"path": "a"}, {"path": "b"}]})
+    result = run("prepare", path)
+    assert result.exit_code != 0
+    assert "nonmatch" in str(result.exception or result.output)

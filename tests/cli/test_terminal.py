@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
+from beside_data import described
+from cli_runs import run
 from patience import PATIENCE_S
 
-from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.testing import make_captioning_dataset
 
 TIMEOUT_S = PATIENCE_S
@@ -83,7 +84,15 @@ def test_wizard(root: Path) -> None:
     assert terminal.exit_code() == 0
     assert "3/3 shards" in terminal.output
     assert "100%" in terminal.output
-    assert read_dataset_config(root).field_map == {"image": "jpg", "caption": "txt"}
+    assert described(root)["field_map"] == {"image": "jpg", "caption": "txt"}
+
+
+def test_lint_shows_how_far_it_is(root: Path) -> None:
+    run("prepare", root, "--non-interactive", "--split-ratio=1", "--crude")
+    terminal = Terminal("lint", str(root))
+    assert terminal.exit_code() == 0
+    assert "Indices" in terminal.output
+    assert "12/12 samples" in terminal.output
 
 
 def test_interrupt(root: Path) -> None:

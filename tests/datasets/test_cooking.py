@@ -1,11 +1,11 @@
-"""Crude datasets end to end: which cooker, what it gets, what comes out."""
+"""Crude datasets end to end: which cooker, what it gets, what comes out; and conversion by field name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,10 +22,13 @@ from energon_grain import (
     Sample,
     SourceInfo,
     TaskEncoder,
+    TextSample,
+    WorkerConfig,
     basic_sample_keys,
     cooker,
     get_train_dataset,
     get_val_dataset,
+    reraise_exception,
     stateless,
 )
 from energon_grain.testing import make_crude_dataset, make_text_dataset
@@ -67,6 +70,18 @@ def test_without_a_cooker_samples_are_dicts(dataset: Path) -> None:
             dataset_path=EPath(dataset), index=0, shard_name="shard_000.tar", file_names=("000000.txt", "000000.json")
         ),
     )
+
+
+def test_a_part_that_is_not_there_is_told_with_those_that_are(dataset: Path) -> None:
+    def cook(sample: dict[str, Any]) -> Number:
+        return Number(**basic_sample_keys(sample), number=sample["jsno"]["index"])
+
+    class Misspelt(DefaultTaskEncoder):
+        cookers = (Cooker(cook),)
+
+    with pytest.raises(FatalSampleError, match=r"the sample has no part 'jsno'; it has (txt, json|json, txt)"):
+        first(dataset, Misspelt())
+    assert CrudeSample(txt="a").get("jpg") is None
 
 
 def test_the_first_cooker_that_fits(dataset: Path) -> None:
@@ -209,3 +224,131 @@ def test_subclasses_are_plain_dataclasses_with_arrays(dataset: Path) -> None:
     assert type(batch) is Wide
     assert isinstance(batch.values, np.ndarray)
     assert batch.values.shape[0] == 8, "padded and stacked"
+
+
+MakeDataset = Callable[..., Path]
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 2
+
+
+class Pair(NamedTuple):
+    x: int
+    y: int
+
+
+class Dictionary(dict[str, Any]):
+    pass
+
+
+def convert(value: Any, target: type[Any]) -> Any:
+    return DefaultTaskEncoder(encoded_sample_type=target).encode_sample(value)
+
+
+VALUES = [Point(1, 2), Pair(1, 2), {"x": 1, "y": 2}]
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("target", [Point, Pair, dict, Dictionary])
+def test_between_all_kinds(value: Any, target: type[Any]) -> None:
+    converted = convert(value, target)
+    assert type(converted) is target or converted is value
+    assert convert(converted, dict) == {"x": 1, "y": 2}
+
+
+def test_what_is_one_already_stays() -> None:
+    point = Point(1)
+    assert convert(point, Point) is point
+
+
+@pytest.mark.parametrize("value", [5, "text", (1, 2), [1], None, Point])
+def test_what_has_no_fields(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cannot convert a \w+ by field name"):
+        convert(value, dict)
+
+
+@pytest.mark.parametrize("value", [{"x": 1, "z": 3}, {"y": 1}, {}])
+def test_fields_that_do_not_fit(value: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"fields \[.*\] of dict do not fit Point.*override the hook"):
+        convert(value, Point)
+
+
+@dataclass
+class Encoded(TextSample):
+    extra: int = 7
+
+
+def first_sample(path: Path, encoder: DefaultTaskEncoder) -> Any:
+    return next(iter(get_val_dataset(path, split_part="train", batch_size=3, task_encoder=encoder)))
+
+
+def test_default_task_encoder_keeps_types(text_dataset: MakeDataset) -> None:
+    batch = first_sample(text_dataset(12), DefaultTaskEncoder())
+    assert type(batch) is TextSample
+    assert batch.__key__ == ["000000", "000001", "000002"]
+    assert len(batch.text) == 3
+
+
+def test_default_task_encoder_converts(text_dataset: MakeDataset) -> None:
+    path = text_dataset(12)
+    texts = first_sample(path, DefaultTaskEncoder()).text
+    encoded = first_sample(path, DefaultTaskEncoder(encoded_sample_type=Encoded))
+    assert type(encoded) is Encoded
+    assert encoded.text == texts
+    assert encoded.extra == [7, 7, 7]
+    as_dict = first_sample(path, DefaultTaskEncoder(encoded_sample_type=dict))
+    assert as_dict["text"] == texts
+    raw = first_sample(path, DefaultTaskEncoder(raw_batch_type=dict))
+    assert type(raw) is dict
+    assert raw["text"] == texts
+    both = first_sample(path, DefaultTaskEncoder(raw_batch_type=dict, batch_type=Dictionary))
+    assert type(both) is Dictionary
+    assert both["text"] == texts
+    typed = first_sample(path, DefaultTaskEncoder(batch_type=Encoded))
+    assert type(typed) is Encoded
+    assert typed.extra == 7
+
+
+@dataclass
+class Plain:
+    __key__: Any
+    __restore_key__: Any
+    __subflavors__: Any
+    __sources__: Any
+    text: Any
+
+
+@pytest.mark.parametrize("option", ["encoded_sample_type", "raw_batch_type", "batch_type"])
+def test_types_of_the_user_alone(text_dataset: MakeDataset, option: str) -> None:
+    """They need no place for the validity mask while there is none."""
+    batch = first_sample(text_dataset(12), DefaultTaskEncoder(**{option: Plain}))
+    assert type(batch) is Plain
+    assert len(batch.text) == 3
+
+
+def test_wrong_types(text_dataset: MakeDataset) -> None:
+    dataset = get_val_dataset(
+        text_dataset(12),
+        split_part="train",
+        batch_size=3,
+        task_encoder=DefaultTaskEncoder(encoded_sample_type=Point),
+        worker_config=WorkerConfig(0, 1, global_error_handler=reraise_exception),
+    )
+    with pytest.raises(FatalSampleError, match="do not fit Point"):
+        next(iter(dataset))
+
+
+def test_hooks_in_a_row(text_dataset: MakeDataset) -> None:
+    class Encoder(DefaultTaskEncoder):
+        def __init__(self) -> None:
+            super().__init__(batch_type=dict)
+
+        def encode_sample(self, sample: TextSample) -> dict[str, Any]:
+            return {"length": np.array(len(sample.text))}
+
+    batch = first_sample(text_dataset(12), Encoder())
+    assert type(batch) is dict
+    assert batch["length"].shape == (3,)

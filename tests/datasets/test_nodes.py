@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import pickle
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_graphs import in_order, mixed, number, require_exact_states
+from stream_hosts import MakeDataset
 
 from energon_grain import (
     BaseCoreDataset,
@@ -20,8 +25,10 @@ from energon_grain import (
     BlendEpochizedDataset,
     ConcatDataset,
     ConfigError,
+    DefaultTaskEncoder,
     EpochizeDataset,
     FilterDataset,
+    GcDataset,
     GroupBatchDataset,
     IterMapDataset,
     LimitDataset,
@@ -31,11 +38,21 @@ from energon_grain import (
     RepeatDataset,
     SavableDataset,
     ShuffleBufferDataset,
+    SkipSample,
+    Stream,
     TextSample,
     WorkerConfig,
+    current_draw,
+    get_train_dataset,
     get_val_dataset,
     homogeneous_concat_mix,
+    stateless,
 )
+from energon_grain.datasets.dataset import describe
+from energon_grain.datasets.lowering import LanePart, Lowering, Part
+from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
+from energon_grain.stream.state import Form, Many
+from energon_grain.testing import make_text_dataset
 
 HOST = WorkerConfig(rank=0, world_size=1)
 SECOND_OF_TWO = WorkerConfig(rank=1, world_size=2)
@@ -303,3 +320,201 @@ def test_what_fails_inside_of_a_node_s_property_is_named() -> None:
 
     with pytest.raises(AttributeError, match=r"'WorkerConfig' object has no attribute 'widht'"):
         _ = Widths(worker_config=HOST).width
+
+
+def run(path: Path, encoder: DefaultTaskEncoder, **options: Any) -> list[Any]:
+    arguments = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    return list(get_train_dataset(path, task_encoder=encoder, **{**arguments, **options}))
+
+
+def test_outside_hooks_there_is_no_draw() -> None:
+    with pytest.raises(RuntimeError, match="no hook runs in this thread"):
+        current_draw()
+    with pytest.raises(RuntimeError):
+        _ = DefaultTaskEncoder().rng
+
+
+def test_draws(text_dataset: MakeDataset) -> None:
+    class Encoder(DefaultTaskEncoder):
+        def encode_sample(self, sample: TextSample) -> Any:
+            draw = current_draw()
+            assert draw.rng is self.rng
+            return sample.__key__, draw.index, draw.position, draw.epoch, draw.seed, self.rng.random()
+
+    seen = run(text_dataset(24), Encoder())
+    assert all(int(key) == index for key, index, *_ in seen)
+    assert [position for _, _, position, *_ in seen] == list(range(24))
+    assert {epoch for *_, epoch, _, _ in seen} == {0}
+    assert len({seed for *_, seed, _ in seen}) == len({number for *_, number in seen}) == 24
+    assert run(text_dataset(24), Encoder()) == seen
+    assert [last for *_, last in run(text_dataset(24), Encoder(), seed=1)] != [last for *_, last in seen]
+    with pytest.raises(RuntimeError):
+        current_draw()
+
+
+def test_hooks_of_one_sample_draw_different_numbers(text_dataset: MakeDataset) -> None:
+    class Encoder(DefaultTaskEncoder):
+        def encode_sample(self, sample: TextSample) -> Any:
+            return {"sample": np.array(self.rng.random())}
+
+        def batch(self, samples: list[Any]) -> Any:
+            return {"batch": self.rng.random(), "index": current_draw().index, **super().batch(samples)}
+
+        def encode_batch(self, batch: Any) -> Any:
+            return {"encoded": self.rng.random(), **batch}
+
+    batches = run(text_dataset(24), Encoder(), batch_size=6)
+    numbers = [n for batch in batches for n in (batch["batch"], batch["encoded"], *batch["sample"].tolist())]
+    assert len(set(numbers)) == 4 * 8
+    assert {batch["index"] for batch in batches} == {-1}
+
+
+def test_restored_seeds(text_dataset: MakeDataset) -> None:
+    """Global generators give each sample its own numbers, and outside go on as if nothing had happened."""
+
+    class Encoder(DefaultTaskEncoder):
+        @stateless(restore_seeds=True)
+        def encode_sample(self, sample: TextSample) -> Any:
+            return sample.__key__, random.random(), float(np.random.random())  # noqa: NPY002
+
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    expected = random.random(), float(np.random.random())  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    seen = run(text_dataset(24), Encoder())
+    assert (random.random(), float(np.random.random())) == expected  # noqa: NPY002
+    assert len({number for _, *numbers in seen for number in numbers}) == 48
+    assert run(text_dataset(24), Encoder()) == seen
+
+
+def test_skipping(text_dataset: MakeDataset) -> None:
+    class Encoder(DefaultTaskEncoder):
+        def encode_sample(self, sample: TextSample) -> Any:
+            if int(sample.__key__) % 3 == 0:
+                raise SkipSample
+            return sample
+
+    kept = run(text_dataset(24), Encoder())
+    assert sorted(int(sample.__key__) for sample in kept) == [i for i in range(24) if i % 3]
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class WithPrevious(SavableDataset):
+    """Each item of a lane beside the one before it."""
+
+    dataset: SavableDataset
+
+    def __init__(self, dataset: SavableDataset) -> None:
+        describe(self, dataset, None, dataset=dataset)
+
+    def lower(self, to: Lowering) -> Part:
+        below = to.below(self.dataset)
+        return LanePart(WithPreviousLanes(to.operator(below)), {"with previous": below.mixture})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithPreviousLanes(LaneOperator):
+    child: LaneOperator
+
+    @property
+    def state_form(self) -> Form:
+        return self.child.state_form, Many(self.child.reference_form)
+
+    @property
+    def reference_form(self) -> Form:
+        return Many(self.child.reference_form), self.child.reference_form
+
+    def open(self, lane: Lane, state: State | None) -> Items:
+        below, held = (None, ()) if state is None else state
+        items = [(reference, self.child.rebuild(reference, lane)) for reference in held]
+        return _WithPrevious(self.child.open(lane, below), items)
+
+    def number(self, reference: Reference) -> int:
+        return self.child.number(reference[1])
+
+    def rebuild(self, reference: Reference, lane: Lane) -> Any:
+        values = [self.child.rebuild(each, lane) for each in (*reference[0], reference[1])]
+        return tuple(values)
+
+
+class _WithPrevious:
+    def __init__(self, child: Items, before: list[Item]) -> None:
+        self._child = child
+        self._before = before
+
+    def next(self) -> Item | None:
+        item = self._child.next()
+        if item is None:
+            return None
+        both, self._before = (*self._before, item), [item]
+        return (tuple(reference for reference, _ in both[:-1]), item[0]), tuple(value for _, value in both)
+
+    def begin(self, pass_number: int) -> None:
+        self._before = []
+        self._child.begin(pass_number)
+
+    def state(self) -> State:
+        return self._child.state(), tuple(reference for reference, _ in self._before)
+
+    def expect(self, items: float) -> None:
+        self._child.expect(items)
+
+
+def test_a_node_of_somebody_else(text_dataset: MakeDataset) -> None:
+    def make() -> SavableDataset:
+        return BatchDataset(RepeatDataset(WithPrevious(mixed(text_dataset(31)))), 6, tuple)
+
+    batches = require_exact_states(make, 12)
+    assert {len(item) for batch in batches for item in batch} == {1, 2}
+
+
+def test_a_node_that_does_not_lower() -> None:
+    dataset = SavableDataset(worker_config=WorkerConfig(rank=0, world_size=1))
+    with pytest.raises(ConfigError, match="a SavableDataset is not a dataset that can be run"):
+        Stream.of(dataset)
+
+
+@pytest.fixture
+def collections() -> Any:
+    """Counts full collections that somebody asked for or that happen."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            seen.append(len(seen))
+
+    gc.disable()  # only those that are asked for
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+
+
+def test_every_so_many_items(tmp_path: Path, collections: list[int]) -> None:
+    path = make_text_dataset(tmp_path / "text", n=12, shards=1)
+    batches = BatchDataset(in_order(path), 2, lambda samples: tuple(map(number, samples)))
+    plain, collecting = Stream.of(batches), Stream.of(GcDataset(batches, every_n_iter=2, freeze=True))
+    collections.clear()
+    assert list(plain) == [(n, n + 1) for n in range(0, 12, 2)]
+    assert not collections
+    assert list(collecting) == [(n, n + 1) for n in range(0, 12, 2)]
+    assert len(collections) == 3
+    assert plain.cursor(with_manifest=True) == collecting.cursor(with_manifest=True)
+    assert gc.get_freeze_count() == 0
+
+
+def test_below_batches(tmp_path: Path, collections: list[int]) -> None:
+    path = make_text_dataset(tmp_path / "text", n=12, shards=1)
+    stream = Stream.of(BatchDataset(GcDataset(in_order(path), every_n_iter=4), 3, len))
+    collections.clear()
+    assert list(stream) == [3] * 4
+    assert len(collections) == 3
+
+
+def test_a_distance_that_is_none(tmp_path: Path) -> None:
+    path = make_text_dataset(tmp_path / "text", n=2, shards=1)
+    with pytest.raises(ConfigError, match="GcDataset: every_n_iter=0: expected a positive number of items"):
+        GcDataset(in_order(path), every_n_iter=0)

@@ -1,7 +1,8 @@
-"""Who reads."""
+"""Who reads, and what is done with errors."""
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
-from energon_grain import ConfigError, WorkerConfig, log_exception, reraise_exception
+from energon_grain import ConfigError, TextSample, WorkerConfig, log_exception, reraise_exception
 
 
 def test_equality_is_rank_world_and_workers() -> None:
@@ -72,3 +73,19 @@ def test_without_jax_distributed_there_is_one_host(with_jax: list[str], printed:
     command = [sys.executable, "-c", PROGRAM, *with_jax]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == printed
+
+
+@pytest.mark.parametrize(
+    ("dropped", "said"),
+    [
+        ({"__key__": "a/1"}, "sample 'a/1' was dropped: ValueError: no (from here)"),
+        (TextSample(__key__="2", __restore_key__=(), text=""), "sample '2' was dropped"),
+        ([{"__key__": "3"}, {"__key__": "4"}], "what was made of 2 samples, the first '3', was dropped"),
+        ([], "an empty group was dropped"),
+        (17, "a value without a key (int) was dropped"),
+    ],
+)
+def test_what_was_dropped_is_named(dropped: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "energon_grain"):
+        log_exception(ValueError("no"), dropped, ["here"])
+    assert caplog.records[0].getMessage().startswith(said)

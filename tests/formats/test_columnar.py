@@ -1,12 +1,16 @@
-"""The columnar index: round trips, lookups, damage, and what happens to its files while it is read."""
+"""The columnar index: round trips, lookups, damage, building it, and what happens to its files while it is read."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import multiprocessing
 import os
 import shutil
+import struct
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,11 @@ import pytest
 from columnar_cases import Sample, check_contents, shards_of, write_dataset
 from hypothesis import given, settings, strategies as st
 from made_scans import scan_of
+from object_server import Bucket
+from patience import PATIENCE_S
 
-from energon_grain.errors import IndexFileError
+from energon_grain import WebDatasetSource
+from energon_grain.errors import DuplicateKeyError, IndexFileError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import (
@@ -31,10 +38,16 @@ from energon_grain.formats.columnar_header import (
     ColumnWriter,
     columnar_folder,
     encode_header,
+    index_cache_folder,
     read_column,
     read_header,
 )
+from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
+from energon_grain.formats.tar.index import check_shards, read_tar_index, tar_index_path
+from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.prepare import prepare_dataset
+from energon_grain.testing import write_tars
 
 SHARD = st.lists(
     st.tuples(
@@ -366,3 +379,199 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
     dtype, rows = ("int32", 8) if damage == "other type" else ("int64", 4)
     with pytest.raises(IndexFileError, match=r"c\.npy"):
         read_column(path, dtype, rows)
+
+
+def test_first_use_builds_into_the_dataset(tmp_path: Path) -> None:
+    shards = shards_of(3, 7)
+    write_dataset(tmp_path, shards)
+    check_contents(open_columnar(tmp_path), shards)
+    generation = read_header(columnar_folder(tmp_path), tmp_path)
+    index = open_columnar(tmp_path)
+    assert read_header(columnar_folder(tmp_path), tmp_path) == generation
+    check_shards(open_folder(tmp_path), index)
+    assert index.sample_start.flags.writeable is False
+
+
+def test_tar_index_files_are_not_needed(tmp_path: Path) -> None:
+    shards = shards_of(2, 3)
+    write_dataset(tmp_path, shards, tar_index=False)
+    check_contents(open_columnar(tmp_path), shards)
+
+
+def test_a_dataset_prepared_again_is_indexed_again(tmp_path: Path) -> None:
+    write_dataset(tmp_path, shards_of(2, 5))
+    old = open_columnar(tmp_path)
+    shards = shards_of(3, 4)
+    write_dataset(tmp_path, shards)
+    check_contents(open_columnar(tmp_path), shards)
+    assert len(old) == 10
+    assert old.keys(np.arange(10))[-1] == "01/004"
+    assert len(list(columnar_folder(tmp_path).glob("g*"))) == 1
+
+
+def test_stale_info_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path, shards_of(2, 5))
+    write_info(tmp_path, DatasetInfo(shard_counts={"parts/s0.tar": 5, "parts/s1.tar": 6}))
+    with pytest.raises(StaleIndexError, match=r"s1\.tar: has 5 samples, .* 6; `energon-grain prepare"):
+        open_columnar(tmp_path)
+    (tmp_path / "parts/s1.tar").unlink()
+    with pytest.raises(StaleIndexError, match=r"s1\.tar.* gone"):
+        open_columnar(tmp_path)
+    assert not list(columnar_folder(tmp_path).glob("g*"))
+
+
+def test_stale_tar_index_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path, shards_of(2, 5))
+    path = tmp_path / "parts/s1.tar"
+    (scan_tar(path).sample_start + 512).tofile(tar_index_path(path))
+    with pytest.raises(StaleIndexError, match=r"s1\.tar\.idx"):
+        open_columnar(tmp_path)
+
+
+def test_duplicates_are_refused_on_request(tmp_path: Path) -> None:
+    scans = [scan_of([b"a", b"b"], [["x"], ["x"]]), scan_of([b"b"], [["x"]])]
+    with pytest.raises(DuplicateKeyError, match=r"'b' in 0\.tar and in 1\.tar"):
+        write_columnar(tmp_path, ["0.tar", "1.tar"], scans, unique_keys=True)
+    assert not list(tmp_path.iterdir())
+    write_columnar(tmp_path, ["0.tar", "1.tar"], scans)
+    keys = [b"\xff", *(b"%d" % number for number in range(40))]
+    with pytest.raises(DuplicateKeyError, match=r"^82 samples .* and 77 more") as caught:
+        write_columnar(tmp_path, ["0.tar", "1.tar"], [scan_of(keys * 2), scan_of(keys)], unique_keys=True)
+    assert "twice" in str(caught.value)
+
+
+def test_a_failing_scan_leaves_the_old_index(tmp_path: Path) -> None:
+    shards = shards_of(2, 4)
+    write_dataset(tmp_path, shards)
+    open_columnar(tmp_path)
+
+    def scans() -> object:
+        yield scan_tar(tmp_path / "parts/s0.tar")
+        raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="on fire"):
+        write_columnar(columnar_folder(tmp_path), list(shards), scans())  # type: ignore[arg-type]
+    check_contents(open_columnar(tmp_path), shards)
+    assert len(list(columnar_folder(tmp_path).glob("g*"))) == 1
+
+
+def test_read_only_datasets_are_indexed_in_the_cache(tmp_path: Path) -> None:
+    root, cache = tmp_path / "data", tmp_path / "cache"
+    shards = shards_of(2, 4)
+    write_dataset(root, shards)
+    columnar_folder(root).touch()  # a file in the place of the folder: nothing can be written there
+    check_contents(open_columnar(root, cache_dir=cache), shards)
+    folder = index_cache_folder(root, cache)
+    header = read_header(folder, root)
+    assert header is not None
+    check_contents(open_columnar(root, cache_dir=cache), shards)
+    assert read_header(folder, root) == header
+    write_info(root, DatasetInfo(shard_counts=dict.fromkeys(shards, 4)))  # as a new `prepare` would
+    open_columnar(root, cache_dir=cache)
+    assert read_header(folder, root) != header
+
+
+def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert index_cache_folder(Path("/data/x")).parent == tmp_path / "energon-grain"
+    assert index_cache_folder(Path("/data/x")) != index_cache_folder(Path("/data/y"))
+
+
+def _open_and_report(root: Path, queue: multiprocessing.Queue[str]) -> None:
+    queue.put(open_columnar(root).content_id)
+
+
+def test_processes_that_build_at_once_all_end_well(tmp_path: Path) -> None:
+    shards = shards_of(4, 50)
+    write_dataset(tmp_path, shards)
+    context = multiprocessing.get_context("forkserver")
+    queue = context.Queue()
+    processes = [context.Process(target=_open_and_report, args=(tmp_path, queue)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    ids = {queue.get(timeout=PATIENCE_S) for _ in processes}
+    for process in processes:
+        process.join()
+    assert len(ids) == 1
+    assert len(list(columnar_folder(tmp_path).glob("g*"))) == 1
+    check_contents(open_columnar(tmp_path), shards)
+
+
+@pytest.mark.parametrize(
+    ("tar", "index"),
+    [
+        ("d/x.tar", "d/x.tar.idx"),
+        ("a.b.tar", "a.b.tar.idx"),
+        ("a.tgz", "a.tar.idx"),
+        ("a.tar.gz", "a.tar.tar.idx"),
+    ],
+)
+def test_names_the_index(tar: str, index: str) -> None:
+    assert tar_index_path(Path(tar)) == Path(index)
+
+
+def test_reads_the_bytes_of_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.idx"
+    for starts in ([1536, 4096, 7680, 9728, 10752, 12800], [0]):
+        path.write_bytes(struct.pack(f"<{len(starts)}Q", *starts))
+        assert read_tar_index(path).tolist() == starts
+    assert read_tar_index(path).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes"),
+        (b"\0" * 12, "12 bytes"),
+        (struct.pack("<3Q", 0, 1024, 1024), "@ 16: offset 2 is 1024; offsets must ascend"),
+        (struct.pack("<2Q", 0, 1000), "@ 8: offset 1 is 1000; offsets are multiples of 512"),
+        (struct.pack("<2Q", 0, 1 << 63), "@ 8: offset 1 is -"),
+    ],
+)
+def test_refuses_damaged_indices(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "x.tar.idx"
+    path.write_bytes(data)
+    with pytest.raises(IndexFileError, match=message) as caught:
+        read_tar_index(path)
+    assert str(path) in str(caught.value)
+    assert "--tar-index-only" in str(caught.value)
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("prefix", ["", "./", "a/folder/", "long/" * 30, "Grüße/", "d" * 98, "d" * 99, "d" * 100])
+def test_what_every_writer_makes_of_names_is_right(tmp_path: Path, format: int, prefix: str) -> None:
+    path = tmp_path / "s.tar"
+    if format == tarfile.USTAR_FORMAT and "/" not in prefix:
+        prefix = prefix[:95]  # longer names it cannot hold
+    write_tar(path, [f"{prefix}{number}.txt" for number in range(3)], 100, format)
+    prepare_dataset(tmp_path, split_ratio=[1, 0, 0])
+    check_shards(open_folder(tmp_path), open_columnar(tmp_path))
+    if len(prefix) > 95 or not prefix.isascii():
+        return
+    whole = path.stat().st_size
+    for names, size in (([f"{prefix}{number}.txt" for number in (7, 1, 2)], 100), (["0.txt", "1.txt", "2.txt"], 101)):
+        write_tar(path, names, size, format)
+        assert path.stat().st_size == whole
+        with pytest.raises(StaleIndexError, match=r"s\.tar was indexed with \S*0\.txt of 100 bytes @ \d+, but"):
+            check_shards(open_folder(tmp_path), open_columnar(tmp_path))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_another_shard_of_the_same_size_is_no_garbage(tmp_path: Path, bucket: Bucket, remote: bool) -> None:
+    for number in range(2):
+        samples = ({"__key__": f"{number}{i}", "txt": b"x" * 6000} for i in range(30))
+        write_tars(tmp_path / str(number), samples, shards=1, name="s{}.tar")
+    prepare_dataset(tmp_path / "0", split_ratio=[1, 0, 0], crude=True)
+    shutil.copy(tmp_path / "1" / "s0.tar", tmp_path / "0" / "s0.tar")
+    place = bucket.upload(tmp_path / "0") if remote else tmp_path / "0"
+    source = WebDatasetSource(place)
+    with pytest.raises(StaleIndexError, match=r"s0\.tar was indexed with 00\.txt of 6000 bytes"):
+        source.read(np.array([17]))
+
+
+def write_tar(path: Path, names: list[str], size: int, format: int) -> None:
+    with tarfile.open(path, "w", format=format) as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, io.BytesIO(b"x" * size))

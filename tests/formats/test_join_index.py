@@ -1,14 +1,17 @@
-"""Files of joins: Energon's layout to the byte, names, and the columnar form."""
+"""Files of joins, to the byte, and their columnar form; keys sorted as bytes, in memory and through files."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 import struct
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.columnar_header import ColumnWriter
@@ -30,6 +33,7 @@ from energon_grain.formats.join_index import (
     write_join_header,
     write_join_index,
 )
+from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
 
 ROWS = np.array([[[0, 0, 1024], [0, 0, 1024]], [[0, 1024, 1024], [-1, -1, -1]]])
 
@@ -180,3 +184,61 @@ def test_copies_notice_that_rows_were_replaced(tmp_path: Path) -> None:
     write(tmp_path, rows[::-1])
     with pytest.raises(IndexFileError, match="prepared anew"):
         pickle.loads(pickled)
+
+
+# Few letters, NUL and long common beginnings: ties at every depth.
+KEYS = st.lists(
+    st.one_of(
+        st.text(alphabet="ab\0", max_size=20).map(str.encode),
+        st.text(alphabet="01", max_size=12).map(lambda text: b"a/very/long/common/beginning/" + text.encode()),
+        st.binary(max_size=10),
+    ),
+    max_size=80,
+)
+
+
+def columns(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    start = np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64)
+    return start, np.frombuffer(b"".join(keys), np.uint8)
+
+
+@settings(max_examples=300)
+@given(KEYS)
+def test_order_is_that_of_sorted_bytes_and_stable(keys: list[bytes]) -> None:
+    start, text = columns(keys)
+    order, ascending = key_order(start, text), sorted(keys)
+    assert order.dtype == np.int64
+    assert order.tolist() == sorted(range(len(keys)), key=lambda i: (keys[i], i))
+    assert duplicate_keys(start, text, order).tolist() == [
+        place for place, (key, following) in enumerate(pairwise(ascending)) if key == following
+    ]
+    assert is_ascending(start, text) == (keys == ascending)
+    assert is_ascending(*columns(ascending))
+    assert key_order(*columns(ascending)).tolist() == list(range(len(keys)))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=KEYS, run=st.integers(1, 30), ascending=st.booleans())
+def test_through_files_order_and_duplicates_are_the_same(
+    tmp_path: Path, keys: list[bytes], run: int, ascending: bool
+) -> None:
+    keys = sorted(keys) if ascending else keys
+    found: list[tuple[int, int]] = []
+    how: dict[str, Any] = {"memory_bytes": 128 * run, "on_duplicates": found.extend}
+    blocks = [*external_key_order(*columns(keys), tmp_path, **how)]
+    order = sorted(range(len(keys)), key=lambda i: (keys[i], i))
+    expected = [(a, b) for a, b in pairwise(order) if keys[a] == keys[b]]
+    assert [tuple(pair) for pair in found] == expected
+    assert [sample for block in blocks for sample in block.tolist()] == order
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_many_keys_come_in_blocks(tmp_path: Path, shuffled: bool) -> None:
+    numbers = np.random.default_rng(5).permutation(50_000) if shuffled else np.arange(50_000)
+    start, text = columns([b"%08d" % number for number in numbers])
+    blocks = list(external_key_order(start, text, tmp_path, memory_bytes=128 * 4_000))
+    assert np.array_equal(np.concatenate(blocks), key_order(start, text))
+    if shuffled:
+        assert len(blocks) == 13
+        assert max(map(len, blocks)) < 1.3 * 4_000

@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import TarError
-from energon_grain.formats.tar.names import Hidden, split_member_name
+from energon_grain.formats.tar.header import checksum_holds, first_bad_checksum, parse_number, read_sizes
+from energon_grain.formats.tar.names import Hidden, part_dot, part_dots, split_member_name
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.formats.tar.walk import Strategy
 
@@ -272,3 +274,160 @@ def test_damage_is_an_error_or_does_not_matter(tar_path: Path, data: Archive) ->
     except tarfile.ReadError:
         return  # it also reads fields that do not matter here: owners and times
     assert outcomes[0] == found
+
+
+NAMES = st.text(st.sampled_from("a_./.b\n"), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.jpg", ("a", "jpg")),
+        ("a.b.jpg", ("a", "b.jpg")),
+        ("d.x/a.b.c", ("d.x/a", "b.c")),
+        ("./d/a.jpg", ("./d/a", "jpg")),
+        ("a.", ("a", "")),
+        ("/a.txt", ("/a", "txt")),
+        ("ü/日本.jpg", ("ü/日本", "jpg")),
+        ("\udcff.jpg", ("\udcff", "jpg")),
+        ("noext", None),
+        ("d/noext", None),
+        (".hidden.jpg", None),
+        ("d.x/.hidden.jpg", None),
+        ("d/.hidden.jpg", None),
+        ("__meta__/x.txt", None),
+        ("__x__", None),
+        ("____/x.txt", None),
+        ("__x__.json", ("__x__", "json")),
+        ("___/x.txt", ("___/x", "txt")),
+        ("d/__meta__/x.txt", ("d/__meta__/x", "txt")),
+        ("_x__/x.txt", ("_x__/x", "txt")),
+    ],
+)
+def test_splits_names(name: str, expected: tuple[str, str] | None) -> None:
+    assert split_member_name(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("d/.hidden.jpg", ("d/", "hidden.jpg")),
+        ("x/y/.h.jpg", ("x/y/", "h.jpg")),
+        ("x.z/y/.h.jpg", ("x.z/y/", "h.jpg")),
+        ("a//.h.jpg", ("a//", "h.jpg")),
+        (".hidden.jpg", None),
+        ("d.x/.hidden.jpg", None),
+        ("y/x.z/.h.jpg", None),
+        ("./.h.jpg", None),
+    ],
+)
+def test_keeps_hidden_files_as_energon_does(name: str, expected: tuple[str, str] | None) -> None:
+    assert split_member_name(name, hidden="keep") == expected
+    assert split_member_name(name, hidden="skip") is None
+
+
+def energon_split(name: str) -> tuple[str, str] | None:
+    """Energon's rule by brute force: a folder prefix on the first line, a stem without dots, a dot, no more slashes."""
+    first, slash, _ = name.partition("/")
+    for end in ("", "\n") if not slash else ("",):
+        if first.endswith("__" + end) and first.startswith("__") and len(first) - len(end) >= 4:
+            return None
+    for dot in (i for i, letter in enumerate(name) if letter == "." and "/" not in name[i:]):
+        for start in (i for i in range(dot) if i == 0 or (name[i - 1] == "/" and "\n" not in name[:i])):
+            if "." not in name[start:dot]:
+                return name[:dot], name[dot + 1 :]
+    return None
+
+
+@given(NAMES)
+def test_keep_is_energons_rule_and_skip_is_it_without_hidden_files(name: str) -> None:
+    kept = energon_split(name)
+    hidden = name.rpartition("/")[2].startswith(".")
+    assert split_member_name(name, hidden="keep") == kept
+    assert split_member_name(name, hidden="skip") == (None if hidden else kept)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=20), st.sampled_from(["skip", "keep"]))
+def test_many_names_at_once_are_split_as_one(names: list[str], hidden: Hidden) -> None:
+    raw = [name.encode() for name in names]
+    padded = np.zeros((len(raw), 16), np.uint8)
+    for row, name in enumerate(raw):
+        padded[row, : len(name)] = np.frombuffer(name, np.uint8)
+    assert part_dots(padded, hidden).tolist() == [part_dot(name, hidden) for name in raw]
+
+
+def header(name: str = "a.txt", size: int = 0, **fields: object) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def stack(blocks: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(blocks), np.uint8).reshape(-1, 512)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (b"00000001750\0", 1000),
+        (b"    1750 \0\0\0", 1000),
+        (b"1750\0garbage", 1000),
+        (b"            ", 0),
+        (b"777777777777", 8**12 - 1),
+        (b"\x80" + (10**15).to_bytes(11, "big"), 10**15),
+        (b"\xff" * 12, -1),
+    ],
+)
+def test_reads_numbers(field: bytes, value: int) -> None:
+    assert parse_number(field) == value
+
+
+@pytest.mark.parametrize(
+    "field", [b"00000000008\0", b"-0000000005\0", b"+0000000005\0", b"0_000000005\0", b"12 34\0      "]
+)
+def test_refuses_what_is_no_number(field: bytes) -> None:
+    with pytest.raises(ValueError, match="octal"):
+        parse_number(field)
+
+
+@given(st.lists(st.integers(0, 8**12 - 1), min_size=1, max_size=20))
+def test_reads_sizes_in_bulk(sizes: list[int]) -> None:
+    plain = [size if size < 8**11 else -1 for size in sizes]
+    assert read_sizes(stack([header(size=size) for size in sizes])).tolist() == plain
+
+
+@given(st.binary(min_size=12, max_size=12) | st.text("01789 \0", min_size=12, max_size=12).map(str.encode))
+def test_bulk_sizes_are_right_or_left_out(field: bytes) -> None:
+    block = bytearray(header())
+    block[124:136] = field
+    (size,) = read_sizes(stack([bytes(block)])).tolist()
+    assert size == -1 or size == parse_number(field)
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=20), st.integers(0, 8**11), st.integers(0, 8**7 - 1)), min_size=1, max_size=12),
+    st.integers(0, 11),
+    st.integers(0, 511),
+    st.integers(0, 255),
+)
+def test_finds_the_first_bad_checksum(members: list[tuple[str, int, int]], row: int, at: int, byte: int) -> None:
+    blocks = [header(name, size, uid=uid) for name, size, uid in members]
+    assert first_bad_checksum(stack(blocks)) is None
+    damaged = bytearray(blocks[row % len(blocks)])
+    damaged[at] = byte
+    blocks[row % len(blocks)] = bytes(damaged)
+    assert all(map(checksum_holds, blocks)) == (first_bad_checksum(stack(blocks)) is None)
+    if not checksum_holds(bytes(damaged)):
+        assert first_bad_checksum(stack(blocks)) == row % len(blocks)
+
+
+def test_accepts_sums_of_signed_bytes_and_blank_padding() -> None:
+    block = bytearray(header("\xfc.txt"))
+    signed = sum(byte - 256 * (byte > 127) for byte in bytes(block[:148]) + b" " * 8 + bytes(block[156:]))
+    block[148:156] = b"%06o\0 " % signed
+    assert checksum_holds(bytes(block))
+    block[148:156] = b"%7o " % signed
+    assert checksum_holds(bytes(block))
+    assert first_bad_checksum(stack([bytes(block)] * 2)) is None

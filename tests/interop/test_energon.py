@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beside_data import shard_counts
 from energon_peer import energon, needs_energon, run_there
 from sqlite_rows import rows
 
 from energon_grain import Cooker, DatasetWriter, DefaultTaskEncoder, WorkerConfig, get_val_dataset, stateless, testing
 from energon_grain.errors import ConfigError
-from energon_grain.formats.nv_meta import META_FOLDER, read_info
 
 pytestmark = needs_energon
 READER = Path(__file__).with_name("read_with_energon.py")
@@ -59,7 +59,7 @@ def describe(value: Any) -> Any:
 
 
 def read_here(root: Path, split_part: str) -> list[dict[str, Any]]:
-    crude = "CrudeWebdataset" in (root / META_FOLDER / "dataset.yaml").read_text()
+    crude = "CrudeWebdataset" in (root / ".nv-meta" / "dataset.yaml").read_text()
     dataset = get_val_dataset(
         root,
         split_part=split_part,
@@ -147,7 +147,7 @@ def test_what_energon_prepares_loads_here(tmp_path: Path, kind: str) -> None:
     for (_, part), there in zip(requests, read_there(tmp_path, requests), strict=True):
         assert len(there) == (6 if part == "train" else 3)
         check_equal(read_here(root, part), there, part)
-    assert rows(root / META_FOLDER / "index.sqlite", "SELECT COUNT(*) FROM samples") == [(12,)]
+    assert rows(root / ".nv-meta" / "index.sqlite", "SELECT COUNT(*) FROM samples") == [(12,)]
 
 
 def test_energon_prepares_again_what_we_prepared_and_back(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_energon_prepares_again_what_we_prepared_and_back(tmp_path: Path) -> Non
         "prepare", "--non-interactive", "--no-progress", "--num-workers", "1", "--split-ratio", "1,0,0",
         "--force-overwrite", "--sample-type", "TextSample", "--field-map", '{"text": "txt"}', root,
     )  # fmt: skip
-    assert len(read_info(root).shard_counts) == 3
+    assert len(shard_counts(root)) == 3
     again = read_here(root, "train")
     assert [sample["key"] for sample in again] == sorted(f"{i:06d}" for i in range(4)) + ["new"] + [
         f"{i:06d}" for i in range(4, 8)
@@ -191,7 +191,7 @@ def test_energon_joins_by_our_index(tmp_path: Path) -> None:
     data = index.read_bytes()
     assert data[:8] == b"JIDX0001"
     joined_rows = np.frombuffer(data[16:], np.int64).reshape(-1, 2, 3)
-    text = tmp_path / "text" / META_FOLDER / "index.sqlite"
+    text = tmp_path / "text" / ".nv-meta" / "index.sqlite"
     places = rows(text, "SELECT byte_offset, byte_size FROM samples WHERE sample_key IN ('000006', '000007', '000008')")
     for (_, offset, size), (_, _, image_size) in joined_rows:
         assert (offset, size) in places

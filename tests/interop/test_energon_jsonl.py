@@ -8,7 +8,7 @@ from pathlib import Path
 from energon_peer import needs_energon, run_there
 
 from energon_grain import WorkerConfig, get_val_dataset
-from energon_grain.formats.jsonl import write_jsonl_index
+from energon_grain.prepare import prepare_dataset
 
 pytestmark = needs_energon
 THERE = """
@@ -40,7 +40,7 @@ def test_the_same_samples(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     lines = [json.dumps({"n": i, "text": "ä" * (i % 5), "nested": {"list": [i, None, 0.5]}}) for i in range(30)]
     path.write_text("\n" + "\n".join(lines[:10]) + "\n\n  " + "\r\n".join(lines[10:]))
-    write_jsonl_index(path)
+    prepare_dataset(path)
     said = run_there("-c", THERE, path)
     here = [
         [

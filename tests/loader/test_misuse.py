@@ -1,19 +1,26 @@
-"""What a loader or a dataset says of itself, and when it is used for what it is not."""
+"""What a loader or a dataset says of itself and of its images, and when it is used for what it is not."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grain
 import pytest
+from patience import PATIENCE_S
 from torch.utils.data import DataLoader
 
+import energon_grain
 import energon_grain_torch
 from energon_grain import (
     BatchDataset,
@@ -28,6 +35,7 @@ from energon_grain import (
     load_dataset,
 )
 from energon_grain.loader import BatchIterDataset, BatchMapDataset, to_device
+from energon_grain_torch import WorkerConfig as TorchWorkerConfig
 
 Train = Callable[..., Any]
 
@@ -200,3 +208,109 @@ def test_a_factory_is_no_list_of_samples() -> None:
         factory[0]
     with pytest.raises(TypeError, match="gives the dataset"):
         next(iter(factory))
+
+
+PROGRAM = """
+import logging, sys
+from energon_grain import DefaultTaskEncoder, SampleDecoder, get_savable_loader, get_val_dataset
+from energon_grain.testing import make_captioning_dataset
+
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("energon_grain").addHandler(handler)
+make_captioning_dataset("captions", n=16)
+
+
+def hints(decoder=None):
+    encoder = DefaultTaskEncoder()
+    if decoder is not None:
+        encoder.decoder = decoder
+    with get_savable_loader(get_val_dataset("captions", batch_size=1, task_encoder=encoder)) as loader:
+        next(loader)
+    found = [line for line in lines if "image_decode='rgb8'" in line]
+    lines.clear()
+    return len(found)
+
+
+import jax
+
+print(hints(SampleDecoder(image_decode="torchrgb")), hints(SampleDecoder(image_decode="rgb8")), hints(), hints())
+"""
+
+
+def test_the_default_layout_is_hinted_at_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "0", "1", "0"]), done.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(params=["core", "torch"])
+def counted(request: pytest.FixtureRequest, train: Train) -> Callable[..., Any]:
+    """`loader(**options)`: of either package."""
+
+    def make(rank: int = 0, **options: Any) -> Any:
+        dataset = train(repeat=False, rank=rank, world_size=1 + rank, **options)
+        if request.param == "core":
+            return energon_grain.get_loader(dataset)
+        config = TorchWorkerConfig(rank, 1 + rank, worker_type="thread")
+        return energon_grain_torch.get_loader(dataset, worker_config=config)
+
+    return make
+
+
+def test_batches_and_state_are_those_of_a_plain_loop(counted: Callable[..., Any]) -> None:
+    plain, shown, file = counted(), counted(), io.StringIO()
+    expected = [list(batch.__key__) for _ in range(2) for batch in plain]
+    found = []
+    for batch in shown.progress(every_s=0, file=file):
+        found.append(list(batch.__key__))
+        if len(found) == 5:
+            break
+    assert shown.save_state_rank()["step"] == 5
+    for _ in range(2):  # the rest of the pass, and the next one
+        found += [list(batch.__key__) for batch in shown.progress(every_s=0, file=file)]
+    assert found == expected
+    assert shown.save_state_rank() == plain.save_state_rank()
+    lines = file.getvalue().splitlines()
+    assert len(lines) == len(expected)
+    told = r"epoch {}, step {} of 14: [0-9,]+ samples/s, waited [0-9]+%, [0-9:]+ left"
+    for line, place in ((lines[0], (1, 1)), (lines[5], (1, 6)), (lines[-1], (2, 14))):
+        assert re.fullmatch(told.format(*place), line), line
+
+
+def test_a_line_is_written_now_and_then_and_at_the_end(counted: Callable[..., Any]) -> None:
+    file = io.StringIO()
+    assert len(list(counted().progress(file=file))) == 14
+    assert [line.partition(":")[0] for line in file.getvalue().splitlines()] == ["epoch 1, step 14 of 14"]
+
+
+def test_other_hosts_are_quiet(counted: Callable[..., Any]) -> None:
+    file = Terminal()
+    assert list(counted(rank=1).progress(file=file))
+    assert file.getvalue() == ""
+
+
+def test_on_terminals_it_stays_one_line(counted: Callable[..., Any]) -> None:
+    file = Terminal()
+    for number, _ in enumerate(counted().progress(file=file)):
+        if number == 3:
+            print("loss 0.5")
+    assert "step 14 of 14" in file.getvalue()
+    assert "loss 0.5\n" in file.getvalue()  # above the line
+    assert file.getvalue().endswith("\x1b[?25h")  # the cursor is there again
+
+
+def test_endless_streams_tell_how_often_the_data_came_by(train: Train) -> None:
+    file = io.StringIO()
+    loader = energon_grain.get_loader(train())
+    for number, _ in enumerate(loader.progress(every_s=0, file=file)):
+        if number == 19:
+            break
+    assert re.match(r"step 20 \(epoch 1.54\): ", file.getvalue().splitlines()[-1])

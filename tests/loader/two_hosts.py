@@ -1,4 +1,4 @@
-"""The training program of `test_gather.py`, run on two processes of `jax.distributed`: `two_hosts.py DIR PORT RANK`."""
+"""The training program of `test_device.py`, run on two processes of `jax.distributed`: `two_hosts.py DIR PORT RANK`."""
 
 from __future__ import annotations
 

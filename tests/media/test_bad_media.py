@@ -21,7 +21,8 @@ from patience import PATIENCE_S  # noqa: E402
 
 import energon_grain  # noqa: E402
 from energon_grain import AVDecoder, DecodingError, ReadError, SampleDecoder, get_train_dataset  # noqa: E402
-from energon_grain.testing.dataset_folder import Recipe, write_dataset  # noqa: E402
+from energon_grain.prepare import prepare_dataset  # noqa: E402
+from energon_grain.testing import write_tars  # noqa: E402
 
 TESTS = Path(__file__).parents[1]
 FASTSTART = replace(FILMS["mp4-faststart-sound"], sound=None)
@@ -164,13 +165,11 @@ def test_what_cannot_be_read_is_no_bad_medium(name: str) -> None:
 
 def test_a_sample_with_a_bad_video_is_dropped_and_counted(tmp_path: Path) -> None:
     film = FILMS["mp4"].encode()
-    recipe = Recipe(
-        parts=lambda i, _: {"mp4": film, "txt": str(i)},
-        breaks="mp4",
-        sample_type="VidQASample",
-        field_map={"video": "mp4", "context": "txt"},
-    )
-    dataset = write_dataset(tmp_path / "data", recipe, n=8, shards=1, broken={2, 5})
+    dataset = tmp_path / "data"
+    films = [film[: len(film) // 8] + b"broken" if i in (2, 5) else film for i in range(8)]
+    write_tars(dataset, [{"__key__": str(i), "mp4": film, "txt": str(i)} for i, film in enumerate(films)])
+    fields = {"video": "mp4", "context": "txt"}
+    prepare_dataset(dataset, split_ratio=[1], sample_type="VidQASample", field_map=fields, num_workers=0)
 
     class Encoder(energon_grain.DefaultTaskEncoder):
         def encode_sample(self, sample: energon_grain.VidQASample) -> energon_grain.VidQASample:
@@ -190,7 +189,7 @@ def test_a_sample_with_a_bad_video_is_dropped_and_counted(tmp_path: Path) -> Non
         )
         with energon_grain.get_loader(train) as loader:
             keys = {key for batch in loader for key in batch.__key__}
-            assert keys == {f"{i:06d}" for i in range(8) if i not in (2, 5)}
+            assert keys == {str(i) for i in range(8) if i not in (2, 5)}
             assert loader.stats()["dropped_total"] >= 2
 
 

@@ -1,10 +1,11 @@
-"""Metadatasets become trees: paths, split parts, tags, passes and subsets over the levels of nested files."""
+"""Metadatasets become trees: paths, split parts, tags, passes and subsets over all levels, joins, and flat shares."""
 
 from __future__ import annotations
 
 import json
 import os
 from fractions import Fraction
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,21 @@ from energon_grain import (
     BlendEpochizedDataset,
     ConcatDataset,
     DatasetLoader,
+    EPath,
     MetadatasetV2,
     SavableDataset,
     StorageSettings,
     StoreSettings,
     load_dataset,
+    traverse_metadataset,
 )
 from energon_grain.datasets.aux_stores import AuxReference
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.metadataset.documents import load_metadataset
-from energon_grain.metadataset.flat import leaves_of
+from energon_grain.metadataset.documents import TraversedDatasetReference, leaf_maker, load_metadataset
+from energon_grain.metadataset.flat import FlatLeaf, flatten, flatten_blend, flatten_epochized, leaves_of
 from energon_grain.metadataset.resolve import combine_passes
 from energon_grain.samplers.subset import Subset
 from energon_grain.storage.settings import using_storage
@@ -229,6 +232,18 @@ def test_what_lies_at_paths_is_decided_once(write: Write, tmp_path: Path) -> Non
     }
 
 
+def test_numbers_are_the_fractions_that_their_text_means(write: Write) -> None:
+    tiny = "0.333333333333333333333333333333"
+    leaves = [f"{{path: a, weight: {text}}}" for text in ("0.1", "1e-3", "1_000.25", tiny)]
+    tree = load(write("meta.yaml", f"train: {{blend: [{', '.join(leaves)}, {{path: b}}]}}"))
+    assert isinstance(tree, BlendDataset)
+    assert tree.schedule == ((0, (Fraction(1, 10), Fraction(1, 1000), Fraction(4001, 4), Fraction(tiny), 1)),)
+    repeated = "{path: a, repetitions: 0.7}, {path: b, repetitions: 3}, {path: c}"
+    tree = load(write("meta.yaml", f"train: {{blend_epochized: [{repeated}]}}"))
+    assert isinstance(tree, BlendEpochizedDataset)
+    assert tree.repetitions == (Fraction(7, 10), 3, 1)
+
+
 def test_a_dataset_by_itself_is_its_leaf(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "set")
     document = load_dataset(folder)
@@ -295,5 +310,199 @@ def test_files_nest_like_the_rules(
     for subflavors, _, _ in reversed(levels):
         expected.update(subflavors)
     assert leaf.subflavors == expected
+    assert leaf.shuffle_over_epochs_multiplier == reduce(combine_passes, [each for _, each, _ in levels], 1)
     assert leaf.split_part == ([part for _, _, part in levels if part] or ["train"])[-1]
     assert leaf.through == tuple(f"{number + 1}.yaml" for number in range(len(levels) - 1))
+
+
+def test_joins_merge_their_levels(write: Write, tmp_path: Path) -> None:
+    file = write(
+        "meta.yaml",
+        """\
+train:
+  blend:
+    - weight: 2
+      join:
+        text: {path: a, split_part: own, subflavors: {a: 1, b: 1, c: 1}}
+        image: {path: b, nonmatch: skip, dataset_config: d.yaml}
+      joiner: {__module__: megatron.energon, __class__: CaptioningSample}
+      split_part: joined
+      subflavors: {b: 2, c: 2}
+      shuffle_over_epochs_multiplier: 2
+      subset: {range: [5, 10]}
+      name: pair
+""",
+    )
+    outer = write("outer.yaml", "train: {path: meta.yaml, subflavors: {c: 3}, subset: {range: [0%, 50%]}}")
+    (join,) = leaves_of(load(outer, shuffle_over_epochs_multiplier=3))
+    assert isinstance(join, JoinedLeafDataset)
+    assert join.primary.shuffle_over_epochs_multiplier == 6
+    assert join.subset is not None
+    assert join.subset.resolve(10) == (5, 7)
+    assert join.metadataset == str(file)
+    assert join.name == "pair"
+    text, image = join.members
+    assert (text.argument, text.nonmatch, text.leaf.split_part) == ("text", "error", "own")
+    assert (image.argument, image.nonmatch, image.leaf.split_part) == ("image", "skip", "joined")
+    assert text.leaf.subflavors == {"a": 1, "b": 2, "c": 3}
+    assert image.leaf.subflavors == {"b": 2, "c": 3}
+    assert image.leaf.path == str(tmp_path / "b")
+    assert image.leaf.dataset_config == "d.yaml"
+    assert str(image.leaf.place) == f"{file}: $.splits.train.blend[0].join.image"
+
+
+def test_files_that_a_join_names_hold_for_datasets_without_their_own(write: Write) -> None:
+    both = "{path: a}, {path: b, split_config: own.yaml, dataset_config: o.yaml}"
+    meta = write("meta.yaml", f"train: {{join: [{both}], split_config: s.yaml, dataset_config: d.yaml}}")
+    (join,) = leaves_of(load(meta))
+    assert isinstance(join, JoinedLeafDataset)
+    assert join.joiner is None
+    assert [(each.leaf.split_config, each.leaf.dataset_config) for each in join.members] == [
+        ("s.yaml", "d.yaml"),
+        ("own.yaml", "o.yaml"),
+    ]
+
+
+def test_arrays_of_joins(write: Write, tmp_path: Path) -> None:
+    array = "{array: e/emb.v2.zarr, keys: ../k.txt, nonmatch: skip}"
+    (tmp_path / "inner").mkdir()
+    write("inner/meta.yaml", f"train: {{join: [{{path: a}}, {array}, {{array: b, by: row, field: f}}]}}")
+    (join,) = leaves_of(load(write("meta.yaml", "train: {path: inner/meta.yaml}")))
+    assert isinstance(join, JoinedLeafDataset)
+    assert [leaf.path for leaf in join.datasets] == [join.primary.path] == [str(tmp_path / "inner" / "a")]
+    by_key, by_row = (member.leaf for member in join.members[1:])
+    assert by_key == ArrayDataset(
+        written="e/emb.v2.zarr",
+        through=("inner/meta.yaml",),
+        path=str(tmp_path / "inner" / "e" / "emb.v2.zarr"),
+        keys=str(tmp_path / "k.txt"),
+        field="emb.v2",
+    )
+    assert (by_row.keys, by_row.field, join.members[1].nonmatch) == (None, "f", "skip")
+    named = write("meta.yaml", "train: {join: {x: {path: a}, y: {array: b}, z: {array: b, field: f}}}")
+    (join,) = leaves_of(load(named))
+    assert [member.leaf.field for member in join.members[1:]] == ["y", "f"]
+    (join,) = leaves_of(load(write("meta.yaml", "train: {join: [{path: a}, {array: 's3://b/x.zarr'}]}")))
+    assert (join.members[1].leaf.path, join.members[1].leaf.field) == ("s3://b/x.zarr", "x")
+
+
+MAKE = leaf_maker()
+
+
+def leaf(name: str) -> SavableDataset:
+    return MAKE(written=name, path=f"/{name}", split_part="train")
+
+
+def blend(*children: tuple[SavableDataset, Any]) -> BlendDataset:
+    return BlendDataset(*((child, Fraction(weight)) for child, weight in children))
+
+
+def weight(flat: FlatLeaf) -> Fraction:
+    assert flat.shares is not None
+    ((_, share),) = flat.shares
+    return share
+
+
+A, B, C, D = map(leaf, "ABCD")
+
+
+def test_weights_multiply_normalised() -> None:
+    tree = blend((A, 3), (blend((B, 1), (C, "0.5")), 1))
+    children, schedule = flatten_blend(tree)
+    assert children == (A, B, C)
+    assert schedule == ((0, (Fraction(3, 4), Fraction(1, 6), Fraction(1, 12))),)
+    assert [(each.leaf, weight(each)) for each in flatten(tree)] == list(zip(children, schedule[0][1], strict=True))
+
+
+def test_schedules_merge_over_nested_blends() -> None:
+    inner = BlendDataset(B, C, schedule=((0, (Fraction(1), Fraction(0))), (100, (Fraction(1), Fraction(1)))))
+    tree = BlendDataset(A, inner, schedule=((0, (Fraction(1), Fraction(1))), (50, (Fraction(1), Fraction(3)))))
+    children, schedule = flatten_blend(tree)
+    assert children == (A, B, C)
+    half, quarter = Fraction(1, 2), Fraction(1, 4)
+    assert schedule == (
+        (0, (half, half, 0)),
+        (50, (quarter, 3 * quarter, 0)),
+        (100, (quarter, Fraction(3, 8), Fraction(3, 8))),
+    )
+    flat = [*flatten(tree)]
+    assert flat[0].shares == ((0, half), (50, quarter))
+    assert flat[2].shares == ((0, 0), (100, Fraction(3, 8)))
+
+
+def test_repetitions_multiply() -> None:
+    inner = BlendEpochizedDataset((B, Fraction(1, 2)), (C, 3))
+    tree = BlendEpochizedDataset((A, 1), (inner, 0.7))
+    assert flatten_epochized(tree) == [(A, 1), (B, Fraction(7, 20)), (C, Fraction(21, 10))]
+    assert [each.repetitions for each in flatten(tree)] == [1, Fraction(7, 20), Fraction(21, 10)]
+    assert all(each.shares is None for each in flatten(tree))
+
+
+def test_a_concat_stays_whole_in_a_blend() -> None:
+    concat = ConcatDataset(B, ConcatDataset(C, D))
+    tree = blend((A, 1), (concat, 3))
+    assert flatten_blend(tree)[0] == (A, concat)
+    flat = [*flatten(tree)]
+    assert [weight(each) for each in flat] == [Fraction(1, 4)] + [Fraction(3, 4)] * 3
+    assert flat[0].concat is None
+    assert all(each.concat is concat for each in flat[1:])
+    assert leaves_of(tree) == (A, B, C, D)
+
+
+def test_leaves_outside_of_blends_have_neither() -> None:
+    flat = [*flatten(ConcatDataset(A, blend((B, 2))))]
+    assert (flat[0].shares, flat[0].repetitions, flat[0].concat) == (None, None, None)
+    assert (weight(flat[1]), flat[1].concat) == (1, None)
+    assert next(flatten(A)).shares is None
+
+
+@st.composite
+def trees(draw: st.DrawFn, depth: int = 3) -> SavableDataset:
+    if depth == 0 or draw(st.booleans()):
+        return leaf(draw(st.sampled_from("ABCD")))
+    children = draw(st.lists(st.tuples(trees(depth - 1), st.integers(1, 9)), min_size=1, max_size=3))
+    return blend(*children)
+
+
+@given(trees())
+def test_shares_add_up_to_one(tree: SavableDataset) -> None:
+    flat = [*flatten(tree)]
+    assert tuple(each.leaf for each in flat) == leaves_of(tree)
+    if isinstance(tree, BlendDataset):
+        assert sum((weight(each) for each in flat), Fraction(0)) == 1
+
+        def naive(node: SavableDataset, share: Fraction) -> list[Fraction]:
+            if not isinstance(node, BlendDataset):
+                return [share]
+            weights = node.schedule[0][1]
+            pairs = zip(node.datasets, weights, strict=True)
+            return [each for child, weight in pairs for each in naive(child, share * weight / sum(weights))]
+
+        assert [weight(each) for each in flat] == naive(tree, Fraction(1))
+
+
+def test_traversing_lists_datasets_that_need_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "inner.yaml").write_text("splits: {train: {datasets: [{path: ./a}, {path: msc://store/b}]}}")
+    file = tmp_path / "meta.yaml"
+    file.write_text("""
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {path: inner.yaml, subflavors: {k: 1}}
+      - {path: c, split_part: x, aux: {media: filesystem://files, remote: msc://store/x}}
+      - {join: [{path: d}, {path: e}], joiner: {__module__: m, __class__: C}}
+""")
+    assert traverse_metadataset(file, split_part="train") == [
+        TraversedDatasetReference(path=EPath(tmp_path) / "a", split_part="train", aux={}, subflavors={"k": 1}),
+        TraversedDatasetReference(path=EPath("msc://store/b"), split_part="train", aux={}, subflavors={"k": 1}),
+        TraversedDatasetReference(
+            path=EPath(tmp_path) / "c",
+            split_part="x",
+            aux={"media": EPath(tmp_path / "files"), "remote": EPath("msc://store/x")},
+            subflavors={},
+        ),
+        TraversedDatasetReference(path=EPath(tmp_path) / "d", split_part="train", aux={}, subflavors={}),
+        TraversedDatasetReference(path=EPath(tmp_path) / "e", split_part="train", aux={}, subflavors={}),
+    ]

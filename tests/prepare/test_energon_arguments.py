@@ -7,14 +7,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from beside_data import shard_counts, split_parts
 from cli_runs import run
 from object_server import Bucket
 
-from energon_grain import BaseWebdatasetFactory
+from energon_grain import BaseWebdatasetFactory, WebDatasetSource
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.nv_meta import read_info
-from energon_grain.formats.splits import read_split_config
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 
@@ -34,7 +32,7 @@ def test_it_writes_what_prepare_dataset_writes(root: Path, shuffle_seed: int | N
     ratio = [("train", 7), ("val", 3), ("test", 0)]
     found = prepare_with_energon_arguments(root, NAMES, split_parts_ratio=ratio, shuffle_seed=shuffle_seed, workers=0)
     assert found == {"txt", "json"}
-    split = read_split_config(root)
+    split = split_parts(root)
     prepare_dataset(
         root,
         split_ratio=dict(ratio),
@@ -43,24 +41,24 @@ def test_it_writes_what_prepare_dataset_writes(root: Path, shuffle_seed: int | N
         num_workers=0,
         force_overwrite=True,
     )
-    assert read_split_config(root) == split
+    assert split_parts(root) == split
     assert not (root / ".nv-meta" / "dataset.yaml").exists()
 
 
 def test_patterns_of_one_name_add_up(root: Path) -> None:
     patterns = [("train", "shard_00[0-4].tar"), ("val", "shard_009.tar"), ("train", "shard_005.tar")]
     prepare_with_energon_arguments(root, NAMES, split_parts_patterns=patterns, shuffle_seed=None, workers=0)
-    split = read_split_config(root)
-    assert split.split_parts == {"train": tuple(NAMES[:6]), "val": (NAMES[9],)}
+    split = split_parts(root)
+    assert split == {"train": NAMES[:6], "val": [NAMES[9]]}
 
 
 def test_an_index_is_written_anew(root: Path) -> None:
     prepare_with_energon_arguments(root, NAMES, split_parts_ratio=[("train", 1)], workers=0)
-    info = read_info(root)
+    counts = shard_counts(root)
     (root / "shard_000.tar.idx").unlink()
     prepare_with_energon_arguments(root, NAMES, tar_index_only=True, workers=0)
     assert (root / "shard_000.tar.idx").exists()
-    assert read_info(root) == info
+    assert shard_counts(root) == counts
 
 
 def test_progress_is_shown_to_its_end(root: Path) -> None:
@@ -80,7 +78,7 @@ def test_progress_is_shown_to_its_end(root: Path) -> None:
 @pytest.mark.parametrize("paths", [["shard_00{0..9}.tar"], ["shard_00{0,1,2}.tar", "shard_00{3..8..1}.tar", NAMES[9]]])
 def test_braces_expand(root: Path, paths: list[str]) -> None:
     prepare_with_energon_arguments(root, paths, split_parts_ratio=[("train", 1)], shuffle_seed=None, workers=0)
-    assert list(read_info(root).shard_counts) == NAMES
+    assert list(shard_counts(root)) == NAMES
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_braces_that_fit_nothing(root: Path, paths: list[str], message: str) -> 
 def test_the_split_file_has_the_name_given(root: Path, name: str) -> None:
     prepare_with_energon_arguments(root, NAMES, split_parts_ratio=[("all", 1)], split_config=name, workers=0)
     assert not (root / ".nv-meta/split.yaml").exists()
-    assert set(read_split_config(root, name).split_parts["all"]) == set(NAMES)
+    assert set(split_parts(root, name)["all"]) == set(NAMES)
     for wrong in ("split.txt", "../split.yaml"):
         with pytest.raises(ConfigError, match="split_config"):
             prepare_with_energon_arguments(root, NAMES, split_parts_ratio=[("all", 1)], split_config=wrong, workers=0)
@@ -147,9 +145,8 @@ DUPLICATES = ["a.tar", "b.tar", "deep/c.tar"]
 
 
 def texts(root: Path) -> dict[str, str]:
-    loaded = open_columnar(root)
     found: dict[str, str] = {}
-    for shard in loaded.shards:
+    for shard in shard_counts(root):
         with tarfile.open(root / shard) as tar:
             found |= {m.name: tar.extractfile(m).read().decode() for m in tar if m.name.endswith("txt")}  # type: ignore[union-attr]
     return found
@@ -167,8 +164,8 @@ def test_duplicates_are_mended(tmp_path: Path) -> None:
     duplicates(tmp_path)
     arguments = {"split_parts_ratio": [("train", 1)], "workers": 0, "fix_duplicates": True}
     prepare_with_energon_arguments(tmp_path, DUPLICATES, **arguments)  # type: ignore[arg-type]
-    index = open_columnar(tmp_path)
-    assert [index.key(i) for i in range(9)] == [f"{name}/x/{i}" for name in DUPLICATES for i in range(3)]
+    source = WebDatasetSource(tmp_path)
+    assert [source.locate(i).key for i in range(9)] == [f"{name}/x/{i}" for name in DUPLICATES for i in range(3)]
     expected = {f"{name}/x/{i}.txt": f"{number}{i}" for number, name in enumerate(DUPLICATES, 1) for i in range(3)}
     assert {name: text for name, text in texts(tmp_path).items() if name in expected} == expected
     for name in DUPLICATES:
@@ -198,4 +195,4 @@ def test_the_command_mends_duplicates(tmp_path: Path) -> None:
     duplicates(tmp_path)
     done = run("prepare", tmp_path, "--non-interactive", "--split-ratio=1", "--crude", "--fix-duplicates")
     assert done.exit_code == 0, done.output
-    assert open_columnar(tmp_path).key(8) == "deep/c.tar/x/2"
+    assert WebDatasetSource(tmp_path).locate(8).key == "deep/c.tar/x/2"

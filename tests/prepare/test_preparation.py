@@ -1,3 +1,5 @@
+"""Preparing folders of tars and of records: what is written, sample types, and the summary."""
+
 from __future__ import annotations
 
 import fcntl
@@ -10,29 +12,48 @@ import stat
 import subprocess
 import sys
 import time
+import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
+from records import encode_example, msgpack_record, write_records, write_shards
 from sqlite_rows import rows
 
+import energon_grain
+from energon_grain import Sample
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
     DuplicateKeyError,
     FieldMapError,
+    FormatError,
+    ReadError,
+    SplitError,
     StaleIndexError,
     TarError,
 )
+from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import read_info, read_uuid
+from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.prepare import PrepareProgress, prepare_dataset
-from energon_grain.testing import write_tars
+from energon_grain.prepare.dataset_definition import (
+    SAMPLE_TYPES,
+    class_reference,
+    data_fields,
+    find_sample_type,
+    preview_samples,
+    propose_expression,
+)
+from energon_grain.prepare.summary import PartSummary, SplitSummary, summarize_dataset
+from energon_grain.testing import make_captioning_dataset, make_crude_dataset, write_tars
 
 SHARDS = tuple(f"parts/s-{number}.tar" for number in range(10))
 
@@ -327,3 +348,265 @@ def test_killed_in_the_middle(root: Path, stage: str, shards: int, prepared: boo
     assert report.samples == (43 if prepared else 40)
     assert not (root / ".nv-meta/.prepare").exists()
     assert np.array_equal(open_columnar(root).shard_first, np.cumsum([0, *report.shard_counts.values()]))
+
+
+@dataclass
+class Mine(Sample):
+    first: int
+    second: list[str] = field(default_factory=list)
+
+
+class NotADataclass:
+    pass
+
+
+@pytest.mark.parametrize("name", SAMPLE_TYPES)
+def test_all_are_public(name: str) -> None:
+    assert getattr(energon_grain, name) is SAMPLE_TYPES[name]
+    assert find_sample_type(name) is SAMPLE_TYPES[name]
+    assert data_fields(SAMPLE_TYPES[name])[0].required
+
+
+def test_own_type() -> None:
+    name = f"{__name__}:Mine"
+    assert find_sample_type(name) is Mine
+    assert class_reference(name) == {"__module__": __name__, "__class__": "Mine"}
+    first, second = data_fields(Mine)
+    assert (first.name, first.annotation, first.required) == ("first", "int", True)
+    assert (second.name, second.annotation, second.default) == ("second", "list[str]", "[]")
+
+
+@pytest.mark.parametrize("name", ["Text", "nowhere:Type", f"{__name__}:Missing", f"{__name__}:NotADataclass", ":x"])
+def test_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
+        find_sample_type(name)
+
+
+def test_references_load_in_energon() -> None:
+    assert class_reference("VQASample")["__module__"] == "megatron.energon"
+    assert class_reference("VQAOCRSample")["__module__"] == "megatron.energon.flavors.vqa_and_ocr"
+
+
+@pytest.mark.parametrize(
+    ("field", "parts", "expected"),
+    [
+        ("image", ["txt", "jpg"], "jpg"),
+        ("image", ["png", "jpg", "json"], "jpg,png"),
+        ("image", ["image", "jpg"], "image"),
+        ("image", ["json"], None),
+        ("caption", ["txt", "json"], "txt"),
+        ("caption", ["caption", "txt"], "caption"),
+        ("label", ["cls"], "cls"),
+        ("video", ["mp4", "mkv"], "mp4,mkv"),
+        ("words_text", ["words_text.json", "jpg"], "words_text.json"),
+        ("words_text", ["jpg"], None),
+    ],
+)
+def test_proposals(field: str, parts: list[str], expected: str | None) -> None:
+    assert propose_expression(field, parts) == expected
+
+
+def test_first_samples(tmp_path: Path) -> None:
+    content = {"caption": "x" * 100, "boxes": [1, 2, 3, 4], "deep": [{"k": "ü", "none": None}]}
+    samples = [
+        {"__key__": "a", "json": content, "jpg": b"1234"},
+        {"__key__": "b", "json": b"{"},
+        {"__key__": "c", "x": ""},
+    ]
+    (tar,) = write_tars(tmp_path, samples)
+    (key, parts, text), (_, _, none) = preview_samples(str(tar), scan_tar(tar))
+    assert (key, list(parts), parts["jpg"]) == ("a", ["json", "jpg"], 4)
+    assert json.loads(text or "") == {
+        "caption": "x" * 40 + "…",
+        "boxes": [1, 2, 3, "…"],
+        "deep": [{"k": "ü", "none": None}],
+    }
+    assert none is None
+
+
+def test_sizes(tmp_path: Path) -> None:
+    sizes = [0, 1, 2, 3, 4, 5, 7, 8, 9, 1000, 1023, 1024, 70_000]
+    write_tars(tmp_path, [{"__key__": f"{i:03d}", "txt": "x" * size} for i, size in enumerate(sizes)])
+    prepare_dataset(tmp_path, num_workers=0, split_ratio=[1], sqlite=False)
+    bins = summarize_dataset(tmp_path).sizes
+    assert sum(size.samples for size in bins) == len(sizes)
+    for size in bins:
+        assert size.samples == sum(size.from_bytes <= number < size.below_bytes for number in sizes)
+    assert bins[0].samples
+    assert bins[-1].samples
+    assert [size.below_bytes for size in bins[:-1]] == [size.from_bytes for size in bins[1:]]
+
+
+def test_everything(tmp_path: Path) -> None:
+    samples = [{"__key__": str(i), "txt": "x" * i} | ({"cls": 1} if i % 2 else {}) for i in range(10)]
+    write_tars(tmp_path, samples, shards=5)
+    prepare_dataset(
+        tmp_path, num_workers=0, split_ratio=(3, 2), sample_type="TextSample", field_map={"text": "txt"}, sqlite=False
+    )
+    split = tmp_path / ".nv-meta/split.yaml"
+    split.write_text(split.read_text().replace("exclude: []", "exclude: [shard_000.tar, shard_001.tar/2]"))
+    summary = summarize_dataset(tmp_path)
+    assert (summary.shards, summary.samples, summary.payload_bytes) == (5, 10, 50)
+    assert summary.shard_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    sizes = [(size.from_bytes, size.below_bytes, size.samples) for size in summary.parts["txt"].sizes]
+    assert sizes == [(0, 1, 1), (1, 2, 1), (2, 4, 2), (4, 8, 4), (8, 16, 2)]
+    (one_byte,) = summary.parts["cls"].sizes
+    assert summary.parts == {
+        "txt": PartSummary(
+            count=10, total_bytes=45, smallest_bytes=0, largest_bytes=9, sizes=summary.parts["txt"].sizes
+        ),
+        "cls": PartSummary(count=5, total_bytes=5, smallest_bytes=1, largest_bytes=1, sizes=(one_byte,)),
+    }
+    assert summary.splits == {
+        "train": SplitSummary(shards=2, samples=4, excluded_samples=1),
+        "val": SplitSummary(shards=2, samples=4, excluded_samples=0),
+    }
+    assert (summary.kind, summary.sample_type) == ("standard", "megatron.energon.TextSample")
+    assert (summary.field_map, summary.has_sqlite, summary.uuid) == ({"text": "txt"}, False, None)
+    assert sum(size.samples for size in summary.sizes) == 10
+
+
+def test_datasets_of_every_kind(tmp_path: Path) -> None:
+    assert summarize_dataset(make_crude_dataset(tmp_path / "crude", n=8, shards=2)).kind == "crude"
+    root = make_captioning_dataset(tmp_path / "captions", n=8, shards=2)
+    assert summarize_dataset(root).kind == "standard"
+    config = root / ".nv-meta/dataset.yaml"
+    config.write_text("__module__: my.data\n__class__: MyFactory\nanything: 1\n")
+    custom = summarize_dataset(root)
+    assert (custom.kind, custom.sample_type) == ("custom", "my.data.MyFactory")
+    config.write_text("sample_typ: 1\n")
+    assert (summarize_dataset(root).sample_type or "").startswith("unknown: ")
+    config.unlink()
+    (root / ".nv-meta/split.yaml").unlink()
+    bare = summarize_dataset(root)
+    assert (bare.kind, bare.splits) == ("none", {})
+    with pytest.raises(SplitError):
+        summarize_dataset(root, split_config="other.yaml")
+
+
+def test_not_prepared(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="energon-grain prepare"):
+        summarize_dataset(tmp_path)
+
+
+def test_memory_does_not_grow_with_the_samples(made_up: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = made_up("large", 200_000)
+    whole = summarize_dataset(root)
+    monkeypatch.setattr("energon_grain.prepare.summary._BLOCK_SAMPLES", 10_000)
+    tracemalloc.start()
+    try:
+        blocks = summarize_dataset(root)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert blocks == whole
+    assert whole.samples == sum(each.samples for each in whole.sizes) == 200_000
+    assert whole.payload_bytes == sum(part.total_bytes for part in whole.parts.values())
+    assert peak_bytes < 2_500_000
+
+
+SAMPLES = [{"__key__": f"{number:05d}", "txt": b"text %d" % number, "json": b"{}"} for number in range(40)]
+
+ALL = {"train": 1}
+
+
+@pytest.fixture
+def records_root(tmp_path: Path) -> Path:
+    write_shards(tmp_path / "data", [msgpack_record(sample) for sample in SAMPLES], 10)
+    return tmp_path / "data"
+
+
+def test_everything_is_written_beside_records(records_root: Path) -> None:
+    report = prepare_dataset(
+        records_root, records="msgpack", split_ratio=(8, 1, 1), sample_type="TextSample", field_map={"text": "txt"}
+    )
+    assert (report.samples, report.part_names) == (40, ("txt", "json"))
+    assert sorted(path.name for path in (records_root / ".nv-meta").iterdir()) == [
+        ".info.json",
+        "columnar",
+        "dataset.yaml",
+        "records.json",
+        "split.yaml",
+    ]
+    assert not list(records_root.glob("*.idx"))
+    assert dataset_kind(records_root) is DatasetKind.ARRAY_RECORD
+    assert read_records_file(records_root) == "msgpack"
+    assert read_info(records_root).shard_counts == {f"shard_{number:03d}.array_record": 4 for number in range(10)}
+    assert len(read_split_config(records_root).split_parts["train"]) == 8
+    index = open_columnar(records_root)
+    assert index.keys(index.key_order) == [sample["__key__"] for sample in SAMPLES]
+    assert set(index.part_offset.tolist()) == {0}
+
+
+def test_numbers_go_through_all_shards(tmp_path: Path) -> None:
+    write_shards(tmp_path / "raw", [b"x" * number for number in range(10)], 3)
+    for workers in (0, 2):
+        prepare_dataset(tmp_path / "raw", records="raw", crude=True, num_workers=workers, force_overwrite=True)
+        index = open_columnar(tmp_path / "raw")
+        assert [index.key(number) for number in range(10)] == [str(number) for number in range(10)]
+    with ThreadPoolExecutor(2) as executor:
+        prepare_dataset(tmp_path / "raw", tar_index_only=True, executor=executor)
+    assert open_columnar(tmp_path / "raw").content_id == index.content_id
+    examples = [encode_example({"n": [number]} | ({"__key__": [b"k"]} if number == 7 else {})) for number in range(10)]
+    write_shards(tmp_path / "tf", examples, 3)
+    prepare_dataset(tmp_path / "tf", records="tf_example")
+    index = open_columnar(tmp_path / "tf")
+    assert [index.key(number) for number in range(10)] == [*"0123456", "k", "8", "9"]
+
+
+def test_what_was_prepared_stays_what_it_is(records_root: Path) -> None:
+    prepare_dataset(records_root, records="msgpack")
+    with pytest.raises(ConfigError, match="already prepared"):
+        prepare_dataset(records_root)
+    prepare_dataset(records_root, force_overwrite=True, split_ratio=ALL)
+    assert read_records_file(records_root) == "msgpack"
+    changed = [msgpack_record({**sample, "txt": b"new"}) for sample in SAMPLES[36:]]
+    write_records(records_root / "shard_009.array_record", changed)
+    before = open_columnar(records_root).content_id
+    prepare_dataset(records_root, tar_index_only=True)
+    assert open_columnar(records_root).content_id != before
+    assert dataset_kind(records_root) is DatasetKind.ARRAY_RECORD
+    with pytest.raises(ConfigError, match="tar_index_only takes no records"):
+        prepare_dataset(records_root, tar_index_only=True, records="raw")
+    (records_root / ".nv-meta" / "records.json").write_text("damaged")
+    prepare_dataset(records_root, force_overwrite=True, records="raw")
+    assert open_columnar(records_root).part_names == ("record",)
+
+
+def test_an_interrupted_run_is_of_its_encoding(records_root: Path) -> None:
+    write_records(records_root / "zzz.array_record", [b"no map"])
+    with pytest.raises(FormatError, match=r"zzz\.array_record: record 0: is no msgpack map"):
+        prepare_dataset(records_root, records="msgpack", num_workers=0)
+    report = prepare_dataset(records_root, records="raw", num_workers=0)
+    assert (report.shards_reused, report.samples) == (0, 41)
+
+
+def test_the_index_is_built_where_it_is_missing(records_root: Path) -> None:
+    prepare_dataset(records_root, records="msgpack")
+    before = open_columnar(records_root).content_id
+    for file in (records_root / ".nv-meta" / "columnar").glob("header.json"):
+        file.unlink()
+    assert open_columnar(records_root).content_id == before
+
+
+def test_the_way_out(tmp_path: Path, records_root: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match=r"10 \*\.array_record files: add --records msgpack\|tf_example\|"):
+        prepare_dataset(records_root)
+    with pytest.raises(DatasetNotFoundError, match=r"prepare .*data --records msgpack\|tf_example\|raw"):
+        read_info(records_root)
+    write_tars(tmp_path / "tars", [{"__key__": "a", "txt": "x"}])
+    with pytest.raises(DatasetNotFoundError, match=r"no \*\.array_record files"):
+        prepare_dataset(tmp_path / "tars", records="raw")
+
+
+def test_what_cannot_be_prepared(tmp_path: Path) -> None:
+    write_shards(tmp_path / "twice", [msgpack_record(SAMPLES[0])] * 2, 2)
+    with pytest.raises(DuplicateKeyError, match="00000"):
+        prepare_dataset(tmp_path / "twice", records="msgpack", split_ratio=ALL)
+    write_records(tmp_path / "empty" / "x.array_record", [])
+    with pytest.raises(FormatError, match=r"x\.array_record: holds no sample \(a record\)"):
+        prepare_dataset(tmp_path / "empty", records="raw", split_ratio=ALL)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.array_record").write_bytes(b"garbage" * 20000)
+    with pytest.raises(ReadError, match=r"x\.array_record: is no ArrayRecord file"):
+        prepare_dataset(tmp_path / "bad", records="raw", split_ratio=ALL)

@@ -214,7 +214,7 @@ with RayExecutor(sys.argv[1], max_retries=1, num_cpus=0.5) as executor:
     wait_for(sys.argv[2] + ".begun")
     assert running.cancel() and running.cancelled()
     wait_for(sys.argv[2])
-    waiting = [executor.submit(time.sleep, 600) for _ in range(20)]
+    waiting = [executor.submit(time.sleep, 60) for _ in range(20)]
     time.sleep(0.5)  # some of them run by now, and do not notice
     executor.shutdown(cancel_futures=True)
     assert all(future.cancelled() for future in waiting)

@@ -1,12 +1,18 @@
+"""Samples, their fields, and where they come from."""
+
 from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import dataclass, fields
+from collections import OrderedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from energon_grain import (
+    Batch,
     CaptioningSample,
     CrudeSample,
     EPath,
@@ -22,8 +28,10 @@ from energon_grain import (
     VidQASample,
     VQAOCRSample,
     VQASample,
+    add_source_info,
     edataclass,
 )
+from energon_grain.samples.sample import get_source_info, pin_memory
 
 TYPES = [
     TextSample, ImageSample, CaptioningSample, ImageClassificationSample, VQASample, MultiChoiceVQASample, VidQASample,
@@ -114,3 +122,190 @@ def test_crude_sample_is_a_dict():
     crude = CrudeSample(__key__="a", txt=b"x")
     assert crude == {"__key__": "a", "txt": b"x"}
     assert pickle.loads(pickle.dumps(crude)) == crude
+
+
+A = SourceInfo(dataset_path=EPath("/d"), index=0, shard_name="s.tar", file_names=("a.txt",))
+B = SourceInfo(dataset_path=EPath("/d"), index="b", shard_name="s.tar", file_names=("b.txt", "b.json"))
+
+
+def test_source_info_is_frozen_hashable_and_compares_by_value():
+    with pytest.raises(AttributeError):
+        A.index = 1  # type: ignore[misc]
+    assert len({A, B, SourceInfo(dataset_path=EPath("/d"), index=0, shard_name="s.tar", file_names=("a.txt",))}) == 2
+    assert "index=0" in repr(A)
+
+
+def test_sources_are_appended_to_samples_and_dictionaries():
+    sample = TextSample(__key__="a", __restore_key__=(), text="x")
+    assert add_source_info(sample, A).__sources__ == (A,)
+    assert add_source_info(sample, B).__sources__ == (A, B)
+    assert add_source_info({"__sources__": None}, A) == {"__sources__": (A,)}
+    assert add_source_info(5, A) == 5
+
+
+def test_sources_are_found_in_samples_lists_and_dictionaries():
+    sample = TextSample(__key__="a", __restore_key__=(), __sources__=(A,), text="x")
+    bare = TextSample(__key__="a", __restore_key__=(), text="x")
+    assert get_source_info(sample) == [A]
+    assert get_source_info([sample, bare, {"__sources__": (B,)}]) == [A, B]
+    assert get_source_info(bare) is None
+    assert get_source_info([]) is None
+    assert get_source_info(5) is None
+
+
+class Pinnable:
+    """What a tensor is to pinning."""
+
+    def __init__(self, value: int, pinned: bool = False) -> None:
+        self.value = value
+        self.pinned = pinned
+
+    def pin_memory(self) -> Pinnable:
+        return Pinnable(self.value, pinned=True)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class Plain:
+    entry: Any
+    computed: Any = field(init=False, default=None)
+
+
+@edataclass
+class Example(Sample):
+    image: Any
+
+
+@edataclass
+class Examples(Batch):
+    image: Any
+    inner: Any
+    valid: Any
+
+
+def test_batches_are_copied_with_their_types_and_metadata() -> None:
+    sources: Any = object()
+    array = np.ones(2)
+    batch = Examples(
+        __key__=["a"],
+        __restore_key__=((1,),),
+        __sources__=sources,
+        image=Pinnable(1),
+        inner={"pair": Pair(Pinnable(2), "text"), "list": [Pinnable(3), None], "tuple": (array, 1)},
+        valid=Plain(Pinnable(4)),
+    )
+    pinned = batch.pin_memory()
+    assert type(pinned) is Examples
+    assert pinned is not batch
+    assert (pinned.__key__, pinned.__restore_key__) == (["a"], ((1,),))
+    assert pinned.__sources__ is sources
+    pair, listed = pinned.inner["pair"], pinned.inner["list"]
+    assert (type(pair), type(listed), type(pinned.valid)) == (Pair, list, Plain)
+    assert [one.value for one in (pinned.image, pair.left, listed[0], pinned.valid.entry)] == [1, 2, 3, 4]
+    assert all(one.pinned for one in (pinned.image, pair.left, listed[0], pinned.valid.entry))
+    assert pinned.inner["tuple"][0] is array
+    assert not batch.image.pinned
+    assert not batch.inner["pair"].left.pinned
+
+
+@edataclass
+class Measured(Sample):
+    image: Any
+
+    @property
+    def width(self) -> int:
+        return self.image.shpe[1]
+
+
+def test_an_error_names_the_attribute_that_is_missing() -> None:
+    sample = Measured(__key__="a", __restore_key__=(), image=np.ones((2, 3)))
+    with pytest.raises(AttributeError, match="no attribute 'shpe'"):
+        _ = sample.width
+    with pytest.raises(AttributeError, match="no attribute 'imgae'"):
+        _ = sample.imgae  # pyright: ignore
+
+
+def test_copies_have_what_was_set() -> None:
+    @dataclass
+    class WithDict(Sample):
+        image: Any = None
+
+    for kind in (Measured, WithDict):
+        made = kind(__key__="a", __restore_key__=(), image=1)
+        made.__valid__ = np.ones(1, bool)
+        copied = copy.copy(made)
+        assert (copied.__valid__ is made.__valid__, copied.image) == (True, 1)
+    loaded = pickle.loads(pickle.dumps(Measured(__key__="a", __restore_key__=(1,), image=2)))
+    assert (loaded.__key__, loaded.__restore_key__, loaded.image, loaded.__valid__) == ("a", (1,), 2, None)
+
+
+def test_attributes_that_are_no_fields_stay() -> None:
+    plain = Plain(Pinnable(1))
+    object.__setattr__(plain, "more", 5)
+    assert pin_memory(plain).more == 5  # type: ignore[attr-defined]
+
+
+def test_dictionaries_keep_their_type_and_metadata() -> None:
+    crude = CrudeSample({"__key__": "k", "__subflavors__": {"t": Pinnable(0)}, "x": Pinnable(1)})
+    pinned = pin_memory(crude)
+    assert type(pinned) is CrudeSample
+    assert list(pinned) == list(crude)
+    assert pinned["x"].pinned
+    assert not pinned["__subflavors__"]["t"].pinned
+    assert type(pin_memory(OrderedDict(a=1))) is OrderedDict
+
+
+def test_an_entry_with_its_own_way_is_asked() -> None:
+    @edataclass
+    class Own(Sample):
+        image: Any
+
+        def pin_memory(self) -> Any:
+            return "its own way"
+
+    own = Own(__key__="", __restore_key__=(), image=1)
+    example = Example(__key__="", __restore_key__=(), image=Pinnable(1))
+    pinned = pin_memory([own, example, Pinnable])
+    assert pinned[0] == "its own way"
+    assert pinned[1].image.pinned
+    assert pinned[2] is Pinnable
+
+
+def test_fields_are_mapped_for_frameworks_that_ask() -> None:
+    batch = Examples(__key__=["a"], __restore_key__=((1,),), image=[1], inner=2, valid=3)
+    assert {**batch} == dict(batch) == batch.as_dict() == {"image": [1], "inner": 2, "valid": 3}
+    assert batch.as_dict(metadata=True)["__key__"] == batch["__key__"] == ["a"]
+    assert batch["image"] is batch.image
+    assert "inner" in batch
+    assert "other" not in batch
+    with pytest.raises(KeyError, match="Examples has no field 'other', it has image, inner, valid"):
+        batch["other"]
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(batch)  # type: ignore[call-overload]
+    sample = Example(__key__="a", __restore_key__=(1,), image=5)
+    assert dict(sample) == {"image": 5}
+
+
+class Movable:
+    def __init__(self, places: tuple[Any, ...] = ()) -> None:
+        self.places = places
+
+    def to(self, *place: Any, non_blocking: bool = False) -> Movable:
+        return Movable((*place, non_blocking))
+
+
+def test_batches_move_with_what_can_be_moved() -> None:
+    array = np.ones(2)
+    batch = Examples(
+        __key__=["a"], __restore_key__=((1,),), image=Movable(), inner={"x": [Movable(), "t"]}, valid=array
+    )
+    moved = batch.to("cuda", non_blocking=True)
+    assert type(moved) is Examples
+    assert moved.image.places == moved.inner["x"][0].places == ("cuda", True)
+    assert moved.valid is array
+    assert moved.__key__ is batch.__key__
+    assert batch.image.places == ()

@@ -1,20 +1,39 @@
-"""What file stores of all kinds have in common: values by key, errors for what is not there, and copies."""
+"""File stores of all kinds: values by key and nothing else, errors for what is not there, and copies."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import tarfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
+from object_server import Bucket, Fault
+from patience import PATIENCE_S
 from records import msgpack_record, write_shards
 
-from energon_grain import EPath, FileStore, SourceInfo, SystemFileStore, WebdatasetFileStore
-from energon_grain.errors import KeyNotFoundError
+from energon_grain import (
+    CrudeSample,
+    EPath,
+    FileStore,
+    ObjectFileStore,
+    SourceInfo,
+    StorageSettings,
+    SystemFileStore,
+    WebdatasetFileStore,
+    use_storage,
+)
+from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, ReadError, StaleIndexError
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.jsonl import JsonlFileStore
+from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
 Made = tuple[FileStore[Any], dict[str, tuple[bytes, str]], tuple[str, ...], str]
@@ -100,3 +119,377 @@ def test_copies_and_closing(made: Made) -> None:
     store.close()
     for key, (value, _) in found.items():
         assert copy.get(key) == store.get(key) == value
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    base = tmp_path / "files"
+    (base / "sub").mkdir(parents=True)
+    (base / "a.txt").write_bytes(b"a")
+    (base / "sub" / "large.bin").write_bytes(bytes(range(256)) * 1000)
+    (base / "empty").write_bytes(b"")
+    (base / "link.txt").symlink_to("sub/large.bin")
+    (base / "out.txt").symlink_to(tmp_path / "secret.txt")
+    (base / "out").symlink_to(tmp_path)
+    (base / "circle").symlink_to("circle")
+    (tmp_path / "secret.txt").write_bytes(b"secret")
+    (tmp_path / "files2").mkdir()
+    (tmp_path / "files2" / "near.txt").write_bytes(b"near")
+    return base
+
+
+def test_files_by_their_paths(folder: Path) -> None:
+    store = SystemFileStore(folder)
+    for key in ("a.txt", "sub/large.bin", "empty", "link.txt", "sub/../a.txt", "./a.txt"):
+        assert key in store
+        content = (folder / key).read_bytes()
+        source = SourceInfo(dataset_path=EPath(folder), index=key, shard_name=str(folder), file_names=(key,))
+        assert store[key] == (content, source)
+    assert [value for value, _ in store.read(["a.txt", "empty", "a.txt"])] == [b"a", b"", b"a"]
+    assert store.get_path() == str(folder)
+    assert pickle.loads(pickle.dumps(store)) == store
+    assert pickle.loads(pickle.dumps(store)).get("a.txt") == b"a"
+    store.close()
+    assert store.get("a.txt") == b"a"
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("../secret.txt", "leads out of this folder"),
+        ("sub/../../secret.txt", "leads out of this folder"),
+        ("../files2/near.txt", "leads out of this folder"),
+        ("out.txt", "leads out of this folder"),
+        ("out/secret.txt", "leads out of this folder"),
+        ("/etc/hostname", "leads out of this folder"),
+        ("b.txt", "there is no file 'b.txt'"),
+        ("a.txt/b", "there is no file"),
+        ("circle", "there is no file"),
+        ("x" * 5000, "there is no file"),
+        ("sub", "is not a file"),
+        (".", "is not a file"),
+        ("", "is no file name"),
+        ("a\0.txt", "is no file name"),
+    ],
+)
+def test_other_keys_are_key_errors(folder: Path, key: str, says: str) -> None:
+    store = SystemFileStore(folder)
+    assert key not in store
+    with pytest.raises(KeyNotFoundError) as caught:
+        store.get(key)
+    assert str(caught.value).startswith(f"{folder}: ")
+    assert says in str(caught.value)
+
+
+def test_absolute_paths_are_refused_even_below_the_folder(folder: Path) -> None:
+    with pytest.raises(KeyNotFoundError, match="leads out"):
+        SystemFileStore(folder).get(str(folder / "a.txt"))
+
+
+def test_the_folder_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(folder)
+    assert SystemFileStore(tmp_path / "alias").get("sub/large.bin") == (folder / "sub" / "large.bin").read_bytes()
+
+
+def test_few_files_stay_open(folder: Path) -> None:
+    store = SystemFileStore(folder)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        (folder / f"{number}.txt").write_text(str(number))
+        assert store.get(f"{number}.txt") == str(number).encode()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_a_read_error(folder: Path) -> None:
+    (folder / "a.txt").chmod(0)
+    with pytest.raises(ReadError, match=r"a\.txt: Permission denied"):
+        SystemFileStore(folder).get("a.txt")
+
+
+def test_there_must_be_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="no such folder"):
+        SystemFileStore(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"s3://bucket/files: .*ObjectFileStore"):
+        SystemFileStore("s3://bucket/files")
+    assert SystemFileStore(f"file://{tmp_path}").get_path() == str(tmp_path)
+
+
+OBJECTS = {
+    "files/a.txt": b"a",
+    "files/empty": b"",
+    "files/sub/large.bin": bytes(range(256)) * 40_000,
+    "files/with space, ä, 100%25, ?#.txt": b"strange",
+    "files2/near.txt": b"near",
+    "secret.txt": b"secret",
+}
+
+
+@pytest.fixture
+def url(bucket: Bucket) -> str:
+    for key, content in OBJECTS.items():
+        bucket.put(key, content, public=True)
+    bucket.server.reset()
+    return f"{bucket.url}/files"
+
+
+def test_objects_by_their_names(bucket: Bucket, url: str) -> None:
+    store = ObjectFileStore(f"{url}/")
+    assert store.get_path() == url
+    for key in OBJECTS:
+        folder, _, name = key.partition("/")
+        if folder == "files":
+            assert name in store
+            source = SourceInfo(dataset_path=EPath(url), index=name, shard_name=url, file_names=(name,))
+            assert store[name] == (OBJECTS[key], source)
+    assert [store.get(key) for key in ("sub/../a.txt", "./a.txt")] == [b"a", b"a"]
+    assert [value for value, _ in store.read(["a.txt", "empty", "a.txt"])] == [b"a", b"", b"a"]
+    assert store.read([]) == []
+
+
+def test_several_come_side_by_side_and_each_once(bucket: Bucket, url: str) -> None:
+    for number in range(40):
+        bucket.put(f"files/{number}", str(number).encode())
+    use_storage(StorageSettings(requests_in_flight=8))
+    store = ObjectFileStore(url)
+    bucket.server.reset()
+    bucket.server.delay(0.02)
+    keys = [str(number % 40) for number in range(60)]
+    assert [int(value) for value, _ in store.read(keys)] == [int(key) for key in keys]
+    requests = bucket.server.requests("files/")
+    assert len(requests) == 40
+    assert 4 < max(request.concurrent for request in requests) <= 8
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("../secret.txt", "leads out of this folder"),
+        ("sub/../../secret.txt", "leads out of this folder"),
+        ("../files2/near.txt", "leads out of this folder"),
+        ("/files/a.txt", "leads out of this folder"),
+        ("..", "leads out of this folder"),
+        ("b.txt", "there is no object 'b.txt'"),
+        ("a.txt/b", "there is no object"),
+        ("sub", "there is no object"),
+        ("%2e%2e/secret.txt", "there is no object"),
+        ("sub/", "is no name of an object"),
+        (".", "is no name of an object"),
+        ("", "is no name of an object"),
+        ("a\0.txt", "is no name of an object"),
+        ("\ud800", "is no name of an object"),
+        ("x" * 5000, "is no name of an object"),
+    ],
+)
+def test_other_keys_are_key_errors_in_stores(bucket: Bucket, url: str, key: str, says: str) -> None:
+    for base in (url, url.replace("s3:/", bucket.server.endpoint)):
+        store = ObjectFileStore(base)
+        assert key not in store
+        with pytest.raises(KeyNotFoundError) as caught:
+            store.read(["a.txt", key])
+        assert str(caught.value).startswith(f"{base}: ")
+        assert says in str(caught.value)
+
+
+def test_on_the_web_names_mean_themselves(bucket: Bucket, url: str) -> None:
+    store = ObjectFileStore(url.replace("s3:/", bucket.server.endpoint))
+    assert store.get("a.txt") == b"a"
+    assert store.get("with space, ä, 100%25, ?#.txt") == b"strange"
+
+
+def test_copies_are_reached_alike(bucket: Bucket, url: str) -> None:
+    use_storage(StorageSettings(attempts=2))
+    store = ObjectFileStore(url)
+    use_storage(None)
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy == store
+    assert copy._client is store._client
+    assert ObjectFileStore(url) == store
+    assert store != ObjectFileStore(bucket.url)
+    with get_context("spawn").Pool(1) as pool:
+        assert pool.apply(store.get, ("a.txt",)) == b"a"
+
+
+def test_failures(bucket: Bucket, url: str) -> None:
+    use_storage(StorageSettings(attempts=3, first_pause_s=0.001))
+    store = ObjectFileStore(url)
+    bucket.server.inject(Fault("status", times=1), Fault("close", sent=0.5, times=1))
+    assert store.get("sub/large.bin") == OBJECTS["files/sub/large.bin"]
+    bucket.server.inject(Fault("status", times=None))
+    with pytest.raises(ReadError, match=f"{url}/a.txt failed: .*3 attempts"):
+        store.get("a.txt")
+    with pytest.raises(ReadError):
+        assert "a.txt" in store
+
+
+def test_what_is_no_store() -> None:
+    with pytest.raises(ConfigError, match="SystemFileStore"):
+        ObjectFileStore("/data/files")
+    with pytest.raises(ConfigError, match="object stores are s3://"):
+        ObjectFileStore("ftp://host/files")
+
+
+KEYS = ["plain", "sub/000012", "v1.2/a", "Grüße/日本語", "./dotted", "with space", "deep/er/x"]
+
+
+def prepared(root: Path, samples: list[dict[str, Any]], **options: Any) -> Path:
+    write_tars(root, samples, **options)
+    prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, sqlite=False)
+    return root
+
+
+def members(root: Path) -> dict[str, tuple[str, bytes]]:
+    """Shard and content of every member, by `tarfile`."""
+    found: dict[str, tuple[str, bytes]] = {}
+    for shard in sorted(root.rglob("*.tar")):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                payload = tar.extractfile(member)
+                assert payload is not None
+                found[member.name] = (shard.relative_to(root).as_posix(), payload.read())
+    return found
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    samples: list[dict[str, Any]] = [
+        {
+            "__key__": f"{key}{number}",
+            "txt": f"text {key} {number}",
+            "seg.png": os.urandom(20_000 * number),
+            **({"json": {"n": number}} if number % 2 else {}),
+            **({"": "no ending"} if number == 0 else {}),
+        }
+        for number in range(3)
+        for key in KEYS
+    ]
+    return prepared(tmp_path_factory.mktemp("store") / "dataset", samples, shards=3)
+
+
+def test_every_file_by_its_name(dataset: Path) -> None:
+    store, expected = WebdatasetFileStore(dataset), members(dataset)
+    assert "v1.2/a0.seg.png" in expected
+    assert "plain0." in expected
+    for key, (shard, content) in expected.items():
+        assert key in store
+        assert store[key] == (
+            content,
+            SourceInfo(dataset_path=EPath(dataset), index=key, shard_name=shard, file_names=(key,)),
+        )
+        assert store.get(key) == content
+    assert store.get_path() == str(dataset)
+    assert str(dataset) in repr(store)
+
+
+@given(data=st.data())
+def test_several_files_at_once(dataset: Path, data: st.DataObject) -> None:
+    expected = members(dataset)
+    keys = data.draw(st.lists(st.sampled_from(sorted(expected))))
+    store = WebdatasetFileStore(dataset)
+    assert [(value, source.index, source.shard_name) for value, source in store.read(keys)] == [
+        (expected[key][1], key, expected[key][0]) for key in keys
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("plain0.jpg", "the sample 'plain0' has plain0.txt, plain0.seg.png"),
+        ("plain0", "is the full name of a file"),
+        ("dotted0.txt", "nor any other of a sample 'dotted0'"),  # names are not normalised
+        ("../plain0.txt", "nor any other"),
+        ("/etc/passwd", "full name"),
+        ("plain9.txt", "nor any other"),
+        ("", "full name"),
+        (".txt", "full name"),
+        ("sub/.txt", "nor any other"),
+        ("__meta__/x.txt", "full name"),
+    ],
+)
+def test_a_missing_key_is_a_key_error(dataset: Path, key: str, says: str) -> None:
+    store = WebdatasetFileStore(dataset)
+    assert key not in store
+    with pytest.raises(KeyError) as caught:
+        store.read(["plain1.txt", key])
+    assert type(caught.value) is KeyNotFoundError
+    assert str(caught.value).startswith(f"{dataset}: there is no file {key!r}")
+    assert says in str(caught.value)
+    assert 5 not in store
+
+
+def test_provenance_is_added_to_the_sample(dataset: Path) -> None:
+    store = WebdatasetFileStore(dataset)
+    sample = CrudeSample({"__key__": "x", "__sources__": None})
+    store.get("plain1.txt", sample)
+    store.get("plain1.json", sample)
+    assert [source.index for source in sample["__sources__"]] == ["plain1.txt", "plain1.json"]
+
+
+def test_shards_are_opened_once(dataset: Path) -> None:
+    """L-09: the original opens the shard for every file that is read from it."""
+    opened: list[str] = []
+
+    class Counting(LocalFiles):
+        def _file(self, path: str) -> Any:
+            if path not in self._open:
+                opened.append(os.path.basename(path))
+            return super()._file(path)
+
+    def folder(files: LocalFiles) -> DataFolder:
+        return DataFolder(location=os.fspath(dataset), local=dataset, store=files)
+
+    store = WebdatasetFileStore(folder(Counting(max_open_files=3)))
+    assert opened == []
+    for _ in range(5):
+        for key in members(dataset):
+            store[key]
+    assert sorted(opened) == ["shard_000.tar", "shard_001.tar", "shard_002.tar"]
+    few = Counting(max_open_files=1)
+    store = WebdatasetFileStore(folder(few))
+    for key in members(dataset):
+        store[key]
+        assert len(few._open) == 1
+    store.close()
+    assert len(few._open) == 0
+    assert store.get("plain1.txt") == b"text plain 1"
+
+
+def test_threads_may_read_at_once(dataset: Path) -> None:
+    store, expected = WebdatasetFileStore(dataset), members(dataset)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(store.get, list(expected) * 20))
+    assert results == [content for _, content in expected.values()] * 20
+
+
+def test_a_copy_in_another_process_opens_its_own_files(dataset: Path) -> None:
+    store = WebdatasetFileStore(dataset)
+    store.get("plain1.txt")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(store.get, "sub/0000122.txt").result(timeout=PATIENCE_S) == b"text sub/000012 2"
+
+
+def test_the_last_of_equal_names_counts(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    with tarfile.open(root / "a.tar", "w") as tar:
+        for content in (b"first", b"second"):
+            path = tmp_path / "content"
+            path.write_bytes(content)
+            tar.add(path, "x.txt")
+    prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, sqlite=False)
+    assert WebdatasetFileStore(root).get("x.txt") == b"second"
+
+
+def test_changed_shards_are_refused(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "set", [{"__key__": f"{i}", "txt": "x"} for i in range(4)], shards=2)
+    store = WebdatasetFileStore(root)
+    with open(root / "shard_001.tar", "ab") as file:
+        file.write(bytes(512))
+    assert store.get("0.txt") == b"x"
+    with pytest.raises(StaleIndexError, match=r"shard_001\.tar was indexed with \d+ bytes .* but it has \d+ bytes"):
+        store.get("3.txt")
+
+
+def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="energon-grain prepare"):
+        WebdatasetFileStore(tmp_path)

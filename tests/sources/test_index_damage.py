@@ -1,9 +1,11 @@
-"""Damaged indices: right samples or an error that names the file and the command that mends it, nothing else."""
+"""Damaged and stale indices: right samples, or an error that names the file and the command that mends it."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -17,19 +19,24 @@ from made_scans import scan_of
 from metadatasets import write_v2
 from msgspec import convert
 from object_server import Bucket
+from patience import PATIENCE_S
 
-from energon_grain import IndexFileError, get_val_dataset
+from energon_grain import WebDatasetSource, get_val_dataset
+from energon_grain.errors import IndexFileError, MissingObjectError, ReadError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
+    HEADER_NAME,
     ColumnarHeader,
     ColumnWriter,
     columnar_folder,
     header_digest,
 )
-from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.testing import make_text_dataset
+from energon_grain.formats.nv_meta import DatasetInfo, read_info, write_info
+from energon_grain.prepare import prepare_dataset
+from energon_grain.sources.indexed import IndexPages
+from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
 
 TEXTS = ("--sample-type", "TextSample", "--field-map", '{"text": "txt"}')
 
@@ -336,3 +343,240 @@ def test_flipped_bytes_in_the_index_of_lines(tmp_path: Path) -> None:
     index.write_bytes(index.read_bytes()[:80] + b"\1" + index.read_bytes()[81:])
     assert run("prepare", path).exit_code == 0
     assert lines() == right
+
+
+SAMPLES = 400_000
+
+
+def resident_kb(path: Path) -> int:
+    """Resident memory of this process that maps files below `path`."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split(" ", 1)[0].endswith(":"):
+            total += int(line.split()[1]) if counts and line.startswith("Rss:") else 0
+        else:
+            counts = str(path) in line
+    return total
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of 400,000 samples, of which two shards exist: 21 MB of columns beside next to no data."""
+    from energon_grain.formats.columnar_build import write_columnar
+    from energon_grain.formats.columnar_header import columnar_folder
+    from energon_grain.formats.nv_meta import DatasetInfo, write_info
+    from energon_grain.formats.tar.scan import ShardScan, scan_tar
+
+    root = tmp_path_factory.mktemp("large")
+    write_tars(root, [{"__key__": "0", "txt": "0"}], name="real.tar")
+    prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, sqlite=False)
+    count = SAMPLES - 1
+    keys = np.char.zfill(np.arange(1, SAMPLES).astype("U8"), 8).astype("S8")
+    imagined = ShardScan(
+        size_bytes=count * 1024 + 1024,
+        sample_start=np.arange(count + 1) * 1024,
+        part_start=np.arange(count + 1),
+        part_names=("txt",),
+        part_name=np.zeros(count, np.int32),
+        part_offset=np.arange(count) * 1024 + 512,
+        part_size=np.full(count, 10),
+        key_start=np.arange(count + 1) * 8,
+        key_bytes=keys.view(np.uint8),
+    )
+    write_columnar(columnar_folder(root), ["real.tar", "imagined.tar"], [scan_tar(root / "real.tar"), imagined])
+    write_info(root, DatasetInfo(shard_counts={"real.tar": 1, "imagined.tar": count}))
+    return root
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_are_given_back(large: Path) -> None:
+    source = WebDatasetSource(large)
+    rng = np.random.default_rng(0)
+    most = 0
+    for _ in range(40):
+        source.sizes(rng.integers(0, SAMPLES, 100))
+        most = max(most, resident_kb(large))
+    assert most < 12_000
+    assert source.sizes(np.array([SAMPLES - 1])).tolist() == [1024]
+
+
+def test_small_indices_are_left_alone(large: Path) -> None:
+    index = open_columnar(large)
+    pages = IndexPages(index.columns, samples=len(index), rows=index.rows, left_alone_bytes=1 << 30)
+    assert index.part_size[SAMPLES // 2] == 10
+    for column in index.columns:
+        column.sum()
+    before = resident_kb(large)
+    pages.touch(np.arange(0, SAMPLES, 10))
+    assert resident_kb(large) == before
+    assert before > 15_000
+    pages.release()
+    assert resident_kb(large) < 1000
+    assert index.part_size[SAMPLES // 2] == 10
+
+
+def test_runs_of_samples_touch_little(large: Path) -> None:
+    """A thousand neighbours count as what they touch, not as a thousand samples."""
+    index = open_columnar(large)
+    pages = IndexPages(index.columns, samples=len(index), rows=index.rows, left_alone_bytes=0, resident_bytes=2 << 20)
+    for start in range(0, 20_000, 1000):
+        samples = np.arange(start, start + 1000)
+        index.part_size[samples]
+        pages.touch(samples)
+    assert resident_kb(large) > 0
+    pages.touch(np.arange(0, SAMPLES, 100))
+    assert resident_kb(large) == 0
+
+
+FIRST_SAMPLES = """
+import os, sys
+import numpy as np
+from energon_grain.sources.webdataset import WebDatasetSource
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+before, files = resident(), len(os.listdir("/proc/self/fd"))
+source = WebDatasetSource(sys.argv[1])
+source.sizes(np.random.default_rng(0).integers(0, len(source), 5000))
+source.read(np.zeros(32, np.int64))
+print(resident() - before, len(os.listdir("/proc/self/fd")) - files)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_opening_takes_little_memory(large: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FIRST_SAMPLES, str(large)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    memory_mb, files = done.stdout.split()
+    assert float(memory_mb) < 12
+    assert int(files) <= 9
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Path:
+    """12 blobs of 40 kB in 3 shards: none small enough to be read with its neighbours."""
+    return make_blob_dataset(tmp_path / "blobs", n=12, shards=3, sample_bytes=40_000)
+
+
+def read_all(source: WebDatasetSource) -> list[bytes]:
+    return [raw.parts["bin"] for raw in source.read(np.arange(len(source)))]
+
+
+def longer(shard: Path) -> None:
+    with open(shard, "ab") as file:
+        file.write(bytes(512))
+
+
+def overwritten_end(shard: Path) -> None:
+    """Same size, but data where the archive ended: somebody appended a sample over the padding."""
+    with open(shard, "r+b") as file:
+        file.seek(4 * (512 + 40_448))
+        assert file.read(512) == bytes(512)
+        file.seek(-512, os.SEEK_CUR)
+        file.write(b"more.bin".ljust(512, b"\0"))
+
+
+def shorter(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (longer, "was indexed .* it has"),
+        (shorter, "ends at byte"),
+        (overwritten_end, "was indexed .* there is data at its end marker @ 163840"),
+    ],
+)
+def test_a_changed_shard(changing: Path, change: Callable[[Path], None], found: str) -> None:
+    shard = changing / "shard_001.tar"
+    change(shard)
+    source = WebDatasetSource(changing)
+    assert len(source.read(np.arange(4))) == 4, "other shards are none of its business"
+    for _ in range(2):
+        with pytest.raises(StaleIndexError, match=rf"shard_001\.tar {found}.*`energon-grain prepare "):
+            source.read(np.array([5]))
+
+
+def test_the_command_mends_it(changing: Path) -> None:
+    write_tars(changing, [{"__key__": f"new{i}", "bin": b"new"} for i in range(4)], name="shard_001.tar")
+    with pytest.raises(StaleIndexError, match=rf"`energon-grain prepare {changing} --tar-index-only`"):
+        read_all(WebDatasetSource(changing))
+    prepare_dataset(changing, tar_index_only=True, num_workers=0)
+    assert read_all(WebDatasetSource(changing))[4:8] == [b"new"] * 4
+
+
+def test_a_missing_shard(changing: Path) -> None:
+    (changing / "shard_002.tar").unlink()
+    with pytest.raises(ReadError, match=r"cannot open .*shard_002\.tar: No such file.*put it back, or leave it out by"):
+        read_all(WebDatasetSource(changing))
+
+
+def test_a_missing_shard_in_a_store(changing: Path, bucket: Bucket) -> None:
+    url = bucket.upload(changing, "set")
+    bucket.delete("set/shard_002.tar")
+    advice = rf"put it back, or leave it out by `energon-grain prepare {url} --force-overwrite`$"
+    with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: there is no such object; .*{advice}"):
+        read_all(WebDatasetSource(url))
+
+
+def test_a_copy_of_a_source_has_its_samples_or_is_an_error(changing: Path) -> None:
+    """A worker process that starts late must not read what was prepared since, under the cursor of what was before."""
+    source = WebDatasetSource(changing, start=2)
+    pickled = pickle.dumps(source)
+    assert read_all(pickle.loads(pickled)) == read_all(source)
+    make_blob_dataset(changing, n=12, shards=3, sample_bytes=40_001)
+    with pytest.raises(StaleIndexError, match=rf"{changing}: was prepared anew since this process's parent opened it"):
+        pickle.loads(pickled)
+
+
+def test_a_shard_that_shrinks_while_it_is_read(changing: Path) -> None:
+    source = WebDatasetSource(changing)
+    read_all(source)
+    os.truncate(changing / "shard_000.tar", 50_000)
+    with pytest.raises(StaleIndexError, match=r"shard_000\.tar: was changed while it was read"):
+        source.read(np.array([0]))
+    with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were asked for"):
+        source.read(np.array([1]))
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"version": 1, "generation": "\xff"}', b"[]", b"null"])
+def test_a_damaged_header(changing: Path, damage: bytes) -> None:
+    path = columnar_folder(changing) / HEADER_NAME
+    path.write_bytes(damage)
+    with pytest.raises(IndexFileError, match=rf"^{path}: .*--force-overwrite"):
+        WebDatasetSource(changing)
+
+
+@pytest.mark.parametrize("name", [".info.json", "header.json"])
+def test_no_byte_of_a_json_file_can_break_more_than_that(changing: Path, name: str) -> None:
+    """Whatever single byte is damaged: either the samples as before, or one of our errors."""
+    path = columnar_folder(changing) / name if name == HEADER_NAME else changing / ".nv-meta" / name
+    good, expected = path.read_bytes(), read_all(WebDatasetSource(changing))
+    rng = np.random.default_rng(0)
+    refused = 0
+    for at in range(0, len(good), 3):
+        bad = bytearray(good)
+        bad[at] = rng.choice([0x00, 0x22, 0x30, 0x39, 0x5C, 0x7B, 0x80, 0xFF])
+        path.write_bytes(bad)
+        try:
+            assert read_all(WebDatasetSource(changing)) == expected
+        except (IndexFileError, ReadError):
+            refused += 1
+        path.write_bytes(good)
+    assert refused
+
+
+def test_part_names_and_keys_that_are_not_utf8(tmp_path: Path) -> None:
+    write_tars(tmp_path, [{"__key__": os.fsdecode(b"k\xff"), os.fsdecode(b"t\xfct"): b"payload"}], name="shärd.tar")
+    for _ in range(2):
+        source = WebDatasetSource(prepare(tmp_path))
+        (raw,) = source.read(np.array([0]))
+        assert (os.fsencode(raw.key), raw.shard) == (b"k\xff", "shärd.tar")
+        assert {os.fsencode(name): data for name, data in raw.parts.items()} == {b"t\xfct": b"payload"}
+        assert read_info(tmp_path).shard_counts == {"shärd.tar": 1}
+
+
+def prepare(root: Path) -> Path:
+    prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, sqlite=False, force_overwrite=True)
+    return root

@@ -1,8 +1,9 @@
-"""Reading rows of joins: the same bytes as reading each dataset by itself."""
+"""Reading rows of joins: the same bytes as reading each dataset by itself; and where they come from."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from arrays import numbered, write_array
 
-from energon_grain import Source, WebDatasetSource
+from energon_grain import EPath, Source, SourceInfo, WebDatasetSource
 from energon_grain.errors import ConfigError, EmptyDatasetError, StaleIndexError
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.prepare import prepare_dataset
@@ -19,7 +20,8 @@ from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
-from energon_grain.testing import write_tars
+from energon_grain.sources.source import LazySources
+from energon_grain.testing import make_text_dataset, write_tars
 
 KEYS = [f"{number:03d}" for number in range(40)]
 ORDER = np.random.default_rng(3).permutation(40).tolist()
@@ -214,3 +216,56 @@ def test_what_does_not_fit_is_refused(folder: Path, index: JoinIndex, tmp_path: 
         JoinedSource(index, [WebDatasetSource(folder / "text", start=1), *sources(folder)[1:]])
     with pytest.raises(StaleIndexError, match="energon-grain prepare"):
         JoinedSource(index, sources(folder)[::-1])
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> WebDatasetSource:
+    return WebDatasetSource(make_text_dataset(tmp_path / "text", n=4, shards=2))
+
+
+def test_behaves_as_a_tuple(origin: WebDatasetSource) -> None:
+    lazy = LazySources(origin, 3)
+    info = SourceInfo(
+        dataset_path=EPath(origin.path), index=3, shard_name="shard_001.tar", file_names=("000003.txt", "000003.json")
+    )
+    assert not isinstance(lazy, Sequence)
+    assert len(lazy) == 1
+    assert lazy[0] == lazy[-1] == info
+    assert lazy[:1] == tuple(lazy) == (info,)
+    assert lazy == (info,)
+    assert lazy == LazySources(origin, 3)
+    assert lazy != LazySources(origin, 2)
+    assert lazy != [info]
+    assert info in lazy
+    assert hash(lazy) == hash((info,))
+    assert repr(lazy) == repr((info,))
+    assert (*lazy, *lazy) == lazy + (info,) == (info,) + lazy == lazy + lazy  # noqa: RUF005
+    with pytest.raises(IndexError):
+        lazy[1]
+
+
+def test_travels_as_a_plain_tuple(origin: WebDatasetSource) -> None:
+    lazy = LazySources(origin, 0)
+    copy = pickle.loads(pickle.dumps(lazy))
+    assert type(copy) is tuple
+    assert copy == lazy
+
+
+def test_rows_name_what_all_members_have(tmp_path: Path) -> None:
+    left = make_text_dataset(tmp_path / "left", n=4, shards=1)
+    right = make_text_dataset(tmp_path / "right", n=2, shards=1)
+    members = [JoinedDataset(left, "train"), JoinedDataset(right, "train", nonmatch="none")]
+    source = JoinedSource(build_join(members, None), [WebDatasetSource(left), WebDatasetSource(right)], start=1)
+    both, alone = LazySources(source, 0), LazySources(source, 1)
+    assert both == LazySources(source.members[0], 1) + LazySources(source.members[1], 1)
+    assert alone == LazySources(source.members[0], 2)
+    assert [len(both), len(alone)] == [2, 1]
+    assert type(pickle.loads(pickle.dumps(both))) is tuple
+
+
+def test_paths_are_shared_objects_that_lead_on(origin: WebDatasetSource) -> None:
+    first, second = LazySources(origin, 0)[0].dataset_path, LazySources(origin, 3)[0].dataset_path
+    assert first is second  # thousands of samples refer to it
+    assert (first / ".nv-meta").is_dir()
+    assert pickle.loads(pickle.dumps(first)) == first == EPath(origin.path)
+    assert len({first, EPath(origin.path)}) == 1

@@ -40,7 +40,6 @@ from energon_grain import (
 )
 from energon_grain.errors import FingerprintError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.storage.location import absolute
 from energon_grain.testing import make_text_dataset
 
 URL = "hf://datasets/team/texts"
@@ -172,8 +171,9 @@ def test_mixed_with_local_data_and_from_a_metadataset_in_the_dataset(
         json.dumps(v2(train={"blend": [{"path": str(texts)}, {"path": "hf://datasets/team/mix/sets/texts"}]}))
     )
     assert len(get_keys(tmp_path / "both.yaml")) == 40
+    hub.commit("team/mix", {"meta.yaml": json.dumps(v2(train={"path": "../other"})).encode()}, branch="out")
     with pytest.raises(ConfigError, match=r"`\.\.` leads out of the dataset"):
-        absolute("../other", "hf://datasets/team/mix@main")
+        get_keys("hf://datasets/team/mix@out/meta.yaml")
 
 
 def get_keys(path: Any) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Pages on a local disk: right or not there, whatever happens to the disk and to the processes that write them."""
+"""Pages on a local disk: right or not there, whatever happens; and memory that is kept for the next ones."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -306,3 +307,33 @@ def test_a_hundred_killed_processes_leave_nothing_wrong_and_nobody_waiting(tmp_p
             assert cached.read(page * PAGE, min((page + 1) * PAGE, SIZE)) == CONTENT[page * PAGE : (page + 1) * PAGE]
         assert keep(cached, *missing)
     assert taken_bytes(folder) <= limit
+
+
+FREEING = """
+import resource, sys
+import numpy as np
+from energon_grain.stream.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+    keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(6 << 20, np.uint8)
+before = faults()
+for _ in range(20):
+    held = [np.ones(6 << 20, np.uint8) for _ in range(3)]
+    del held
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc's allocator")
+def test_freed_blocks_are_used_again_without_new_pages() -> None:
+    def faults(keep: str, **environment: str) -> int:
+        run = subprocess.run(
+            [sys.executable, "-c", FREEING, keep], capture_output=True, text=True, check=True, env=environment or None
+        )
+        return int(run.stdout)
+
+    assert faults("keep") < 8_000
+    assert faults("leave") > 3 * faults("keep")

@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import RunScript
+from forking import may_fork
 from hypothesis import given, settings, strategies as st
 from object_server import Bucket, Fault, Request
 from patience import PATIENCE_S
 from remote_reading import digest, read, read_for_ever
 
 from energon_grain import StorageSettings
-from energon_grain.errors import RangeError, ReadError, StaleIndexError
-from energon_grain.storage.remote_files import BLOCK_BYTES, RemoteFiles
+from energon_grain.errors import RangeError, ReadError, StaleIndexError, WorkerError
+from energon_grain.storage.remote_files import BLOCK_BYTES, HeldRanges, RemoteFiles, held_ranges
 
 SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -367,3 +368,170 @@ for _ in range(2):
     done = run_script(script, bucket.url, tmp_path / "objects", env=bucket.server.environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["300", "0", "300", "0"]
+
+
+HELD = bytes(range(200))
+ranges = st.tuples(st.integers(0, 199), st.integers(0, 60)).map(lambda one: (one[0], min(one[0] + one[1], 200)))
+
+
+@given(st.lists(ranges, max_size=20), ranges)
+def test_what_is_held_and_what_is_missing_make_the_whole(added: list[tuple[int, int]], wanted: tuple[int, int]) -> None:
+    held = HeldRanges(10_000)
+    there: set[int] = set()
+    for start, stop in added:
+        assert all(there.isdisjoint(range(begin, end)) for begin, end in held.missing("a", start, stop))
+        held.add("a", start, [HELD[start:stop][:7], HELD[start:stop][7:]])
+        there.update(range(start, stop))
+    start, stop = wanted
+    missing = {byte for begin, end in held.missing("a", start, stop) for byte in range(begin, end)}
+    assert missing == set(range(start, stop)) - there
+    assert held.read("a", start, stop) == (None if missing else HELD[start:stop])
+    assert held.missing("b", start, stop) == ([(start, stop)] if start < stop else [])
+
+
+def test_the_oldest_go_first_and_one_always_stays() -> None:
+    held = HeldRanges(100)
+    for start in range(0, 160, 40):
+        held.add("a", start, [HELD[start : start + 40]])
+    assert held.missing("a", 0, 160) == [(0, 80)]
+    held.add("b", 0, [HELD])
+    assert held.read("b", 5, 190) == HELD[5:190]
+    assert held.read("a", 150, 160) is None
+    held.discard("b")
+    assert held.missing("b", 0, 200) == [(0, 200)]
+    held.add("c", 0, [HELD[:100]])
+    assert held.read("c", 0, 100) == HELD[:100]
+
+
+def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead_bytes = 12_345_678  # of this test alone
+    files = RemoteFiles(StorageSettings(cache_bytes=0, ahead_bytes=ahead_bytes))
+    bucket.put("x", bytes(1000))
+    url = f"{bucket.url}/x"
+    assert files.size(url) == 1000
+    bucket.server.reset()
+    began, go = threading.Event(), threading.Event()
+    read = files.versions.read
+
+    def waiting(*args: Any) -> Any:
+        began.set()
+        go.wait(PATIENCE_S)
+        return read(*args)
+
+    monkeypatch.setattr(files.versions, "read", waiting)
+    keeping = threading.Thread(target=files.keep, args=(url, 0, 1000))
+    keeping.start()
+    assert began.wait(PATIENCE_S)
+    files.close()
+    go.set()
+    keeping.join()
+    assert bucket.server.requests("x")
+    assert held_ranges(ahead_bytes).size_bytes == 0
+    bucket.server.reset()
+    assert files.keep(url, 0, 1000)
+    assert held_ranges(ahead_bytes).size_bytes == 1000
+    files.close()
+    assert held_ranges(ahead_bytes).size_bytes == 0
+
+
+class _Slow:
+    """Pieces that take until a test lets them be had."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_come = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.asked.set()
+        assert self.may_come.wait(PATIENCE_S)
+        yield HELD[:10]
+
+
+@may_fork
+def test_a_fork_while_a_thread_adds_does_not_wait_for_it() -> None:
+    held = HeldRanges(100)
+    held.add("a", 0, [HELD[:10]])
+    slow = _Slow()
+    adding = threading.Thread(target=held.add, args=("b", 0, slow))
+    adding.start()
+    assert slow.asked.wait(PATIENCE_S)
+    try:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if held.read("a", 0, 10) == HELD[:10] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        slow.may_come.set()
+        adding.join(PATIENCE_S)
+    assert held.read("b", 0, 10) == HELD[:10]
+
+
+WHOLE = hashlib.sha256(CONTENT).hexdigest()
+METHODS = ["forkserver", "spawn"]
+
+
+@pytest.fixture
+def files(bucket: Bucket, tmp_path: Path) -> RemoteFiles:
+    """They have read the first block of `x.tar`."""
+    bucket.put("x.tar", CONTENT)
+    made = RemoteFiles(StorageSettings(cache_dir=str(tmp_path / "objects"), timeout_s=5.0, first_pause_s=0.01))
+    assert read(made, f"{bucket.url}/x.tar", [(5, 10)]) == [CONTENT[5:10]]
+    bucket.server.reset()
+    return made
+
+
+def fetched(bucket: Bucket) -> int:
+    return sum(request.sent_bytes for request in bucket.server.requests("x.tar"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_read_what_their_parent_has_not(files: RemoteFiles, bucket: Bucket, method: str) -> None:
+    bucket.server.delay(0.01)
+    url = f"{bucket.url}/x.tar"
+    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context(method)) as pool:
+        found = [pool.submit(digest, files, url, step, backwards=step == 70_000) for step in (50_000, 70_000, SIZE)]
+        assert [one.result(60) for one in found] == [WHOLE] * 3
+    assert not any(request.range.startswith("bytes=0-") for request in bucket.server.requests("x.tar"))
+    bucket.server.reset()
+    assert digest(files, url, SIZE) == WHOLE
+    assert fetched(bucket) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_failures_are_told_to_workers(files: RemoteFiles, bucket: Bucket, method: str) -> None:
+    url = f"{bucket.url}/x.tar"
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
+        assert pool.submit(read, files, url, [(0, 1)]).result(60) == [CONTENT[:1]]
+        bucket.server.inject(Fault("close", sent=0.5, times=2), Fault("status", times=2))
+        assert pool.submit(read, files, url, [(BLOCK_BYTES, SIZE)]).result(60) == [CONTENT[BLOCK_BYTES:]]
+        with pytest.raises(Exception, match="none: there is no such object"):
+            pool.submit(read, files, f"{bucket.url}/none", [(0, 1)]).result(60)
+
+
+@may_fork
+def test_a_fork_of_a_process_that_has_read_is_told_the_way_out(files: RemoteFiles, bucket: Bucket) -> None:
+    said = r"x\.tar: this process was forked .* by 'forkserver' or 'spawn'"
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=fork) as pool, pytest.raises(WorkerError, match=said):
+        pool.submit(digest, RemoteFiles(files.settings), f"{bucket.url}/x.tar", SIZE).result(PATIENCE_S)
+    assert digest(files, f"{bucket.url}/x.tar", SIZE) == WHOLE
+
+
+def test_a_fork_of_a_process_that_has_read_nothing_reads(bucket: Bucket, run_script: Any) -> None:
+    bucket.put("x.tar", CONTENT)
+    done = run_script(UNTOUCHED, f"{bucket.url}/x.tar")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+UNTOUCHED = """
+import os, sys
+import numpy as np
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import StorageSettings
+files = RemoteFiles(StorageSettings())
+zero = np.zeros(1, np.int64)
+child = os.fork()
+assert len(files.read_spans([sys.argv[1]], zero, zero, zero + 5)[0]) == 5
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""

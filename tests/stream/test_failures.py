@@ -1,8 +1,10 @@
-"""What becomes of samples and batches that fail, and what is counted of them."""
+"""What becomes of samples and batches that fail, what is counted and logged of them, and what ends the run at once."""
 
 from __future__ import annotations
 
+import logging
 import time
+import traceback
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,12 +16,16 @@ from energon_grain import (
     ConfigError,
     DecodingError,
     FatalSampleError,
+    MapDataset,
     SkipSample,
     Stream,
     TaskEncoder,
     UntrustedCodeError,
     WorkerConfig,
+    get_loader,
+    get_train_dataset,
     reraise_exception,
+    stateless,
 )
 
 
@@ -188,3 +194,212 @@ def test_a_host_that_goes_on_after_an_error_agrees_with_the_others(text_dataset:
 
 def _rows(batch: Any) -> list[tuple[str, bool]]:
     return list(zip(batch.__key__, batch.__valid__, strict=True))
+
+
+NEVER = r"failed 5 times and never worked, each time in the same way, the last time on "
+
+
+def run(path: Any, encoder: TaskEncoder, **options: Any) -> Stream:
+    lanes = 1 if isinstance(encoder, Counts) else 24
+    return open_stream(
+        path, task_encoder=encoder, **{"worker_config": WorkerConfig(0, 1, 0), "lanes": lanes, **options}
+    )
+
+
+class Wrong(TaskEncoder):
+    """With a mistake in one of its hooks."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def fail(self, hook: str) -> None:
+        if hook == self.hook:
+            raise AttributeError(f"mistake in {hook}")
+
+    def encode_sample(self, sample: Any) -> Any:
+        self.fail("encode_sample")
+        return sample
+
+    def select_samples_to_pack(self, samples: Any) -> Any:
+        self.fail("select_samples_to_pack")
+        return [[sample] for sample in samples]
+
+    @stateless
+    def pack_selected_samples(self, samples: Any) -> Any:
+        self.fail("pack_selected_samples")
+        return samples[0]
+
+    def batch(self, samples: Any) -> Any:
+        self.fail("batch")
+        return super().batch(samples)
+
+    def encode_batch(self, batch: Any) -> Any:
+        self.fail("encode_batch")
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("hook", "workers", "kind"),
+    [
+        *((hook, workers, "thread") for hook in ("encode_sample", "batch", "encode_batch") for workers in (0, 2)),
+        ("batch", 1, "process"),
+    ],
+)
+def test_a_mistake_in_a_hook_ends_the_run_with_one_traceback(
+    text_dataset: MakeDataset, caplog: pytest.LogCaptureFixture, hook: str, workers: int, kind: Any
+) -> None:
+    with (
+        run(text_dataset(97), Wrong(hook), worker_config=WorkerConfig(0, 1, workers, worker_type=kind)) as stream,
+        caplog.at_level(logging.WARNING, "energon_grain"),
+    ):
+        for attempt in range(2):
+            with pytest.raises(
+                FatalSampleError, match=rf"{hook} {NEVER}.*: AttributeError: mistake in {hook};"
+            ) as caught:
+                next(stream)
+            shown = "".join(traceback.format_exception(caught.value))
+            assert shown.count("in fail\n") == 0  # that is in the log
+            assert stream.stats()["dropped_total"] == 5
+            assert len(caplog.records) == 1 + attempt  # the tenth failure is told
+    said = caplog.messages[0]
+    assert said.count("Traceback (most recent call last)") == 1
+    assert f'self.fail("{hook}")' in said
+    assert len(said.splitlines()) < 30
+
+
+def test_the_sample_is_the_same_wherever_hooks_run(text_dataset: MakeDataset) -> None:
+    said: set[str] = set()
+    for workers, kind in ((0, "thread"), (3, "thread"), (1, "process")):
+        config = WorkerConfig(0, 1, workers, worker_type=kind)  # type: ignore[arg-type]
+        stream = run(text_dataset(97), Wrong("encode_sample"), worker_config=config)
+        with stream, pytest.raises(FatalSampleError) as caught:
+            next(stream)
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("hook", ["select_samples_to_pack", "pack_selected_samples"])
+def test_hooks_of_packs_too(text_dataset: MakeDataset, hook: str) -> None:
+    stream = run(text_dataset(97), Wrong(hook), packing_buffer_size=2)
+    with pytest.raises(FatalSampleError, match=rf"{hook} {NEVER}an item (.*): AttributeError"):
+        next(stream)
+
+
+def test_a_loader_ends_too(text_dataset: MakeDataset) -> None:
+    dataset = train_on(text_dataset(24), batch_size=4, task_encoder=Wrong("batch"))
+    with pytest.raises(FatalSampleError, match=f"batch {NEVER}a batch \\(what was made of 4 samples, the first '"):
+        next(get_loader(dataset))
+
+
+def test_data_that_never_decodes_ends_the_run(text_dataset: MakeDataset, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(FatalSampleError, match=rf"decode {NEVER}.*shard"):
+        next(run(text_dataset(40, broken=range(40)), TaskEncoder()))
+    (said,) = caplog.messages
+    assert "was dropped: DecodingError: " in said
+    assert len(said.splitlines()) == 1
+
+
+class Counts(TaskEncoder):
+    """Whose first hook fails where `fails` says so of the number of its call; with one lane, that of the sample."""
+
+    def __init__(self, fails: Any) -> None:
+        self.fails = fails
+        self.calls = 0
+
+    def encode_sample(self, sample: Any) -> Any:
+        self.calls += 1
+        if self.fails(self.calls):
+            raise ValueError(f"number {self.calls}")
+        return sample
+
+
+def test_chosen_handlers_and_tolerances_mean_what_they_did(text_dataset: MakeDataset) -> None:
+    class Seven(Counts):
+        __default_failure_tolerance__ = 7
+
+    class Endless(Counts):
+        __default_failure_tolerance__ = 0
+
+    path = text_dataset(97)
+    with pytest.raises(FatalSampleError, match="encode_sample failed 100 times in a row"):
+        next(run(path, Counts(lambda call: True), worker_config=config()))
+    with pytest.raises(FatalSampleError, match="encode_sample failed 7 times in a row"):
+        next(run(path, Seven(lambda call: True)))
+    stream = run(path, Endless(lambda call: call <= 500))
+    next(stream)
+    assert stream.stats()["dropped_total"] == 500
+
+    def broken(sample: Any) -> Any:
+        raise ValueError("no")
+
+    dataset = get_train_dataset(path, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None)
+    with pytest.raises(FatalSampleError, match="map failed 12 times in a row"):
+        next(Stream.of(MapDataset(dataset, broken, failure_tolerance=12)))
+
+
+def test_what_worked_once_may_fail_a_hundred_times(text_dataset: MakeDataset) -> None:
+    path = text_dataset(97)
+    for encoder in (Counts(lambda call: call > 1), Packs(lambda call: call > 1)):
+        with pytest.raises(FatalSampleError, match="encode_sample failed 100 times in a row"):
+            next(run(path, encoder, packing_buffer_size=3 if isinstance(encoder, Packs) else None))
+
+
+class Packs(Counts):
+    def select_samples_to_pack(self, samples: Any) -> Any:
+        return [samples]
+
+    @stateless
+    def pack_selected_samples(self, samples: Any) -> Any:
+        return samples[0]
+
+
+def test_different_failures_are_no_single_mistake(text_dataset: MakeDataset) -> None:
+    class Both(Counts):
+        def encode_sample(self, sample: Any) -> Any:
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyError("another one")
+            raise ValueError("no")
+
+    with pytest.raises(FatalSampleError, match="encode_sample failed 100 times in a row"):
+        next(run(text_dataset(97), Both(None)))
+
+
+def test_skips_are_no_failures(text_dataset: MakeDataset) -> None:
+    class Skips(Counts):
+        def encode_sample(self, sample: Any) -> Any:
+            self.calls += 1
+            if self.calls <= 20:
+                raise SkipSample
+            return sample
+
+    stream = run(text_dataset(97), Skips(None))
+    next(stream)
+    assert stream.stats()["dropped_total"] == 20
+
+
+def test_a_restored_run_is_not_at_its_first_samples(text_dataset: MakeDataset) -> None:
+    path = text_dataset(97)
+    stream = run(path, Counts(lambda call: False))
+    next(stream)
+    state = stream.cursor()
+    resumed = run(path, Counts(lambda call: call <= 20))
+    resumed.restore(state)
+    next(resumed)
+    assert resumed.stats()["dropped_total"] == 20
+
+
+def test_failures_are_logged_once_a_kind_and_then_their_number(
+    text_dataset: MakeDataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = run(text_dataset(97), Counts(lambda call: call % 2 == 0))
+    while stream.stats()["dropped_total"] < 150:
+        next(stream)
+    assert len(caplog.records) == 3
+    first, tenth, hundredth = caplog.messages
+    assert "was dropped: ValueError: number 2 (from " in first
+    assert (
+        "was dropped, as 9 others before by the same kind of failure in encode_sample: ValueError: number 20" in tenth
+    )
+    assert "was dropped, as 99 others before" in hundredth
+    assert "Traceback" not in tenth + hundredth

@@ -25,7 +25,8 @@ from energon_grain import (
     get_loader,
     get_val_dataset,
 )
-from energon_grain.testing.dataset_folder import Recipe, write_dataset
+from energon_grain.prepare import prepare_dataset
+from energon_grain.testing import write_tars
 
 MiB = 1 << 20
 
@@ -199,11 +200,12 @@ def test_one_such_sample_is_dropped_and_the_others_come(tmp_path: Path) -> None:
         {"png": png(60_000, 60_000)},
         {"txt.gz": gzip.compress(b"text")},
     ]
-    recipe = Recipe(parts=lambda number, rng: whole[number], breaks=None)
+    write_tars(tmp_path / "data", [{"__key__": str(number), **parts} for number, parts in enumerate(whole)])
+    prepare_dataset(tmp_path / "data", split_ratio=[1], crude=True, num_workers=0)
     failures: list[Exception] = []
     config = WorkerConfig(0, 1, 0, global_error_handler=lambda error, sample, sources: failures.append(error))
     dataset = get_val_dataset(
-        write_dataset(tmp_path / "data", recipe, n=6, shards=1),
+        tmp_path / "data",
         split_part="train",
         batch_size=2,
         worker_config=config,
