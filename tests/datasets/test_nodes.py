@@ -48,7 +48,7 @@ from energon_grain import (
     homogeneous_concat_mix,
     stateless,
 )
-from energon_grain.datasets.dataset import OF_DATASET, node, settle
+from energon_grain.datasets.dataset import OF_DATASET, node as kind_of_node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Many
@@ -399,7 +399,7 @@ def test_skipping(text_dataset: MakeDataset) -> None:
     assert sorted(int(sample.__key__) for sample in kept) == [i for i in range(24) if i % 3]
 
 
-@node
+@kind_of_node
 class WithPrevious(SavableDataset):
     """Each item of a lane beside the one before it."""
 
