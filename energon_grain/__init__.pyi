@@ -28,7 +28,6 @@ from .datasets.aux_stores import (
     PrimaryFileStore as PrimaryFileStore,
 )
 from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
-from .datasets.collect_garbage import GcDataset as GcDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
     BaseCoreDataset as BaseCoreDataset,
@@ -44,13 +43,13 @@ from .datasets.get_datasets import (
 )
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
-from .datasets.loaded_dataset import DatasetBlendMode as DatasetBlendMode, LoadedDataset as LoadedDataset
-from .datasets.log_samples import LogSampleDataset as LogSampleDataset, default_get_batch_keys as default_get_batch_keys
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
 from .datasets.mixtures import (
     BlendDataset as BlendDataset,
     BlendEpochizedDataset as BlendEpochizedDataset,
     ConcatDataset as ConcatDataset,
+    DatasetBlendMode as DatasetBlendMode,
+    LoadedDataset as LoadedDataset,
 )
 from .datasets.multi_epoch import (
     EpochIndex as EpochIndex,
@@ -78,6 +77,11 @@ from .datasets.task_encoder import (
     AugmentTaskEncoder as AugmentTaskEncoder,
     DefaultTaskEncoder as DefaultTaskEncoder,
     TaskEncoder as TaskEncoder,
+)
+from .datasets.watching import (
+    GcDataset as GcDataset,
+    LogSampleDataset as LogSampleDataset,
+    default_get_batch_keys as default_get_batch_keys,
 )
 from .errors import (
     ConfigError as ConfigError,

@@ -126,7 +126,7 @@ BaseCoreDatasetFactory = SavableDataset
 def node(kind: type[Kind]) -> type[Kind]:
     """A kind of dataset over others. `worker_config` is told last, and what is only accepted is no attribute of it."""
     made: Any = dataclass(frozen=True, slots=True)(kind)
-    for name in [name for name, annotation in kind.__annotations__.items() if annotation.startswith("InitVar")]:
+    for name in [name for name, annotation in kind.__annotations__.items() if "InitVar" in f"{annotation}"]:
         delattr(made, name)
         del made.__dataclass_fields__[name]  # or `dataclasses.replace` would ask a node for it
     parameters = [*inspect.signature(made.__init__).parameters.values()]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.passes import Limit
+from energon_grain.samplers.routing import Limit
 from energon_grain.samplers.weights import exact
 from energon_grain.stream.index_map import EqualPasses, FractionalPasses
 from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, Reference, State

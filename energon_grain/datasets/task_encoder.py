@@ -31,13 +31,19 @@ from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.grouping import GroupBatchDataset
 from energon_grain.datasets.hooks import forwarding, idle, overridden_hook, owner_of_hook, stateless
-from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, Schedule
-from energon_grain.datasets.log_samples import LogSampleDataset
 from energon_grain.datasets.mapping import MapDataset
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+from energon_grain.datasets.mixtures import (
+    BlendDataset,
+    BlendEpochizedDataset,
+    ConcatDataset,
+    DatasetBlendMode,
+    LoadedDataset,
+    Schedule,
+)
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
 from energon_grain.datasets.planned_packing import CostBudget, PackingPlan, PlannedPackingDataset
+from energon_grain.datasets.watching import LogSampleDataset
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample

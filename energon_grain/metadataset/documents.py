@@ -14,8 +14,13 @@ import msgspec
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
-from energon_grain.datasets.loaded_dataset import DatasetBlendMode, LoadedDataset, LoadedDatasets
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
+from energon_grain.datasets.mixtures import (
+    BlendDataset,
+    BlendEpochizedDataset,
+    DatasetBlendMode,
+    LoadedDataset,
+    LoadedDatasets,
+)
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
@@ -73,11 +78,7 @@ class DatasetLoaderInterface(ABC):
 
     @abstractmethod
     def node(self, split_part: str) -> Node | Mapping[str, Any]:
-        """The node of a split; that of a class of the program's may be a mapping, as a file has it.
-
-        Raises:
-            ConfigError: There is no such split.
-        """
+        """The node of a split; of a class of the program's maybe a mapping, as a file has it. Raises ConfigError."""
 
     def get_datasets(
         self,

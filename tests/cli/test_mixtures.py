@@ -33,8 +33,7 @@ from energon_grain.cli.terminal import format_bytes, significant
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.samplers.blend import Blend
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
-from energon_grain.samplers.passes import Concat
-from energon_grain.samplers.routing import Router, RouteTree
+from energon_grain.samplers.routing import Concat, Router, RouteTree
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.testing import make_captioning_dataset, make_text_dataset

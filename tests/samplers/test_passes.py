@@ -13,8 +13,7 @@ from energon_grain.samplers.blend import Blend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
-from energon_grain.samplers.passes import Concat, Limit
-from energon_grain.samplers.routing import RouteTree
+from energon_grain.samplers.routing import Concat, Limit, RouteTree
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
