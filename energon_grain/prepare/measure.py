@@ -106,7 +106,7 @@ class Measurement:
 
     @classmethod
     def of(cls, name: str, function: Function | str, version: int | None) -> Measurement:
-        found = function_named(function, f"the column {name!r}") if isinstance(function, str) else function
+        found = imported(function, f"the column {name!r}", "function") if isinstance(function, str) else function
         if not callable(found):
             raise ConfigError(f"the column {name!r}: {function!r} cannot be called")
         named = function if isinstance(function, str) else _name_of(found)
@@ -117,19 +117,6 @@ class Measurement:
             version=getattr(found, "column_version", 1) if version is None else version,
             batched=getattr(found, "column_batched", False),
         )
-
-
-def function_named(written: str, where: str) -> Function:
-    """Import the function that is written as `package.module:function`. Raises ConfigError where that cannot be."""
-    module, colon, name = written.partition(":")
-    if not (colon and module and name):
-        raise ConfigError(f"{where}: {written!r} is no function: write module:function, as my_module:count_tokens")
-    found: Any = imported(module, f"{where}: {module}")
-    for step in name.split("."):
-        found = getattr(found, step, None)
-    if not callable(found):
-        raise ConfigError(f"{where}: the module {module} has no function {name!r}")
-    return found
 
 
 def _name_of(function: Any) -> str:

@@ -7,7 +7,7 @@ import gc
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from energon_grain import (
     homogeneous_concat_mix,
     stateless,
 )
-from energon_grain.datasets.dataset import describe
+from energon_grain.datasets.dataset import OF_DATASET, node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Many
@@ -118,14 +118,14 @@ def test_every_node(name: str) -> None:
 
 
 def test_the_own_worker_config_wins() -> None:
-    for node in (
+    for each in (
         MapDataset(leaf(), function, worker_config=SECOND_OF_TWO),
         BatchDataset(leaf(), 2, function, worker_config=SECOND_OF_TWO),
         BlendDataset((leaf(), 1), worker_config=SECOND_OF_TWO),
         MixBatchDataset((leaf(), 1), batch_size=2, worker_config=SECOND_OF_TWO),
         EpochizeDataset(leaf(), 2, SECOND_OF_TWO),
     ):
-        assert node.worker_config is SECOND_OF_TWO
+        assert each.worker_config is SECOND_OF_TWO
 
 
 def test_names_of_the_original() -> None:
@@ -399,14 +399,17 @@ def test_skipping(text_dataset: MakeDataset) -> None:
     assert sorted(int(sample.__key__) for sample in kept) == [i for i in range(24) if i % 3]
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class WithPrevious(SavableDataset):
     """Each item of a lane beside the one before it."""
 
     dataset: SavableDataset
 
-    def __init__(self, dataset: SavableDataset) -> None:
-        describe(self, dataset, None, dataset=dataset)
+    _: KW_ONLY
+    worker_config: WorkerConfig = OF_DATASET
+
+    def __post_init__(self) -> None:
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         below = to.below(self.dataset)
