@@ -124,11 +124,15 @@ def _read(request: BaseHTTPRequestHandler, blob: tuple[bytes, str] | None) -> tu
     return 206, {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}, content[start:stop]
 
 
+_QUOTE = '"'
+"""Around entity tags in headers; lists of Azure have none."""
+
+
 def _listed(blobs: dict[str, tuple[bytes, str]], prefix: str, marker: str, page: int = 3) -> bytes:
     names = sorted(name for name in blobs if name.startswith(prefix) and name >= marker)
     entries = "".join(
         f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{_DATE}</Last-Modified>"
-        f"<Content-Length>{len(blobs[name][0])}</Content-Length><Etag>{blobs[name][1]}</Etag>"
+        f"<Content-Length>{len(blobs[name][0])}</Content-Length><Etag>{blobs[name][1].strip(_QUOTE)}</Etag>"
         "<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
         for name in names[:page]
     )

@@ -1,16 +1,20 @@
 """Arrow files, as Feather 2 and Hugging Face's `datasets` write them, and their record batches. See `TableFiles`.
 
 A file is a sequence of messages (Apache Arrow, "Serialization and Interprocess Communication"): a schema, dictionaries
-and record batches, each with a head in which FlatBuffers say how long its body is. In the file format `ARROW1` stands
-before them, and behind them a footer, which repeats what they say and is not read; the stream format has neither.
+and record batches, each with a head in which FlatBuffers say how long its body is, and where in it the buffers of each
+column lie. In the file format `ARROW1` stands before them, and behind them a footer, which repeats where they are; the
+stream format has neither.
 
-The messages are walked once. To read a batch pyarrow gets a stream that is put together: the schema, the dictionaries
-before the batch, and the batch. Where nothing is compressed and the file lies on this machine that is the mapped file
-itself, so that decoding copies nothing; whoever shortens such a file while it is read ends the process.
+The messages are walked once, in a store with their heads fetched side by side where a footer says where these are. To
+read a batch pyarrow gets a stream that is put together: the schema, the dictionaries before the batch, and the batch,
+of whose body only the wanted columns are read, and the rest is zeros. Where nothing is compressed and the file lies on
+this machine that is the mapped file itself, so that decoding copies nothing; whoever shortens such a file while it is
+read ends the process.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import struct
@@ -19,6 +23,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from energon_grain.errors import ConfigError, StaleIndexError
@@ -28,28 +33,31 @@ from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import join
 from energon_grain.storage.object_bytes import read_beginning
 
+Int64Array = npt.NDArray[np.int64]
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _NEXT = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _LARGEST_HEAD_BYTES = 64 << 20
 _STEP_BYTES = 4096
+_FOOTER_BYTES = 8 << 10
+_MOST_BLOCKS = 1 << 14
 _SPLITS_JSON = "dataset_dict.json"
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What is kept of a file: messages as (first byte, bytes).
+    """What is kept of a file.
 
     Attributes:
         schema: The first message.
-        dictionaries: In the order of the file.
-        batches: With their rows.
+        dictionaries: In the order of the file, as (first byte, bytes).
+        batches: With their rows, and their own heads.
         is_compressed: Whether any body is.
         digest: XXH3-64 of what was read of the file to walk it: all heads, and the beginnings of bodies.
     """
 
-    schema: tuple[int, int]
+    schema: bytes
     dictionaries: list[tuple[int, int]] = []
-    batches: list[tuple[int, int, int]] = []
+    batches: list[tuple[int, int, int, bytes]] = []
     is_compressed: bool = False
     digest: int = 0
 
@@ -64,10 +72,11 @@ class ArrowFiles(TableFiles):
     endings = (".arrow", ".feather")
     group_word = "record batch"
     group_option = "`writer_batch_size` of `datasets`, `max_chunksize` of pyarrow"
+    reads_whole_groups = False
+    _named_by = "heads with heads of batches"
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
         self._maps: dict[int, memoryview] = {}
-        self._schemas: dict[int, bytes] = {}
         super().__init__(path, cache_dir=cache_dir)
         self._heads = [_HEAD.from_msgpack(self._head(file)) for file in range(len(self.names))]
         compressed = any(head.is_compressed for head in self._heads)
@@ -89,18 +98,26 @@ class ArrowFiles(TableFiles):
         import pyarrow
 
         with self._decoding(self.paths[file]):
-            return pyarrow.ipc.read_schema(pyarrow.py_buffer(self._pieces(file, [head.schema])[0]))
+            return pyarrow.ipc.read_schema(pyarrow.py_buffer(head.schema))
 
     def _table(self, group: int, names: list[str]) -> Any:
         import pyarrow
 
         file, number = int(self.groups.file[group]), int(self.groups.number[group])
         head = self._heads[file]
-        start, size, _ = head.batches[number]
-        before = [each for each in head.dictionaries if each[0] < start]
+        start, size, _, message = head.batches[number]
+        before = self._pieces(file, [each for each in head.dictionaries if each[0] < start])
+        if self.is_mapped:
+            batch = self._pieces(file, [(start, size)])
+        else:
+            body_start, body = start + len(message), np.zeros(size - len(message), np.uint8)
+            _, first, long, _ = self.spans(np.array([group]), names)
+            for at, data in self._bytes_of(file, first, long).items():
+                body[at - body_start : at - body_start + len(data)] = np.frombuffer(data, np.uint8)
+            batch = [message, body.data]
         places = [self._records[file].columns.index(name) for name in names]
         options = pyarrow.ipc.IpcReadOptions(included_fields=places, use_threads=False)
-        stream: Any = _Stream(self._pieces(file, [head.schema, *before, (start, size)]))
+        stream: Any = _Stream([head.schema, *before, *batch])
         table = pyarrow.ipc.open_stream(pyarrow.PythonFile(stream, mode="r"), options=options).read_all()
         table.validate(full=True)
         return table.select(names)
@@ -115,7 +132,7 @@ class ArrowFiles(TableFiles):
             if version_of(path) != self._versions[file]:  # what is mapped changes with it
                 raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
             return [self._maps[file][start : start + size] for start, size in places]
-        start, size = np.array(places, np.int64).T
+        start, size = np.array(places, np.int64).reshape(-1, 2).T
         return self.store.read_spans([self.paths[file]], np.zeros(len(places), np.int64), start, start + size)
 
     def _read_head(self, file: int) -> bytes:
@@ -128,20 +145,24 @@ class ArrowFiles(TableFiles):
                 raise ValueError("its messages do not begin with the one schema of a table")
         return msgspec.msgpack.encode(
             _Head(
-                schema=messages[0][1:3],
+                schema=messages[0][-1],
                 dictionaries=[(at, size) for kind, at, size, *_ in messages if kind == _DICTIONARY],
-                batches=[(at, size, rows) for kind, at, size, rows, _ in messages if kind == _BATCH],
-                is_compressed=any(compressed for *_, compressed in messages),
+                batches=[(at, size, rows, head) for kind, at, size, rows, _, head in messages if kind == _BATCH],
+                is_compressed=any(compressed for *_, compressed, _ in messages),
                 digest=digest.intdigest(),
             )
         )
 
-    def _walk(self, file: int, size_bytes: int, digest: xxhash.xxh3_64) -> Iterator[tuple[int, int, int, int, bool]]:
-        """(kind, first byte, bytes, rows, is compressed) of the messages of a file. Raises ValueError."""
+    def _walk(
+        self, file: int, size_bytes: int, digest: xxhash.xxh3_64
+    ) -> Iterator[tuple[int, int, int, int, bool, bytes]]:
+        """(kind, first byte, bytes, rows, is compressed, head) of the messages of a file. Raises ValueError."""
         begin = self._read(file, 0, min(8, size_bytes))
         if begin[:4] == _FEATHER_1:
             raise ValueError("is Feather of version 1, which is not read; write it anew by `pyarrow.feather`")
         at = 8 if begin[:6] == _MAGIC else 0
+        if at:
+            self._fetch_heads(file, size_bytes)
         while at < size_bytes:
             said = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
             prefix = 8 if said[:4] == _NEXT else 4  # which Arrow before 0.15 did not write
@@ -157,17 +178,41 @@ class ArrowFiles(TableFiles):
             size = prefix + length + body_bytes
             if not 0 <= body_bytes <= size_bytes - at - prefix - length:
                 raise ValueError(f"a message @ {at} has a body of {body_bytes} bytes, but the file has {size_bytes}")
-            yield kind, at, size, rows, compressed
+            yield kind, at, size, rows, compressed, said[: prefix + length]
             at += size
+
+    def _fetch_heads(self, file: int, size_bytes: int) -> None:
+        """Fetch what `_walk` will read from a store side by side, as far as a footer says where it is.
+
+        `File.fbs`: Footer {version, schema, dictionaries, recordBatches}, and Block {offset, metaDataLength,
+        bodyLength}.
+        """
+        if isinstance(self.store, LocalFiles):
+            return
+        tail = self._read(file, max(0, size_bytes - _FOOTER_BYTES), size_bytes)
+        length = int.from_bytes(tail[-10:-6], "little")
+        if tail[-6:] != _MAGIC or length + 10 > size_bytes:
+            return
+        if length + 10 > len(tail):
+            tail = self._read(file, size_bytes - length - 10, size_bytes)
+        footer = tail[-10 - length : -10]
+        try:
+            said = _Table(footer, _offset(footer, 0))
+            blocks = np.concatenate([np.frombuffer(said.vector(field, 24), "<i8")[::3] for field in (2, 3)])
+        except struct.error:
+            return  # the walk says what is wrong
+        start = np.unique(blocks[(blocks >= 0) & (blocks < size_bytes)])[:_MOST_BLOCKS]
+        self.fetch(np.full(len(start), file), start, np.minimum(_STEP_BYTES, size_bytes - start))
 
     def _record(self, file: int, head: bytes) -> Record:
         said = _HEAD.from_msgpack(head)
         with self._decoding(self.paths[file]):
-            names: list[str] = self._schema(file, said).names
+            schema = self._schema(file, said)
+            names: list[str] = schema.names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
-        places = [(start, start + size, size) for start, size, _ in said.batches]
-        return self._recorded(file, head, names, [rows for *_, rows in said.batches], places)
+            places = [_column_extents(schema, *batch) for batch in said.batches]
+        return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
 
     def close(self) -> None:
         """See `TableFiles`."""
@@ -194,6 +239,69 @@ class _Stream:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> Int64Array:
+    """(columns, 3) first byte, one past the last, and bytes of each column of a batch. Raises ValueError.
+
+    Where it is not known which buffers a column has, all of the body is taken for each.
+    """
+    prefix = 8 if head[:4] == _NEXT else 4
+    try:
+        batch = _Table(head[prefix:], _offset(head[prefix:], 0)).table(2)
+        buffers = np.frombuffer(batch.vector(2, 16), "<i8").reshape(-1, 2)
+        views = iter(np.frombuffer(batch.vector(4, 8), "<i8").tolist())
+    except struct.error as error:
+        raise ValueError(f"a message @ {start} points out of its head; {DAMAGED}") from error
+    begin, stop = start + len(head), start + size
+    try:
+        ends = np.cumsum([0, *(_buffers_of(column.type, views) for column in schema)])
+    except NotImplementedError:
+        ends = np.zeros(1, np.int64)
+    if ends[-1] != len(buffers) or len(ends) <= len(schema):
+        return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
+    if (buffers < 0).any() or (buffers > stop - begin).any() or (buffers.sum(axis=1) > stop - begin).any():
+        raise ValueError(f"a message @ {start} has buffers that are not in its body; {DAMAGED}")
+    found = np.zeros((len(schema), 3), np.int64)
+    for column, (first, last) in enumerate(itertools.pairwise(ends.tolist())):
+        own = buffers[first:last]
+        own = own[own[:, 1] > 0]
+        if len(own):
+            low, high = begin + int(own[:, 0].min()), begin + int(own.sum(axis=1).max())
+            found[column] = low, high, high - low
+    return found
+
+
+def _buffers_of(kind: Any, views: Iterator[int]) -> int:
+    """How many buffers an array of a type has, with its children. Raises NotImplementedError.
+
+    "Buffer Listing for Each Layout" of the columnar format. `views`: how many each array of views has beyond two.
+    """
+    import pyarrow.types as types
+
+    if types.is_null(kind):
+        return 0
+    if types.is_dictionary(kind):
+        return 2
+    if isinstance(kind, types.lib.BaseExtensionType):
+        return _buffers_of(kind.storage_type, views)
+    if types.is_struct(kind):
+        return 1 + sum(_buffers_of(field.type, views) for field in kind)
+    if types.is_fixed_size_list(kind):
+        return 1 + _buffers_of(kind.value_type, views)
+    if types.is_map(kind):
+        return 3 + _buffers_of(kind.key_type, views) + _buffers_of(kind.item_type, views)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return 2 + _buffers_of(kind.value_type, views)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        if (more := next(views, None)) is None:
+            raise NotImplementedError("a message does not say how many buffers its views have")
+        return 2 + more
+    if any(is_of(kind) for is_of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
+        return 3
+    if types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind):
+        return 2
+    raise NotImplementedError(f"buffers of {kind}")
 
 
 def _message(head: bytes, at: int) -> tuple[int, int, int, bool]:
@@ -246,6 +354,17 @@ class _Table:
         """A number; 0 where it is left out."""
         place = self.place(field)
         return struct.unpack_from(f"<{kind}", self._data, place)[0] if place else 0
+
+    def vector(self, field: int, item_bytes: int) -> bytes:
+        """The items of a vector that a field points to; none where it is left out."""
+        place = self.place(field)
+        if not place:
+            return b""
+        at = _offset(self._data, place)
+        size = item_bytes * struct.unpack_from("<I", self._data, at)[0]
+        if at + 4 + size > len(self._data):
+            raise struct.error
+        return self._data[at + 4 : at + 4 + size]
 
     def table(self, field: int) -> _Table:
         """A table that a field points to."""

@@ -281,6 +281,7 @@ class Measured:
         content_id: Of them; a column of others is stale.
         samples: How many there are.
         parts: Names of the parts whose sizes are known.
+        earlier: The content ids of the dataset before shards were appended, each time.
         sizes: (n,) bytes that samples, by their numbers or from one to another, have of the part of this place in
             `parts`; None: of all. Raises IndexFileError. None in its place: sizes are not known so.
         release: Gives back the memory that looking up sizes took.
@@ -289,6 +290,7 @@ class Measured:
     content_id: str
     samples: int
     parts: tuple[str, ...]
+    earlier: tuple[str, ...] = ()
     sizes: Callable[[Int64Array | slice, int | None], Int64Array] | None = None
     release: Callable[[], None] = lambda: None
 
@@ -299,6 +301,7 @@ class Measured:
             content_id=index.content_id,
             samples=len(index),
             parts=index.part_names,
+            earlier=tuple(content_id for _, content_id in index.earlier),
             sizes=partial(_part_sizes, index),
             release=index.release,
         )
@@ -465,6 +468,18 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             release_pages(self._opened(name)[0])
         return digest.hexdigest()
 
+    def of_first(self, name: str) -> tuple[StoredColumn, npt.NDArray[Any]] | None:
+        """What a column says of the samples that there were before shards were appended; None: it says nothing.
+
+        Raises IndexFileError.
+        """
+        stored = self._all.get(name)
+        if stored is None or stored.content_id not in self._of.earlier:
+            return None
+        column, sums = self.folder.open(name, stored, stored.column.rows)
+        sums.check(0, len(column))
+        return stored, column
+
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
         """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""
         for begin in range(0, self.samples, _BLOCK_SAMPLES):
@@ -483,8 +498,12 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name in self.stale:
             raise KeyNotFoundError(
                 f"{self.folder.dataset}: the column {name!r} is of samples that are not here any more; make it again: "
-                f"{self._all[name].made_by(name, self.folder.dataset)}"
+                f"{self.made_by(name)}"
             )
+
+    def made_by(self, name: str) -> str:
+        """The command that makes a column with a file, be it stale or not."""
+        return self._all[name].made_by(name, self.folder.dataset)
 
     def _why_not(self, name: str) -> str:
         self.refuse_stale(name)

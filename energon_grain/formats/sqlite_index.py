@@ -41,10 +41,10 @@ _INDICES = (
     "sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
 )
 _MEDIA_TABLES = (
-    "CREATE TABLE media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, "
+    "CREATE TABLE IF NOT EXISTS media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, "
     "metadata_json TEXT NOT NULL)",
-    "CREATE TABLE media_filters (filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT, "
-    "created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns))",
+    "CREATE TABLE IF NOT EXISTS media_filters (filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, "
+    "patterns TEXT, created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns))",
 )
 # The file is new and used by nothing else until it is renamed: no journal, no waiting for the disk, no locks.
 _FAST = (
@@ -177,7 +177,7 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None, *,
     Args:
         path: The new file, which nobody has yet.
         old: The older one. It may have no such tables.
-        media: What chose the files that were looked at anew: of these nothing is taken over. None: there are none.
+        media: What chose the files that were looked at anew: of these nothing is taken over. None: all is.
         grown: The new one is known to have the samples of the older one, and more.
 
     Returns:
@@ -209,6 +209,19 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None, *,
     return True
 
 
+def filter_of(path: Path) -> MediaFilterConfig | None:
+    """What chose the media that an `index.sqlite` knows of; None: nothing did, or not one filter alone."""
+    try:
+        with contextlib.closing(_open_read_only(path)) as database:
+            found = [*database.execute("SELECT strategy, patterns FROM media_filters ORDER BY filter_id")]
+        filters = {
+            MediaFilterConfig(MediaFilterStrategy(kind), tuple(filter(None, text.split(",")))) for kind, text in found
+        }
+    except (sqlite3.DatabaseError, ValueError, AttributeError):
+        return None  # it has no such table, or another one than ours and Energon's
+    return filters.pop() if len(filters) == 1 else None
+
+
 # Offsets are cut short, because of all of them the sum might be too large for SQLite.
 _SUMMED = {
     "samples": "COUNT(*), SUM(byte_offset % 1000003), SUM(LENGTH(sample_key)), MIN(sample_key), MAX(sample_key)",
@@ -230,7 +243,7 @@ def _take_over(database: sqlite3.Connection, other: sqlite3.Connection, media: M
     filters = other.execute(
         "SELECT strategy, patterns, created_at_utc FROM media_filters ORDER BY filter_id"
     ).fetchall()
-    for statement in (*_FAST, "BEGIN", *(_MEDIA_TABLES if media is None else ())):
+    for statement in (*_FAST, "BEGIN", *_MEDIA_TABLES):
         database.execute(statement)
     rows = other.execute("SELECT CAST(entry_key AS BLOB), metadata_type, metadata_json FROM media_metadata")
     kept = (row for row in rows if media is None or not media.may_take(_name(row[0])))

@@ -25,7 +25,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -238,7 +238,10 @@ class TableFiles(ABC):
         else:
             self._versions = [versions[name] for name in self.names]
         self._index = self._index_path(root)
-        self._records = self._kept()
+        once = self.past_pages()
+        self._records = once._kept()
+        if once is not self:
+            once.store.close()
         self.columns = tuple(dict.fromkeys(name for record in self._records for name in record.columns))
         digest = hashlib.blake2b(digest_size=8)
         for record in self._records:
@@ -247,6 +250,29 @@ class TableFiles(ABC):
         self.content_id = digest.hexdigest()
         if not len(self):
             raise EmptyDatasetError(f"{self.location}: its {len(self.names)} {self.kind} have no row")
+
+    def past_pages(self) -> Self:
+        """The same files; of a store no more is fetched than what is read, and no pages of it are kept.
+
+        For what lies scattered and is kept in another form: heads, and columns that are read as a whole.
+        """
+        if isinstance(self.store, LocalFiles):
+            return self
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.store = RemoteFiles(msgspec.structs.replace(self.store.settings, cache_bytes=0))
+        return other
+
+    def fetch(self, file: Int64Array, start: Int64Array, size: Int64Array) -> None:
+        """Fetch pieces of files that lie in a store, side by side, so that they are there when they are read."""
+        store = self.store
+        if isinstance(store, RemoteFiles):
+            gap, solo = store.merge_gap_bytes, store.solo_bytes
+            spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
+            for number in np.unique(file).tolist():
+                store.expect(self.paths[number], self._versions[number])  # type: ignore[arg-type]
+            ranges = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
+            shared_client(store.settings).map(lambda each: store.keep(self.paths[each[0]], *each[1:]), list(ranges))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (type(self), self.location, self._cache_dir, self.content_id)

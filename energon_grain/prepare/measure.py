@@ -71,6 +71,8 @@ _LONG_READ_S = 0.5
 _BUDGET_S = 10.0
 """After so long a worker gives back what it has of a piece: what a kill costs, and how often progress shows."""
 _AHEAD = 1024
+_COMPARED = 32
+"""Samples of a column that a function is asked for again, before it is asked for appended ones alone."""
 _COST_BYTES = 512
 """Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
 _LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
@@ -146,7 +148,8 @@ class MeasureReport:
         path: The dataset, its path or URL.
         samples: How many it has.
         columns: What each new column holds.
-        samples_reused: Those that an interrupted run had measured already.
+        samples_reused: Those that an interrupted run had measured already, or that a column was of before shards were
+            appended.
         notes: What the caller should know though it is no error.
         elapsed_s: Wall-clock time.
     """
@@ -182,7 +185,9 @@ def measure_dataset(
 
     All samples are read once for all functions, in pieces that workers measure. A run that was killed, or ended by an
     error, is taken up by the same call. The columns appear together when all samples are measured; those of the same
-    names are replaced, others stay. They stay too when the same samples are prepared again, whatever their shards are
+    names are replaced, others stay. Where shards were appended since all columns that are asked for were measured, by
+    the same functions in the same versions, only their samples are read, and 32 of the others, to see whether the
+    functions still say the same. Columns stay, too, when the same samples are prepared again, whatever their shards are
     called then; of other samples they are not given out any more.
 
     Args:
@@ -252,6 +257,8 @@ def measure_dataset(
                 if other.name != own:
                     other.unlink()
             log = stack.enter_context(contextlib.closing(_Log(local / own)))
+            if not log.samples:
+                _begin_with(log, held, source, measures, tuple(sorted(parts or ())))
             reused = log.samples
             _measure(source, measures, log, num_workers=num_workers, executor=executor, tell=tell)
             writers = [
@@ -439,6 +446,32 @@ class _Log:
     def remove(self) -> None:
         """Remove the file, which is of no use any more."""
         self._path.unlink()
+
+
+def _begin_with(
+    log: _Log, held: Columns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
+) -> None:
+    """Note what is known of the samples that there were before shards were appended, if the functions still say so.
+
+    Which they are asked for a few of these.
+    """
+    known: list[npt.NDArray[Any]] = []
+    for measure in measures:
+        found = held.of_first(measure.name)
+        made = (measure.named, measure.version, parts)
+        if found is None or (found[0].function, found[0].version, found[0].parts) != made or "<" in measure.named:
+            return  # a name with <lambda> or <locals> may be that of several functions
+        known.append(found[1])
+    first = min(map(len, known))
+    some = np.unique(np.linspace(0, first - 1, _COMPARED).astype(np.int64))
+    samples = parts_of(source, source.read(some))
+    for measure, numbers in zip(measures, known, strict=True):
+        now = measured(measure, samples, lambda row: source.place_of(int(some[row])))
+        if not np.array_equal(now, numbers[some], equal_nan=True):
+            return
+    for begin in range(0, first, _PIECE_SAMPLES):
+        stop = min(begin + _PIECE_SAMPLES, first)
+        log.add(begin, [numbers[begin:stop] for numbers in known])
 
 
 @lru_cache(maxsize=2)

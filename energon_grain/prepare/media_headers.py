@@ -6,18 +6,19 @@ has no metadata; how many these are, and a few of them, is told with the scan.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import DecodingError, RangeError, RefusedError, StaleIndexError
+from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 from energon_grain.formats.seek_table import write_seek_table
@@ -34,12 +35,14 @@ from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 
 if TYPE_CHECKING:
+    from energon_grain.formats.columnar import ColumnarIndex
     from energon_grain.formats.data_folder import DataFolder
 
 LISTED_FAILURES = 5
 _MOST_PARTS = 16
 """With media in more kinds of parts than so many, none of these has columns of its own."""
 _ReadAt = Callable[[int, int], bytes]
+_logger = logging.getLogger("energon_grain")
 
 
 @dataclass(slots=True)
@@ -202,42 +205,79 @@ _COLUMNS: dict[str, Callable[[_Facts], float | None]] = {
 
 
 def write_media_columns(
-    dataset: DataFolder, staging: Path, scans: Iterable[ShardScan], parts: Sequence[str], content_id: str
+    dataset: DataFolder,
+    staging: Path,
+    scans: Iterable[ShardScan],
+    parts: Sequence[str],
+    content_id: str,
+    *,
+    before: ColumnarIndex | None = None,
 ) -> tuple[list[str], list[str]]:
     """Write what is known of media as columns of a dataset; those that would hold nothing are left out.
 
     `width` is that of the first part of a sample that has one. Where media are in parts of several names, but not of
     hundreds, each has columns of its own as well, `width.jpg`. Gives what a commit is to put, and to remove.
+
+    With `before`, the dataset until now, the first scans are of its shards, and were not looked at: what the columns
+    say of these stays. Where it had no columns of media, or damaged ones, none are made; and where it had none for each
+    part, there are none for each now.
     """
     # A process that scans files needs none of it.
     from energon_grain.formats.columnar_header import columnar_folder
     from energon_grain.formats.columns import ColumnFolder, ColumnStage
 
-    own = {part: number for number, part in enumerate(parts)} if 1 < len(parts) <= _MOST_PARTS else {}
+    held = {} if before is None else _held(dataset, before)
+    if before is not None and not held:
+        return [], []
+    has_own = {name.partition(".")[2] for name in held} - {""}
+    named = sorted({*has_own, *parts}) if held else parts
+    wanted = (has_own or not held) and 1 < len(named) <= _MOST_PARTS
+    own = {part: number for number, part in enumerate(named)} if wanted else {}
     stage = ColumnStage(ColumnFolder.of(dataset), columnar_folder(staging))
     names = [f"{name}.{part}" if part else name for part in ("", *own) for name in _COLUMNS]
     writers = {name: stage.new(name, function=HEADER_FUNCTION, version=HEADER_VERSION) for name in names}
     known = dict.fromkeys(names, 0)
-    for scan in scans:
+
+    def append(name: str, numbers: npt.NDArray[np.float64]) -> None:
+        writers[name].append(numbers)
+        known[name] += int(np.count_nonzero(~np.isnan(numbers)))
+
+    for number, scan in enumerate(scans):
+        if before is not None and number < len(before.shards):
+            rows = slice(*before.shard_first[number : number + 2].tolist())
+            for name in names:
+                append(name, held[name][rows] if name in held else np.full(len(scan), np.nan))
+            continue
         assert scan.media is not None
         values = _values(scan.media)
         sample = np.searchsorted(scan.part_start, scan.media.part, side="right") - 1
         part = np.array([own.get(name, -1) for name in scan.part_names], np.int64)[scan.part_name[scan.media.part]]
-        for owner, number in [("", None), *own.items()]:
-            chosen = slice(None) if number is None else part == number
-            for place, name in enumerate(_COLUMNS):
-                rows, column = sample[chosen], values[chosen, place]
-                there = ~np.isnan(column)
+        for owner, place in [("", None), *own.items()]:
+            chosen = slice(None) if place is None else part == place
+            for column, name in enumerate(_COLUMNS):
+                rows, found = sample[chosen], values[chosen, column]
+                there = ~np.isnan(found)
                 full = np.full(len(scan), np.nan)
-                full[rows[there][::-1]] = column[there][::-1]  # of several the first
-                named = f"{name}.{owner}" if owner else name
-                writers[named].append(full)
-                known[named] += int(there.sum())
+                full[rows[there][::-1]] = found[there][::-1]  # of several the first
+                append(f"{name}.{owner}" if owner else name, full)
     for name in [name for name in names if not known[name]]:
         stage.drop(name)
     below = columnar_folder(Path())
     put, remove = ([str(below / name) for name in part] for part in stage.finish(content_id, fill=True))
     return put, remove
+
+
+def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[Any]]:
+    """The columns of media that a dataset has of all its samples; none where one of them is damaged."""
+    from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+
+    try:
+        columns = Columns(ColumnFolder.of(dataset), Measured.of(index))
+        made = HEADER_FUNCTION, HEADER_VERSION
+        return {name: columns[name] for name, each in columns.stored.items() if (each.function, each.version) == made}
+    except IndexFileError as error:
+        _logger.warning("nothing is taken over from columns of media: %s", error)
+        return {}
 
 
 def media_numbers(metadata: ImageMetadata | AVMetadata) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.structs import replace
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
-from energon_grain.formats.columnar import find_columnar, open_columnar
+from energon_grain.formats.columnar import ColumnarIndex, find_columnar, open_columnar
 from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
     HEADER_NAME,
     columnar_folder,
 )
-from energon_grain.formats.columns import ColumnFolder
+from energon_grain.formats.columns import open_columns
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -54,7 +55,7 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.seek_table import SEEK_TABLE
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config, write_split_config
-from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
+from energon_grain.formats.sqlite_index import filter_of, keep_media_tables, write_sqlite_index
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
@@ -323,11 +324,18 @@ def prepare_dataset(
             _finish_prefixes(root, names)
         # What is indexed already is known by its index, and what was written here by who wrote it.
         known = open_columnar(dataset) if append else None
+        # Of shards that are added media are looked at as they were in the others, which need not be looked at again.
+        grown_media = None
+        if grown is not None and new and media_filter is None and (old := copy_database(dataset.location)) is not None:
+            grown_media = filter_of(old)
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
         take_over(root, log)
 
         def scan() -> ScannedDataset:
-            tasks = shard_tasks(dataset.location, names, records=records, media=media_filter)
+            tasks = shard_tasks(dataset.location, names, records=records, media=media_filter or grown_media)
+            if grown is not None and grown_media is not None:
+                indexed = grown.info.shard_counts
+                tasks = [replace(task, media=None) if task.name in indexed else task for task in tasks]
             return scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
 
         scanned = scan()
@@ -350,8 +358,9 @@ def prepare_dataset(
             sqlite=sqlite,
             sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
             media_filter=media_filter,
+            grown_media=grown_media,
             same_uuid=tar_index_only and media_filter is not None,
-            indexed=() if grown is None else grown.info.shard_counts,
+            before=known,
         )
         try:
             put, remove, generation = stage(scanned)
@@ -411,7 +420,7 @@ def prepare_dataset(
         split_parts=split_parts,
         written=tuple(path for path in put if "/columnar/" not in path),
         shards_reused=scanned.shards_reused,
-        media=None if media_filter is None else scanned.media,
+        media=None if (media_filter or grown_media) is None else scanned.media,
         notes=(*_notes(names, split_parts), *(_notes_on_growth(dataset) if append else ())),
         elapsed_s=time.perf_counter() - start,
     )
@@ -426,8 +435,9 @@ def _stage_indices(
     sqlite: bool,
     sqlite_build_path: Path | None,
     media_filter: MediaFilterConfig | None,
+    grown_media: MediaFilterConfig | None,
     same_uuid: bool,
-    indexed: Collection[str],
+    before: ColumnarIndex | None,
 ) -> tuple[list[str], list[str], str]:
     """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite`, `index.uuid`, and columns of media.
 
@@ -441,9 +451,10 @@ def _stage_indices(
         tar_indices: Whether to write a `.tar.idx` beside each shard.
         sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
         sqlite_build_path: Where; the staging folder then has a link to it.
-        media_filter: What chose the media of the scans; None: these have none.
+        media_filter: What chose the media of the scans; None: these have none, or `grown_media` did.
+        grown_media: What chose the media of the scans of new shards; the others were not looked at.
         same_uuid: Whether the dataset keeps its `index.uuid` if its samples are the same.
-        indexed: Shards that it had before and has still, with all their samples: what is known of these stays.
+        before: The index of the dataset that shards are added to: what is known of its samples stays.
 
     Returns:
         The paths to move and those to remove, relative to the root, and the name of the generation of the columnar
@@ -453,6 +464,7 @@ def _stage_indices(
         DuplicateKeyError: Two samples of the dataset have the same key.
     """
     columnar, names = columnar_folder(staging), [shard.name for shard in scanned.shards]
+    indexed = frozenset(() if before is None else before.shards)
     put, remove = list[str](), list[str]()
 
     def scans() -> Iterator[ShardScan]:
@@ -472,7 +484,7 @@ def _stage_indices(
 
     def stage_sqlite() -> None:
         rows = enumerate(scanned.scans())
-        write_sqlite_index(database, rows, shard_name=names.__getitem__, media=media_filter)
+        write_sqlite_index(database, rows, shard_name=names.__getitem__, media=media_filter or grown_media)
         if sqlite_build_path is not None:
             (staging / META_FOLDER / INDEX_SQLITE).symlink_to(sqlite_build_path.absolute())
 
@@ -481,15 +493,20 @@ def _stage_indices(
         writing = pool.submit(stage_sqlite) if sqlite else None
         current = None if dataset.is_remote else find_columnar(dataset)
         header = write_columnar(columnar, names, scans(), unique_keys=True, old=current)
-        if media_filter is not None:
+        if (media_filter or grown_media) is not None:
             found, remove = write_media_columns(
-                dataset, staging, scanned.scans(), scanned.media_parts, header.content_id
+                dataset,
+                staging,
+                scanned.scans(),
+                scanned.media_parts,
+                header.content_id,
+                before=None if grown_media is None else before,
             )
             put += found
         if writing is not None:
             writing.result()
             old = copy_database(dataset.location)
-            is_same = old is not None and keep_media_tables(database, old, media_filter, grown=bool(indexed))
+            is_same = old is not None and keep_media_tables(database, old, media_filter, grown=before is not None)
             write_uuid(staging, read_uuid(dataset.local) if same_uuid and is_same else None)
             put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
     put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
@@ -538,8 +555,12 @@ class _Grown:
 
 
 def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
-    if ColumnFolder.of(dataset).read():
-        yield "columns are of the samples before: make them again (those of media by `energon-grain prepare-media`)."
+    columns = open_columns(dataset.location)
+    stale: dict[str, list[str]] = {}
+    for name in columns.stale:
+        stale.setdefault(columns.made_by(name), []).append(name)
+    for command, names in stale.items():
+        yield f"of the new samples {', '.join(names)} is not known, and not given out before {command} has run again."
     if (dataset.local / META_FOLDER / SEEK_TABLE).exists():
         yield "indices of videos are of the tars before: make them again by `energon_grain.prepare.index_videos`."
 

@@ -9,6 +9,7 @@ read row group by row group, and these are its blocks: see `block_starts`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -36,7 +37,7 @@ from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
-from energon_grain.samples.sample import SourceInfo
+from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
@@ -224,7 +225,7 @@ class TableSource(Cut):
         parts: Which columns to read, names or a predicate.
 
     Raises:
-        ConfigError: No column is to be read.
+        ConfigError: No column is to be read, or one has a name that is taken.
         FormatError: A schema is not understood.
     """
 
@@ -243,6 +244,7 @@ class TableSource(Cut):
         ]
         if not self._wanted:
             raise ConfigError(f"{self.path}: part_filter lets none of its columns pass: {', '.join(self._kinds)}")
+        self._refuse_taken()
         self._key = KEY_COLUMN if KEY_COLUMN in self._kinds else None
         self._read = (*self._wanted, *([self._key] if self._key else []))
         groups = self.files.groups
@@ -259,6 +261,18 @@ class TableSource(Cut):
         self._owner = object()  # whose row groups are whose
         self._reading_column = threading.Lock()
         self._serve()
+
+    def _refuse_taken(self) -> None:
+        """Raise ConfigError where a part would stand in place of another, or of what a sample says of itself."""
+        for name in self._wanted:
+            listed, dot, entry = name.rpartition(".")
+            others = listed if dot and listed in self.lists and entry.isdecimal() else None
+            if name in BASE_FIELDS or name == "__shard__" or others:
+                by = f"an entry of the list {others!r}" if others else "what every sample says of itself"
+                raise ConfigError(
+                    f"{self.path}: the column {name!r} has the name of {by}; leave it out by a part_filter, or write "
+                    "the files with another name"
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(TableSource, parts=self._parts), (self.files,), self._state()
@@ -457,12 +471,14 @@ class TableSource(Cut):
             FormatError: A row has nothing in it.
         """
         name = self._key_column(column)
-        for number in np.flatnonzero(np.diff(self._first)).tolist():
+        groups = np.flatnonzero(np.diff(self._first))
+        tables = itertools.repeat(None) if name is None else self._column_tables(name, groups)
+        for number, table in zip(groups.tolist(), tables, strict=False):
             rows = np.arange(self._first[number], self._first[number + 1])
             file = int(self.files.groups.file[number])
             keys = self._usual_keys(rows, [file] * len(rows))
             if name is not None:
-                found = self._read_column(name, number, list(range(len(rows))))
+                found = self._values(name, number, _Group(table, 0), list(range(len(rows))))
                 lacking = [place for place, value in enumerate(found) if value is None]
                 if column is not None and lacking:
                     row = int(rows[lacking[0]] - self._file_first[file])
@@ -480,9 +496,10 @@ class TableSource(Cut):
             return ""
         digest = hashlib.blake2b(digest_size=8)
         full = np.flatnonzero(np.diff(self._first))
-        for number in full[_spread(len(full), _GROUPS_DIGESTED)].tolist():
+        some = full[_spread(len(full), _GROUPS_DIGESTED)]
+        for number, table in zip(some.tolist(), self._column_tables(name, some), strict=True):
             rows = _spread(int(self._first[number + 1] - self._first[number]), _KEYS_DIGESTED).tolist()
-            found = self._read_column(name, number, rows)
+            found = self._values(name, number, _Group(table, 0), rows)
             digest.update(msgspec.msgpack.encode([None if value is None else _key_of(value) for value in found]))
         return digest.hexdigest()
 
@@ -491,9 +508,24 @@ class TableSource(Cut):
             raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
         return column or self._key
 
-    def _read_column(self, name: str, number: int, within: list[int]) -> list[Any]:
-        """Values of rows of a row group, of which nothing is kept. Raises as `read`."""
-        return self._values(name, number, _Group(self.files.read(number, (name,)), 0), within)
+    def _column_tables(self, name: str, groups: Int64Array) -> Iterator[Any]:
+        """A column of row groups, one after the other, of which nothing is kept. Raises as `read`.
+
+        Of a store it is fetched ahead, of some groups at a time.
+        """
+        files = self.files.past_pages()
+        file, start, size, owner = files.spans(groups, (name,))
+        most = storage_settings().ahead_bytes // 2
+        part = np.zeros(len(groups), np.int64)
+        np.add.at(part, owner, size)
+        part = np.cumsum(part) // max(1, most)  # which groups are fetched together
+        for place, number in enumerate(groups.tolist()):
+            if place == 0 or part[place] > part[place - 1]:
+                chosen = part[owner] == part[place]
+                files.fetch(file[chosen], start[chosen], size[chosen])
+            yield files.read(number, (name,))
+        if files is not self.files:
+            files.store.close()
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each sample: the mean of its row group, uncompressed."""
@@ -580,7 +612,9 @@ class TableSource(Cut):
             found = np.load(path, mmap_mode="r")
             if found.shape == (len(self.files),):
                 return np.asarray(found)
-        whole = np.concatenate([self._numbers_of(name, each) for each in np.flatnonzero(np.diff(self._first)).tolist()])
+        groups = np.flatnonzero(np.diff(self._first))
+        tables = zip(groups.tolist(), self._column_tables(name, groups), strict=True)
+        whole = np.concatenate([self._numbers_of(name, number, table) for number, table in tables])
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".column-")
@@ -590,10 +624,10 @@ class TableSource(Cut):
             return np.asarray(np.load(path, mmap_mode="r"))
         return whole
 
-    def _numbers_of(self, name: str, number: int) -> npt.NDArray[Any]:
+    def _numbers_of(self, name: str, number: int, table: Any) -> npt.NDArray[Any]:
         """The numbers of a row group that has rows; floating-point where one is missing."""
         try:
-            array = self._kinds[name].array(self.files.read(number, (name,)), name)
+            array = self._kinds[name].array(table, name)
             if array is None:
                 return np.full(int(self._first[number + 1] - self._first[number]), np.nan)
             numbers = plain_numbers(array)

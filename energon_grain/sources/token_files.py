@@ -115,13 +115,19 @@ class TokenSource(OneFile):
         first, last = self._documents[numbers], self._documents[numbers + 1]
         if len(first) and not ((first >= 0).all() and (first <= last).all() and last.max() <= len(self._starts)):
             raise FormatError(f"{self._stem}.idx: its documents do not ascend; it is damaged")
-        full = last > first
-        start, stop = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
-        start[full], final = self._starts[first[full]], last[full] - 1
-        stop[full] = self._starts[final] + self._lengths[final].astype(np.int64) * self.type.itemsize
-        size = stop - start
-        if (start < 0).any() or (size < 0).any() or (size % self.type.itemsize).any() or (stop > self.size_bytes).any():
-            where = f"a document does not lie in {self.shard}, which has {self.size_bytes} bytes"
+        sequences, ends = last - first, np.cumsum(last - first)
+        each = np.repeat(first - (ends - sequences), sequences) + np.arange(int(sequences.sum()))
+        lengths = self._lengths[each].astype(np.int64)
+        before = np.concatenate([[0], np.cumsum(lengths)])
+        start, size = np.zeros(len(first), np.int64), (before[ends] - before[ends - sequences]) * self.type.itemsize
+        start[sequences > 0] = self._starts[first[sequences > 0]]
+        # A document is read as one: its sequences lie behind one another.
+        inside = before[:-1] - np.repeat(before[ends - sequences], sequences)
+        expected = np.repeat(start, sequences) + inside * self.type.itemsize
+        apart = (self._starts[each] != expected).any() or (lengths < 0).any()
+        stop = start + size
+        if apart or (start < 0).any() or (stop > self.size_bytes).any():
+            where = f"a document does not lie, in one piece, in {self.shard}, which has {self.size_bytes} bytes"
             raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged")
         return start, stop
 

@@ -105,7 +105,11 @@ class _Place:
 
     def generation(self, told: Mapping[str, Any]) -> bytes:
         tag = told.get("e_tag")
-        return UNVERSIONED if tag is None else self.mark + tag.encode()
+        if tag is None:
+            return UNVERSIONED
+        if self.address.kind == "azure" and not tag.endswith('"'):
+            tag = f'"{tag}"'  # as its answers say it; lists leave the quotes out
+        return self.mark + tag.encode()
 
     def failures(self) -> contextlib.AbstractContextManager[None]:
         """Failures of obstore become ObjectErrors, but for the objects that are not there."""

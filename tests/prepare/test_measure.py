@@ -134,6 +134,54 @@ def test_columns_outlive_another_index_of_the_same_samples_and_no_others(root: P
     assert "The column 'gone' is of samples that are not here any more" in run("lint", root).stdout
 
 
+def test_only_appended_samples_are_measured(root: Path) -> None:
+    """And a few of the others: where the function says something else of these, all are."""
+    measure_dataset(root, {"words": words, "half": number}, num_workers=0)
+    measure_dataset(root, {"half": number}, attach={"rank": np.arange(N)}, num_workers=0)
+    write_tars(root, ({**each, "__key__": f"more {each['__key__']}"} for each in samples()), name="more.tar")
+    report = prepare_dataset(root, append=True, num_workers=0)
+    assert [note.split(" is not known")[0] for note in report.notes] == [
+        f"of the new samples {name}" for name in ("words", "half", "rank")
+    ]
+    assert f"`energon-grain measure {root} --column words={__name__}:words` has run" in report.notes[0]
+    assert f"`energon-grain measure {root} --attach rank=FILE` has run" in report.notes[2]
+    with pytest.raises(KeyNotFoundError, match="column 'words' is of samples that are not here any more"):
+        open_columns(root)["words"]
+    half = open_columns(root).of_first("half")
+    assert half is not None
+
+    seen: list[str] = []
+
+    def spying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def spy(parts: dict[str, bytes]) -> Any:
+            seen.append(function.__name__)
+            return function(parts)
+
+        spy.__qualname__, spy.__module__ = function.__qualname__, function.__module__
+        return spy
+
+    done = measure_dataset(root, {"words": spying(words), "half": spying(number)}, num_workers=0)
+    assert done.samples_reused == N
+    assert N < seen.count("words") == seen.count("number") < N + 50
+    columns = open_columns(root)
+    assert columns["words"].dtype == np.int64
+    assert columns["words"].tolist() == 2 * WORDS
+    assert np.array_equal(columns["half"], np.tile(half[1], 2), equal_nan=True)
+    # Of the samples that are there a column is measured anew.
+    assert measure_dataset(root, {"words": words}, num_workers=0).samples_reused == 0
+
+    write_tars(root, [{"__key__": "last", "txt": "one two"}], name="zlast.tar")
+    prepare_dataset(root, append=True, num_workers=0)
+
+    def more(parts: dict[str, bytes]) -> int:
+        return 1 + words(parts)
+
+    more.__qualname__ = "words"
+    assert measure_dataset(root, {"words": more}, num_workers=0).samples_reused == 0
+    assert open_columns(root)["words"].tolist() == [*(count + 1 for count in 2 * WORDS), 3]
+    assert measure_dataset(root, {"half": number}, version=2, num_workers=0).samples_reused == 0
+
+
 def test_records_and_lines_have_columns_too(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("array_record")
     convert_dataset(root, tmp_path / "records", num_workers=0)

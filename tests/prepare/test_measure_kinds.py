@@ -46,7 +46,7 @@ def prepared(folder: Path, times: int = 1, samples: int = N) -> Path:
 def join(folder: Path) -> tuple[str, str, str]:
     prepared(folder / "images")
     prepared(folder / "texts", 10, N - 5)
-    members = [{"path": "images"}, {"path": "texts", "nonmatch": "none"}]
+    members = {"images": {"path": "images"}, "texts": {"path": "texts", "nonmatch": "none"}}
     return str(write_v2(folder, train={"join": members})), "txt,texts.txt", "texts.txt"
 
 

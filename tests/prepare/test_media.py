@@ -22,6 +22,7 @@ from energon_grain import (
     AVMetadata,
     BaseWebdatasetFactory,
     Cooker,
+    DatasetWriter,
     DefaultTaskEncoder,
     FileStore,
     ImageMetadata,
@@ -149,6 +150,53 @@ def test_what_is_known_of_other_samples_is_not_given_out(root: Path) -> None:
     assert "Columns of samples that are not here any more: width" in run("info", root).stdout
     prepare_media(root, BY_EXTENSION)
     assert open_columns(root)["width.jpg"].tolist() == [width for _, width in SIZES[::-1]]
+
+
+@pytest.mark.parametrize("by", [BY_EXTENSION, MediaFilterConfig.parse("d/*.jpg,*.PNG,*.wav", False, False)])
+@pytest.mark.parametrize("writer", [True, False])
+def test_appended_shards_are_looked_at_as_the_others_were(tmp_path: Path, by: MediaFilterConfig, writer: bool) -> None:
+    """Tables and columns are those of all shards at once, and old tars are not opened again."""
+    root, whole = tmp_path / "grown", tmp_path / "whole"
+    first, more = pictures()[:5], pictures()[5:]
+    for name, folder in (("a", root), ("a", whole), ("b", whole)):
+        write_tars(folder, first if name == "a" else more, name=f"{name}.tar")
+    prepare_dataset(root, split_ratio=(1,), crude=True, media_filter=by, num_workers=0)
+    prepare_dataset(whole, split_ratio=(1,), crude=True, media_filter=by, num_workers=0)
+    (root / "a.tar").write_bytes(bytes((root / "a.tar").stat().st_size))  # what cannot be read, but has its size
+    if writer:
+        with DatasetWriter(root, append=True, name="b") as write:
+            for sample in more:
+                write(sample)
+        report = write.report
+    else:
+        write_tars(root, more, name="b.tar")
+        report = prepare_dataset(root, append=True, num_workers=0)
+    assert report is not None
+    assert report.notes == ()
+    assert report.media is not None
+    assert report.media.found == 5  # of the new shard
+    check_columns(root)
+    assert metadata_of(root) == metadata_of(whole)
+    filters = "SELECT strategy, patterns FROM media_filters"
+    assert rows(root / ".nv-meta/index.sqlite", filters) == rows(whole / ".nv-meta/index.sqlite", filters)
+
+
+def test_media_of_appended_shards_that_are_not_like_the_others(tmp_path: Path) -> None:
+    """Of other filters, or with damaged columns, what is known stays in the table, and the way to columns is said."""
+    root, (first, second, *_) = tmp_path / "grown", [[each] for each in pictures()]
+    write_tars(root, first, name="a.tar")
+    prepare_dataset(root, split_ratio=(1,), crude=True, num_workers=0)
+    for pattern in ("*.jpg", "*.png"):
+        prepare_media(root, MediaFilterConfig.parse(pattern, False, False))
+    assert open_columns(root)["width"].tolist() == [7]
+    write_tars(root, second, name="b.tar")
+    report = prepare_dataset(root, append=True, num_workers=0)
+    assert len(metadata_of(root)) == 2
+    (note,) = report.notes
+    assert note.startswith("of the new samples width, height is not known")
+    assert f"`energon-grain prepare-media {root} --media-metadata-by-extension` has run again" in note
+    prepare_media(root, BY_EXTENSION)
+    assert open_columns(root)["width"].tolist() == [7, 22]
 
 
 def test_damaged_headers_are_counted_and_named(tmp_path: Path) -> None:

@@ -27,10 +27,12 @@ from energon_grain import (
     CrudeSample,
     DefaultTaskEncoder,
     SampleDecoder,
+    StorageSettings,
     Stream,
     WorkerConfig,
     get_train_dataset,
     get_val_dataset,
+    use_storage,
 )
 from energon_grain.datasets.aux_stores import open_aux, open_primary
 from energon_grain.errors import (
@@ -261,7 +263,7 @@ def test_what_is_wrong_with_tokens(tmp_path: Path) -> None:
             in_order(path)
     index.write_bytes(good)
     tokens.write_bytes(b"\0")
-    with pytest.raises(FormatError, match=r"does not lie in x\.bin, which has 1 bytes"):
+    with pytest.raises(FormatError, match=r"does not lie, in one piece, in x\.bin, which has 1 bytes"):
         in_order(path)
     tokens.unlink()
     with pytest.raises(Exception, match=r"x\.bin"):
@@ -413,6 +415,93 @@ def test_joins_of_tars_with_tables(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(f'{{"row": {number}}}\n' for number in range(30)))
     path = join(tmp_path, {"path": "tars"}, {"path": "x.jsonl", "by": "row"})
     assert [each["json"]["row"] for each in in_order(path, split_part="train")] == list(range(30))
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_arrow, write_feather])
+@pytest.mark.parametrize(("hosts", "cache_bytes"), [(1, None), (1, 0), (8, 0)])
+def test_bytes_that_are_fetched_of_a_store(
+    tmp_path: Path, bucket: Bucket, hosts: int, cache_bytes: int | None, write: Any
+) -> None:
+    """Of an epoch the files once; of a condition its column and what meets it; of one column that. And little more.
+
+    A host reads 4 KB of each record batch before anything else, here 8 hosts with 96 batches of half a megabyte.
+    """
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        rows = np.arange(320) + 320 * number
+        columns = {"n": rows, "data": [rng.bytes(50_000) for _ in rows], "more": [rng.bytes(100)] * len(rows)}
+        size = {"row_group_size": 10} if write is write_parquet else {"rows": 10}
+        ending = "parquet" if write is write_parquet else "arrow"
+        write(tmp_path / f"data/{number}.{ending}", columns, **size)
+    url, every = bucket.upload(tmp_path / "data", "data"), {"max_samples_per_sequence": 10, "repeat": False}
+    total = sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
+    for options, count, most in [
+        ({"part_filter": {"n", "data"}}, 960, 1.15),
+        ({"where": "n < 480"}, 480, 0.7),
+        ({"part_filter": {"n"}}, 960, 0.15 if cache_bytes == 0 else 1.0),
+    ]:
+        found, fetched = list[int](), 0
+        for rank in range(hosts):
+            cache = str(tmp_path / f"cache-{[*options.values()]}-{rank}")
+            use_storage(StorageSettings(cache_dir=cache, cache_bytes=cache_bytes))
+            bucket.server.reset()
+            config = WorkerConfig(rank=rank, world_size=hosts, num_workers=0)
+            given = {"worker_config": config, "batch_size": 4, "lanes": 8, **every, **options}
+            with Stream.of(get_train_dataset(url, shuffle_buffer_size=None, **given)) as stream:
+                found += [n for batch in stream for n in batch["n"].tolist()]
+            fetched += sum(request.sent_bytes for request in bucket.server.requests())
+        assert sorted(found) == list(range(count))
+        assert fetched <= most * total, (options, fetched / total)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_columns_of_arrow_files_are_read_alone(tmp_path: Path, bucket: Bucket, compression: str | None) -> None:
+    """Whatever their types: what is put together of a few columns has the values that all have."""
+    kinds = {
+        "null": pa.array([None] * 20, pa.null()),
+        "flag": pa.array([n % 3 == 0 for n in range(20)]),
+        "text": pa.array(["ä" * n for n in range(20)]),
+        "big": pa.array([b"b" * n for n in range(20)], pa.large_binary()),
+        "view": pa.array([f"a long text of a view {n}" for n in range(20)], pa.string_view()),
+        "fixed": pa.array([[n, None] for n in range(20)], pa.list_(pa.int16(), 2)),
+        "inner": pa.array([{"a": [n], "b": {"c": None}} for n in range(20)]),
+        "map": pa.array([[("k", n)] for n in range(20)], pa.map_(pa.string(), pa.int8())),
+        "kind": pa.array(["a", "b"] * 10).dictionary_encode(),
+        "n": pa.array(range(20)),
+    }
+    write_arrow(tmp_path / "data/x.arrow", kinds, rows=7, compression=compression)
+    url = bucket.upload(tmp_path / "data", "data")
+    files = ArrowFiles(f"{url}/x.arrow")
+    whole = pa.table(kinds)
+    for names in ([name] for name in kinds):
+        found = pa.concat_tables([files.read(group, names) for group in range(3)])
+        assert found.to_pydict() == whole.select(names).to_pydict()
+    assert files.read(1, ["view", "n", "flag"]).to_pydict() == whole.select(["flag", "view", "n"])[7:14].to_pydict()
+    ends = [files.spans(np.array([1]), [name])[1:3] for name in ("text", "big", "inner", "n")]
+    assert len({(int(start[0]), int(size[0])) for start, size in ends}) == 4, "each has a place of its own"
+
+
+@pytest.mark.parametrize("starts", [(0, 8, 4), (0, 8, 8), (4, 4, 8)])
+def test_documents_in_pieces_are_refused(tmp_path: Path, starts: tuple[int, ...]) -> None:
+    """What lies between two sequences of a document would be read as a part of it."""
+    path = write_tokens(tmp_path / "ids", [[1, 2, 3, 4, 5, 6]], sequence=2)
+    assert TokenSource(path).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2, 3, 4, 5, 6]
+    index = bytearray((tmp_path / "ids.idx").read_bytes())
+    index[-16 - 24 : -16] = np.array(starts, "<i8").tobytes()
+    (tmp_path / "ids.idx").write_bytes(index)
+    with pytest.raises(FormatError, match=r"a document does not lie, in one piece, in ids\.bin, which has 12 bytes"):
+        TokenSource(path).read(np.array([0]))
+
+
+@pytest.mark.parametrize("name", ["__sources__", "__restore_key__", "__shard__", "pages.1"])
+def test_columns_with_names_that_are_taken(tmp_path: Path, name: str) -> None:
+    """They would stand in place of what a sample says of itself, or of an entry of a list."""
+    pages = pa.array([[{"bytes": picture(n), "path": None}] for n in range(2)], pa.list_(FILE))
+    metadata = features(pages={"feature": {"_type": "Image"}, "_type": "Sequence"})
+    path = write_parquet(tmp_path / "x.parquet", {"pages": pages, name: [1, 2], "n": [3, 4]}, metadata=metadata)
+    with pytest.raises(ConfigError, match=rf"x\.parquet: the column '{name}' has the name of"):
+        in_order(path)
+    assert [int(each["n"]) for each in in_order(path, part_filter={"n"})] == [3, 4]
 
 
 def test_no_part_of_a_join_is_lost(tmp_path: Path) -> None:

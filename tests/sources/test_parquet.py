@@ -207,7 +207,7 @@ def test_keys(tmp_path: Path) -> None:
 def test_sample_types_by_a_field_map(tmp_path: Path) -> None:
     path = write_numbers(tmp_path / "x.parquet", 3)
     source = TableSource(ParquetFiles(path), parts={"n"})
-    assert source.part_names == ("n", "text")
+    assert (source.part_names, source.all_part_names) == (("n",), ("n", "text"))
     assert list(source.read(np.array([2, 0])).columns) == ["n"]
     with pytest.raises(ConfigError, match=r"lets none of its columns pass: n, text"):
         TableSource(ParquetFiles(path), parts={"m"})

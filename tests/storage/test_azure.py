@@ -14,22 +14,33 @@ import pytest
 from azure_server import ACCOUNT, KEY, AzureServer, running_azure_server
 from azurite import Azurite, running_azurite
 from cli_runs import run
-from metadatasets import v2
+from metadatasets import v2, write_v2
+from parquet_files import write_numbers
+from table_forms import write_arrow
 
 from energon_grain import (
     ConfigError,
+    Cooker,
+    CrudeSample,
+    DefaultTaskEncoder,
     EPath,
     ReadError,
+    SampleDecoder,
+    SkipSample,
     StaleIndexError,
     StorageSettings,
     StoreSettings,
     Stream,
+    TextSample,
     WorkerConfig,
+    basic_sample_keys,
     get_train_dataset,
+    merge_cursors,
+    stateless,
     use_storage,
 )
 from energon_grain.prepare import prepare_dataset
-from energon_grain.testing import make_text_dataset
+from energon_grain.testing import make_text_dataset, write_tars
 
 
 @pytest.fixture(params=["ours", "azurite"])
@@ -105,6 +116,66 @@ def test_a_dataset_is_prepared_streamed_saved_and_restored(azure: AzureServer | 
     here, _ = keys(tmp_path / "set", 12, state)
     assert here == rest
     assert len(keys("az://box/meta.yaml", 3)[0]) == 3
+
+
+@stateless
+def number_of(sample: CrudeSample) -> TextSample:
+    """Of a line, a row or a tar's text, where every third one is left out."""
+    number = sample["json"]["n"] if "json" in sample else sample["n"] if "n" in sample else len(sample["txt"])
+    if int(number) % 3 == 1:
+        raise SkipSample
+    return TextSample(**basic_sample_keys(sample), text=str(int(number)))
+
+
+class Numbers(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """Packs what is left in fives, so that lanes hold samples."""
+
+    decoder = SampleDecoder()
+    cookers = (Cooker(number_of),)
+
+    def select_samples_to_pack(self, samples: list[TextSample]) -> list[list[TextSample]]:
+        ordered = sorted(samples, key=lambda sample: int(sample.text))
+        return [ordered[at : at + 3] for at in range(0, len(ordered), 3)]
+
+    @stateless
+    def pack_selected_samples(self, samples: list[TextSample]) -> TextSample:
+        return TextSample(**basic_sample_keys(samples[0]), text=" ".join(f"{s.__key__}={s.text}" for s in samples))
+
+
+def test_a_blend_of_all_forms_goes_on_on_other_hosts(azure: AzureServer | Azurite, tmp_path: Path) -> None:
+    """Tars, prepared or not, Parquet, Arrow and JSONL in one container: saved on two hosts, restored on three."""
+    for name in ("bare", "tars"):
+        samples = ({"__key__": f"{name}{n:03d}", "txt": "x" * n} for n in range(40))
+        write_tars(tmp_path / name, samples, shards=4)
+    prepare_dataset(tmp_path / "tars", split_ratio=(1, 0, 0), crude=True, num_workers=0)
+    write_numbers(tmp_path / "rows/x.parquet", 40, row_group_size=8)
+    write_arrow(tmp_path / "x.arrow", {"n": list(range(40))}, rows=8)
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(40)))
+    forms = ("bare", "tars", "rows", "x.arrow", "x.jsonl")
+    for name in (*forms, write_v2(tmp_path, train={"blend": [{"path": name} for name in forms]}).name):
+        EPath(tmp_path / name).copy(EPath(f"az://box/{name}"))
+
+    def opened(hosts: int, path: Any, state: dict[str, Any] | None = None) -> list[Stream[Any]]:
+        order = {"shuffle_buffer_size": 8, "max_samples_per_sequence": 4, "packing_buffer_size": 5, "lanes": 6}
+        streams: list[Stream[Any]] = []
+        for host in range(hosts):
+            config = WorkerConfig(rank=host, world_size=hosts, num_workers=0)
+            given = {"batch_size": 6 // hosts, "task_encoder": Numbers(), "worker_config": config, **order}
+            streams.append(Stream.of(get_train_dataset(path, **given)))
+            if state is not None:
+                streams[-1].restore(json.loads(json.dumps(state)))
+        return streams
+
+    def steps(streams: list[Stream[Any]], count: int) -> list[list[str]]:
+        return [sorted(text for stream in streams for text in next(stream).text) for _ in range(count)]
+
+    expected = steps(opened(1, tmp_path / "meta.yaml"), 12)
+    two = opened(2, "az://box/meta.yaml")
+    assert steps(two, 5) == expected[:5]
+    state = merge_cursors([stream.cursor(with_manifest=True) for stream in two])
+    assert steps(opened(3, "az://box/meta.yaml", state), 7) == expected[5:]
+    named = {key.split("=")[0].rstrip("0123456789") for step in expected for text in step for key in text.split()}
+    assert named == {"bare", "tars", "x/", ""}  # keys of lines are numbers
 
 
 def test_a_blob_that_was_replaced_is_an_error(azure: AzureServer | Azurite, tmp_path: Path) -> None:
