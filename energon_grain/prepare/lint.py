@@ -39,7 +39,7 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_build import scan_checked
-from energon_grain.formats.columns import ATTACHED, Columns, open_columns
+from energon_grain.formats.columns import ATTACHED
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
@@ -56,9 +56,10 @@ from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
-from energon_grain.prepare.measure import Measurement, Parts, measured, opened_samples, parts_of
+from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
+from energon_grain.prepare.samples import Columns, open_columns
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
 from energon_grain.storage.cores import map_in_order, usable_cores
@@ -387,7 +388,7 @@ def lint_dataset(
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
         findings += look(lambda: [*_about_media(folder, index)]) or ()
-        columns = look(partial(open_columns, folder))
+        columns = look(lambda: Columns(open_prepared(folder)))
         if columns is not None:
             whole = [name for name in columns.stored if look(partial(_read_column, columns, name)) is not None]
             findings += [_stale_column(folder.location, name) for name in columns.stale]
@@ -590,14 +591,13 @@ def _compare_columns(
     columns: Columns,
     names: Collection[str],
     trusted_modules: Collection[str],
-    split_part: str = "train",
 ) -> Iterator[LintFinding]:
     """Measure a few samples anew, and say which columns say something else. Those that were attached are left out."""
 
     def find(what: str, way_out: str = "", severity: Severity = "warning") -> LintFinding:
         return LintFinding(severity=severity, where=location, what=f"The column {name!r} {what}", way_out=way_out)
 
-    source = opened_samples(location, None, split_part)
+    source = columns.source
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
         whole = parts_of(source, source.read(rows))
@@ -606,7 +606,7 @@ def _compare_columns(
             return source.place_of(int(rows[row]))
 
         for name in names:
-            stored, held = columns.stored[name], columns.at(name, rows)
+            stored, held = columns.stored[name], source.column(name, rows)
             parts = set(stored.parts)
             samples = [{part: each[part] for part in each if not parts or part in parts} for each in whole]
             again = f"make it again: {stored.made_by(name, location)}"
@@ -668,13 +668,10 @@ def about_columns(location: str, trusted_modules: Collection[str], split_part: s
 
     Raises IndexFileError if they are not what was written.
     """
-    with contextlib.closing(opened_samples(location, None, split_part)) as source:
-        columns = source.kept
-    if columns is None:
-        return
+    columns = open_columns(location, split_part=split_part)
     for name in columns.stored:
         _read_column(columns, name)
-    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules, split_part)
+    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)
     yield from (_stale_column(location, name) for name in columns.stale)
 
 

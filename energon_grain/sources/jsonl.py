@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
@@ -137,9 +137,9 @@ class JsonlSource(OneFile):
         self._verified = True
 
     @cached_property
-    def kept(self) -> Columns:
+    def kept(self) -> KeptColumns:
         """What was measured of all samples, by their numbers, and what else is known of them."""
-        return Columns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
+        return KeptColumns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
 
     @property
     def columns(self) -> tuple[str, ...]:

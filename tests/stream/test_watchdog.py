@@ -135,7 +135,9 @@ def test_the_process_ends_where_that_was_asked_for(text_dataset: MakeDataset) ->
     program = [sys.executable, "-c", PROGRAM, str(text_dataset(20))]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (1, "begins\n")
-    assert "TimeoutError: the program has waited for its next batch for more than 0.5 s; the process ends" in done.stderr
+    assert (
+        "TimeoutError: the program has waited for its next batch for more than 0.5 s; the process ends" in done.stderr
+    )
     assert "time.sleep(600)" in done.stderr or "encode_sample" in done.stderr
 
 
