@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def described(root: Path, name: str = "dataset.yaml") -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def being_prepared(root: Path) -> Iterator[None]:
+def being_prepared(root: Path) -> Generator[None]:
     """As if another process prepared the dataset: that has a lock on its folder."""
     folder = os.open(root / ".nv-meta", os.O_RDONLY)
     try:

@@ -19,6 +19,7 @@ _COST_NS, _COST_SHARE = 40_000, 0.004
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
 _SHORT_NS, _MOST_UNTIMED = 1_000_000, 32
 """Of steps that come more often than that, not all waits are timed; of the shortest ones every 32nd, on average."""
+_OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
 
@@ -205,7 +206,7 @@ class WaitClock:
             self._chosen_ns, self._alone_ns = now_ns, 0
             untimed = 0 if all_are else min(self._most, _SHORT_NS // max(1, self._step_ns))
             self._most = min(2 * self._most, _MOST_UNTIMED)
-            self.left = self._chosen = int(2 * untimed * random.random())
+            self.left = self._chosen = int(2 * untimed * _OWN_RANDOM.random())
         self.waiting_ns += waited_ns
         self._marked = self.left
         return waited_ns
