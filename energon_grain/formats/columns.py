@@ -468,18 +468,6 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             release_pages(self._opened(name)[0])
         return digest.hexdigest()
 
-    def of_first(self, name: str) -> tuple[StoredColumn, npt.NDArray[Any]] | None:
-        """What a column says of the samples that there were before shards were appended; None: it says nothing.
-
-        Raises IndexFileError.
-        """
-        stored = self._all.get(name)
-        if stored is None or stored.content_id not in self._of.earlier:
-            return None
-        column, sums = self.folder.open(name, stored, stored.column.rows)
-        sums.check(0, len(column))
-        return stored, column
-
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
         """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""
         for begin in range(0, self.samples, _BLOCK_SAMPLES):
@@ -498,12 +486,8 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name in self.stale:
             raise KeyNotFoundError(
                 f"{self.folder.dataset}: the column {name!r} is of samples that are not here any more; make it again: "
-                f"{self.made_by(name)}"
+                f"{self._all[name].made_by(name, self.folder.dataset)}"
             )
-
-    def made_by(self, name: str) -> str:
-        """The command that makes a column with a file, be it stale or not."""
-        return self._all[name].made_by(name, self.folder.dataset)
 
     def _why_not(self, name: str) -> str:
         self.refuse_stale(name)
@@ -512,6 +496,19 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
         made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
+
+
+def column_before_appending(columns: Columns, name: str) -> tuple[StoredColumn, npt.NDArray[Any]] | None:
+    """What a column says of the samples that there were before shards were appended; None: it says nothing.
+
+    Raises IndexFileError.
+    """
+    stored = columns._all.get(name)
+    if stored is None or stored.content_id not in columns._of.earlier:
+        return None
+    column, sums = columns.folder.open(name, stored, stored.column.rows)
+    sums.check(0, len(column))
+    return stored, column
 
 
 def columns_of_tables(files: TableFiles) -> Columns:

@@ -35,7 +35,14 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.class_ref import imported
-from energon_grain.formats.columns import COLUMNS_FOLDER, SIZES, ColumnFolder, Columns, ColumnStage
+from energon_grain.formats.columns import (
+    COLUMNS_FOLDER,
+    SIZES,
+    ColumnFolder,
+    Columns,
+    ColumnStage,
+    column_before_appending,
+)
 from energon_grain.formats.data_folder import kind_at, look_again, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
@@ -470,7 +477,7 @@ def _begin_with(
     """
     known: list[npt.NDArray[Any]] = []
     for measure in measures:
-        found = held.of_first(measure.name)
+        found = column_before_appending(held, measure.name)
         made = (measure.named, measure.version, parts)
         if found is None or (found[0].function, found[0].version, found[0].parts) != made or "<" in measure.named:
             return  # a name with <lambda> or <locals> may be that of several functions

@@ -556,9 +556,9 @@ class _Grown:
 
 def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
     columns = open_columns(dataset.location)
-    stale: dict[str, list[str]] = {}
+    stored, stale = columns.folder.read(), dict[str, list[str]]()
     for name in columns.stale:
-        stale.setdefault(columns.made_by(name), []).append(name)
+        stale.setdefault(stored[name].made_by(name, dataset.location), []).append(name)
     for command, names in stale.items():
         yield f"of the new samples {', '.join(names)} is not known, and not given out before {command} has run again."
     if (dataset.local / META_FOLDER / SEEK_TABLE).exists():
