@@ -1,9 +1,9 @@
 """What counting for `loader.stats()` costs: the same steps with and without it, in turns in one process.
 
 `python -m benchmarks.counting` prints, for single samples, batches of one and batches of 16, without workers and with
-one, the median ratio of processor time of many interleaved pairs of runs (control: without and without). Without
-counting, a stream neither looks at the clock nor adds anything up where it hands over a step; what chunks take is
-counted in both.
+one, the median ratio of processor time of many interleaved pairs of runs, and as a control that of pairs without it.
+Without counting, a stream neither looks at the clock nor adds anything up where it hands over a step; what chunks take
+is counted in both.
 """
 
 from __future__ import annotations

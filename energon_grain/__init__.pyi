@@ -106,7 +106,6 @@ from .errors import (
     UntrustedCodeError as UntrustedCodeError,
     WorkerError as WorkerError,
 )
-from .formats.columns import Columns as Columns, open_columns as open_columns
 from .gallery.preview import Preview as Preview, preview as preview
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
@@ -138,6 +137,7 @@ from .metadataset.documents import (
     traverse_metadataset as traverse_metadataset,
 )
 from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
+from .prepare.samples import Columns as Columns, open_columns as open_columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch

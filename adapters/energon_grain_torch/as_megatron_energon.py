@@ -54,7 +54,8 @@ _MODULES = """
     flavors.webdataset.base_webdataset flavors.webdataset.config flavors.webdataset.default_decoder_webdataset
     flavors.webdataset.default_generic_webdataset flavors.webdataset.empty_dataset_error
     flavors.webdataset.field_access flavors.webdataset.joined_webdataset flavors.webdataset.metadata
-    flavors.webdataset.sample_decoder flavors.webdataset.standard_webdataset flavors.webdataset.structs
+    flavors.webdataset.sample_decoder flavors.webdataset.sample_loader flavors.webdataset.standard_webdataset
+    flavors.webdataset.structs
     loader
     media media.extractor media.filesystem_prepare media.metadata
     metadataset metadataset.dataset_loader metadataset.loader metadataset.loader_interface metadataset.metadataset
@@ -67,12 +68,13 @@ _MODULES = """
     task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
     tools tools.checkpoint tools.info tools.lint tools.prepare tools.prepare_media tools.preview
     transforms transforms.common transforms.custom transforms.mappers transforms.merge
+    watchdog
     worker
     wrappers wrappers.base wrappers.batch_dataset wrappers.blend_dataset wrappers.concat_dataset
     wrappers.epochize_dataset wrappers.filter_dataset wrappers.gc_dataset wrappers.group_batch_dataset
     wrappers.iter_map_dataset wrappers.limit_dataset wrappers.log_sample_dataset wrappers.map_dataset
     wrappers.mix_batch_dataset wrappers.packing_dataset wrappers.repeat_dataset wrappers.shuffle_buffer_dataset
-    wrappers.skip
+    wrappers.skip wrappers.watchdog_dataset
 """
 MODULES = frozenset(_MODULES.split())
 """Modules of Energon that are ours: each has all names of `energon_grain_torch`, and those of `ELSEWHERE`."""
@@ -87,6 +89,8 @@ ELSEWHERE = {
     "ImageDecoderType": "energon_grain.transforms.image:ImageDecode",
     "SampleException": "energon_grain.errors:EnergonGrainError",
     "TraversedDatasetReference": "energon_grain.metadataset.documents:TraversedDatasetReference",
+    "Watchdog": "energon_grain.stream.watchdog:Watchdog",
+    "WatchdogDataset": "energon_grain.datasets.watchdog:WatchdogDataset",
     "WebdatasetMeta": "energon_grain.formats.nv_meta:DatasetInfo",
     "collapse": "energon_grain.formats.splits:collapse",
     "LoadedDatasetList": "energon_grain.datasets.loaded_dataset:LoadedDatasets",
@@ -103,6 +107,7 @@ ELSEWHERE = {
     "command_redist": _COMMANDS,
     "cli.main:main": f"{_COMMANDS}:main",
     # What saved states are made of.
+    "SliceState": f"{_NAMES}:State",
     "rng:SystemRngState": f"{_NAMES}:State",
     "savable_loader:SavableCheckpoint": f"{_NAMES}:State",
     "savable_loader:SavableDataLoaderState": f"{_NAMES}:State",
@@ -157,7 +162,6 @@ MISSING = {
     "fork_hook": "Python's `os.register_at_fork`",
     "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
-    "WatchdogDataset": "a worker that dies is an error; the arguments about the watchdog are accepted",
 }
 """What is not here, by name or by module, and what the page says of it."""
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import _utils
 
-from energon_grain.compat.arguments import IdleArguments, check_idle
+from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.samples.sample import pin_memory as pinned
@@ -292,7 +292,7 @@ def get_savable_loader(
     cache_pool: CachePool | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
-    **idle: Unpack[IdleArguments],
+    **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """A loader for a dataset, with workers, read-ahead and state.
 
@@ -306,14 +306,14 @@ def get_savable_loader(
         multiprocessing_context: How worker processes are started: "fork", "forkserver", "spawn" or a
             `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
             arrays among the data or data in an object store. The order does not depend on it.
-        **idle: See `IdleArguments`.
+        **energon: See `EnergonArguments`.
 
     Raises:
         ConfigError: The dataset's configuration is wrong.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
-    check_idle(idle)
     config = config_to_run(dataset, worker_config)
+    dataset = watched(dataset, energon)
     config = with_agreement(config, group_processes(config.data_parallel_group))
 
     def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:

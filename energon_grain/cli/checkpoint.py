@@ -393,13 +393,16 @@ def _drawn_by_lanes(cursor: Cursor, spec: StreamSpec) -> list[float] | None:
     from energon_grain.samplers.share_tree import RUN
     from energon_grain.stream.cursor import from_cursor
     from energon_grain.stream.passes import Share
+    from energon_grain.stream.state import Rounds, walk
 
     if cursor["host"][1] != 1 or spec.program is None:
         return None
     taken = [0.0] * len(spec.program.feeds)
     for state in from_cursor(cursor, Share(0, 1, spec.lanes), spec.program).lanes or ():
-        for feed, pass_number, rounds in _rounds(spec.program.root.state_form, state):
-            taken[feed] += spec.program.feeds[feed].order.start(pass_number) / spec.lanes + rounds
+        for form, found in walk(spec.program.root.state_form, state, later=True):
+            if isinstance(form, Rounds):
+                pass_number, rounds = found
+                taken[form.feed] += spec.program.feeds[form.feed].order.start(pass_number) / spec.lanes + rounds
     draws = [0.0] * len(spec.leaves)
     for feed, count in zip(spec.program.feeds, taken, strict=True):
         if count:
@@ -408,19 +411,6 @@ def _drawn_by_lanes(cursor: Cursor, spec: StreamSpec) -> list[float] | None:
             for number, own in enumerate((counts * (count / counts.sum())).tolist()):
                 draws[feed.first_leaf + number] += own
     return draws
-
-
-def _rounds(form: Any, state: Any) -> Iterator[tuple[int, int, int]]:
-    """(feed, pass, rounds taken) of the feeds below, from a lane's state."""
-    from energon_grain.stream.state import Rounds
-
-    if isinstance(form, tuple):
-        parts = cast("tuple[Any, ...]", form)
-        if isinstance(parts[-1], Rounds):
-            yield parts[-1].feed, *state
-        else:
-            for part, value in zip(parts, state, strict=True):
-                yield from _rounds(part, value)
 
 
 def _lines(info: StateInfo) -> list[str]:

@@ -21,7 +21,7 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import part_of
 from energon_grain.sources.costs import Costs
 from energon_grain.sources.source import Selected, Source
-from energon_grain.stream.spec import StreamSpec, leaf_draws
+from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
 from energon_grain.stream.worker_config import WorkerConfig
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
@@ -53,7 +53,7 @@ class LeafSummary:
         subflavors: Tags, without those of the dataset's own configuration.
         samples: After subset, excludes and `where`.
         shares: Of the samples of the stream; several where a schedule changes it.
-        cost_shares: Of what they cost, in a blend by cost; else empty.
+        cost_shares: Of what all datasets in the outermost blend by cost that it is in cost; else empty.
         seen_per_epoch: How often an epoch has each of its samples, on average over epochs; None in an endless blend.
         seen_per_million: How often a million positions have each of its samples, for each of `shares`.
     """
@@ -107,7 +107,8 @@ class MixtureSummary:
         path: The file.
         split: The split.
         endless: Whether it is a blend by weights, which has no epochs.
-        weight_unit: What the outermost weights are shares of; None: samples.
+        weight_unit: What weights are shares of where they are not shares of samples, the outermost such ones; several
+            with commas between. None: all are.
         samples: Of all leaves.
         epoch_positions: Length of the first epoch; later ones of an epochized blend can differ by a few. None where
             it is endless.
@@ -161,13 +162,14 @@ def summarize_mixture(
     spec = compile_dataset(dataset)
     flat = list(flatten(tree))
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
-    unit = tree.weight_unit if isinstance(tree, BlendDataset) else None
     courses = leaf_shares(flat, sizes)
     costs: list[Course] = [()] * len(flat)
-    if any(isinstance(node, BlendDataset) and node.weight_unit is not None for node in _all_nodes(tree)):
+    by_cost = [*_blends_by_cost(tree)]
+    if by_cost:
         starts = sorted({start for course in courses for start, _ in course})
         courses = _drawn(spec, sizes, starts)
-        costs = costs if unit is None else _costs(spec, unit, courses)
+    for cost, below in by_cost:
+        costs[below] = _costs(spec.leaves[below], cost, courses[below])
     leaves = tuple(
         _leaf(each, course, cost, resolved.leaf.source, label, endless)
         for each, course, cost, resolved, label in zip(flat, courses, costs, spec.leaves, _labels(flat), strict=True)
@@ -176,7 +178,7 @@ def summarize_mixture(
         path=str(path),
         split=split,
         endless=endless,
-        weight_unit=None if unit is None else str(unit),
+        weight_unit=", ".join(dict.fromkeys(str(unit) for unit, _ in by_cost)) or None,
         samples=sum(sizes),
         epoch_positions=spec.order.length(0),
         tree=_node(tree, enumerate(zip(courses, costs, sizes, strict=True)))[0],
@@ -203,10 +205,18 @@ def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[Course]:
     return courses
 
 
-def _all_nodes(tree: SavableDataset) -> Iterator[SavableDataset]:
-    yield tree
+def _blends_by_cost(tree: SavableDataset, first: int = 0) -> Iterator[tuple[Expression, slice]]:
+    """The outermost blends whose weights are shares of a cost: that, and which leaves are below, from `first` on."""
+    if isinstance(tree, BlendDataset) and tree.weight_unit is not None:
+        yield tree.weight_unit, slice(first, first + _count_leaves(tree))
+        return
     for child in children_of(tree):
-        yield from _all_nodes(child)
+        yield from _blends_by_cost(child, first)
+        first += _count_leaves(child)
+
+
+def _count_leaves(tree: SavableDataset) -> int:
+    return sum(map(_count_leaves, children_of(tree))) or 1
 
 
 def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> list[Course]:
@@ -217,11 +227,11 @@ def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> lis
     return [_course(starts, [Fraction(row[leaf] / sum(row)) for row in drawn]) for leaf in range(len(sizes))]
 
 
-def _costs(spec: StreamSpec, unit: Expression, courses: Sequence[Course]) -> list[Course]:
-    """The share of the cost that each leaf gets, by what its first million samples cost on average."""
+def _costs(leaves: Sequence[LeafSpec], unit: Expression, courses: Sequence[Course]) -> list[Course]:
+    """The share of the leaves' cost that each of them gets, by what its first million samples cost on average."""
     means = [
         Fraction(int(each.sum()), len(each))
-        for leaf in spec.leaves
+        for leaf in leaves
         for each in [Costs(leaf.leaf.source, unit, "weight_unit").of(slice(0, MILLION))]
     ]
     totals = [

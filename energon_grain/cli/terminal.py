@@ -242,14 +242,8 @@ def own_task_encoder(named: str) -> TaskEncoder:
     from energon_grain.datasets.task_encoder import TaskEncoder
     from energon_grain.formats.class_ref import imported
 
-    module, _, name = named.partition(":")
-    if not module or not name:
-        raise ConfigError(f"--task-encoder {named}: expected module:Class, as my_training.data:Encoder")
-    own_modules([module])
-    try:
-        found = getattr(imported(module, f"--task-encoder {named}: {module}"), name)
-    except AttributeError as error:
-        raise ConfigError(f"--task-encoder {named}: {error}") from error
+    own_modules([named.partition(":")[0]])
+    found = imported(named, f"--task-encoder {named}", "Class")
     encoder = found() if isinstance(found, type) else found
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")

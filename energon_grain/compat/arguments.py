@@ -7,27 +7,31 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.watchdog import WatchdogDataset
 from energon_grain.errors import ConfigError
+from energon_grain.samples.subscripts import Item
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder
     from energon_grain.transforms.decode import SampleDecoder
 
 
-class IdleArguments(TypedDict, total=False):
-    """Arguments of loaders that are accepted, and without effect.
+class EnergonArguments(TypedDict, total=False):
+    """Further arguments of loaders: those of a `WatchdogDataset`, and what is accepted and has no effect.
 
-    Saving costs microseconds and keeps no internal checkpoints, the garbage collector is paused where it costs time,
-    and a worker that dies is noticed by itself.
+    Saving costs microseconds and keeps no internal checkpoints, and the garbage collector is paused where it costs
+    time. A worker that dies is noticed by itself; the watchdog is for what hangs.
 
     Attributes:
         checkpoint_every_sec: Energon's interval between internal checkpoints.
         checkpoint_every_min_n_samples: Likewise.
         n_checkpoints: How many of them it keeps.
         gc_collect_every_n_steps: When it collects garbage.
-        watchdog_timeout_seconds: When it warns of a slow step.
-        watchdog_initial_timeout_seconds: The same for the first step.
-        fail_on_timeout: Whether it ends the process then.
+        watchdog_timeout_seconds: For which the program may wait for a batch before the stacks of all threads are
+            written to stderr, with a RuntimeWarning; None (the default): nobody watches.
+        watchdog_initial_timeout_seconds: The same for the first batch; default: no other.
+        fail_on_timeout: Whether the process ends then.
     """
 
     checkpoint_every_sec: float | None
@@ -39,15 +43,25 @@ class IdleArguments(TypedDict, total=False):
     fail_on_timeout: bool | None
 
 
-def check_idle(arguments: Mapping[str, Any]) -> None:
-    """Check that they are known.
+def watched(dataset: SavableDataset[Item], arguments: Mapping[str, Any]) -> SavableDataset[Item]:
+    """The dataset, watched as `EnergonArguments` say.
 
     Raises:
-        TypeError: One is not.
+        ConfigError: A timeout is not positive.
+        TypeError: An argument is not known.
     """
     for name in arguments:
-        if name not in IdleArguments.__annotations__:
+        if name not in EnergonArguments.__annotations__:
             raise TypeError(f"get_savable_loader() got an unexpected keyword argument {name!r}")
+    timeout = arguments.get("watchdog_timeout_seconds")
+    if timeout is None:
+        return dataset
+    return WatchdogDataset(
+        dataset,
+        timeout_seconds=timeout,
+        initial_timeout_seconds=arguments.get("watchdog_initial_timeout_seconds"),
+        fail_on_timeout=bool(arguments.get("fail_on_timeout")),
+    )
 
 
 class DeprecatedArguments(TypedDict, total=False):

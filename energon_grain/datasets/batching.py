@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, check_size, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, with_own_name
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
@@ -76,7 +76,7 @@ def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | 
     return chosen
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class BatchDataset(SavableDataset):
     """Consecutive samples, batch by batch.
 
@@ -105,44 +105,29 @@ class BatchDataset(SavableDataset):
     dataset: SavableDataset
     batch_size: int
     batcher: Callable[[list[Any]], Any]
-    last_batch: LastBatch
-    balance: Balance | None
-    hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
+    _: KW_ONLY
+    drop_last: InitVar[bool] = False
+    last_batch: LastBatch | None = None
+    balance: str | Balance | None = None
+    hook: str = "batch"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    batcher_stateless: InitVar[bool] = False
+    batcher_config: InitVar[Any] = None
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        batch_size: int,
-        batcher: Callable[[list[Any]], Any],
-        *,
-        drop_last: bool = False,
-        last_batch: LastBatch | None = None,
-        balance: str | Balance | None = None,
-        hook: str = "batch",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        batcher_stateless: bool = False,
-        batcher_config: Any = None,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        del batcher_stateless, batcher_config
-        check_size(self, "batch_size", batch_size, "samples")
-        check_function(self, "batcher", batcher)
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            batch_size=batch_size,
-            batcher=batcher,
-            balance=choose_balance(balance, batch_size),
-            hook=hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-        )
-        object.__setattr__(self, "last_batch", choose_last_batch(last_batch, drop_last, self.worker_config.world_size))
+    def __post_init__(self, drop_last: bool, batcher_stateless: bool, batcher_config: Any) -> None:
+        check_size(self, "batch_size", self.batch_size, "samples")
+        check_function(self, "batcher", self.batcher)
+        settle(self, self.dataset)
+        object.__setattr__(self, "last_batch", self._last(drop_last))
+        object.__setattr__(self, "balance", self._balance())
+
+    def _last(self, drop_last: bool = False) -> LastBatch:
+        return choose_last_batch(self.last_batch, drop_last, self.worker_config.world_size)
+
+    def _balance(self) -> Balance | None:
+        return choose_balance(self.balance, self.batch_size)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         if is_generator(self.batcher) or not steps.of_batches:
@@ -153,16 +138,16 @@ class BatchDataset(SavableDataset):
         steps.batch = BatchSpec(
             size=self.batch_size,
             hook=named[0],
-            last=self.last_batch,
+            last=self._last(),
             encode=tuple(named[1:]),
-            balance=self.balance,
+            balance=self._balance(),
         )
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        if self.balance is not None:
+        if (balance := self._balance()) is not None:
             raise ConfigError(
-                f"balance={self.balance.by!r} is for the batches of steps, one of each host: for the outermost "
+                f"balance={balance.by!r} is for the batches of steps, one of each host: for the outermost "
                 f"BatchDataset, which is not below others or in a mixture, and whose batcher is no generator"
             )
         hook = self._hook()

@@ -139,13 +139,6 @@ OF_DATASET: Any = None
 """A `worker_config` that is not given: that of the dataset below."""
 
 
-def describe(node: SavableDataset, below: SavableDataset, worker_config: WorkerConfig | None, **given: Any) -> None:
-    """Set the fields of a new node over another, and `settle` it."""
-    for name, value in {"worker_config": worker_config, **given}.items():
-        object.__setattr__(node, name, value)
-    settle(node, below)
-
-
 def settle(node: SavableDataset, below: SavableDataset) -> None:
     """Check the fields of a new node over another: its `worker_config` is the other's unless one is given.
 

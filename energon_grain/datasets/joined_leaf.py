@@ -46,7 +46,7 @@ from energon_grain.forms import Place, asked_at
 from energon_grain.prepare import join_members as joining
 from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
 from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
-from energon_grain.prepare.measure import opened_samples
+from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import Sample

@@ -38,6 +38,7 @@ from energon_grain.stream.spec import (
     StreamSpec,
     wanted_block,
 )
+from energon_grain.stream.watchdog import Hang
 from energon_grain.stream.worker_config import WorkerConfig
 
 _logger = logging.getLogger("energon_grain")
@@ -266,6 +267,7 @@ class Steps:
             what lanes run passes of so many items, given their number of lanes.
         seed: 64-bit hash of the seed that holds below, where it differs from the run's.
         watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
+        hang: What to do where a step does not come.
     """
 
     below: Node
@@ -279,6 +281,7 @@ class Steps:
     seed: int | None = None
     same_pass: bool = False
     watching: list[Node] = field(default_factory=list["Node"])
+    hang: Hang | None = None
 
     @classmethod
     def over(cls, dataset: Node) -> Steps:
@@ -542,6 +545,7 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
         same_pass=same_pass,
         ragged=to.graph.ragged and steps.batch is None,
         cache_pool=cache_pool,
+        hang=steps.hang,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, describe, node, settle
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.passes import Limit
@@ -182,7 +182,10 @@ class EpochizeDataset(SavableDataset):
             check_size(self, "length", length, "items")
         elif num_epochs is not None and not (num_epochs > 0 and math.isfinite(num_epochs)):
             raise ConfigError(f"EpochizeDataset: num_epochs={num_epochs}: expected a number above 0")
-        describe(self, dataset, worker_config, dataset=dataset, length=length, num_epochs=num_epochs)
+        given = {"worker_config": worker_config, "dataset": dataset, "length": length, "num_epochs": num_epochs}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        settle(self, dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         steps.epochs.append(self._length_over)

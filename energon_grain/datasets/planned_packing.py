@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset, check_function, describe
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, require_one_value, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
@@ -118,7 +118,7 @@ def _positive(where: str, what: str, value: Any) -> int:
     return int(value)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@node
 class PlannedPackingDataset(SavableDataset):
     """Packs that are planned from columns, a window of the order at a time; which they are needs no data.
 
@@ -142,48 +142,29 @@ class PlannedPackingDataset(SavableDataset):
     dataset: SavableDataset
     plan: PackingPlan
     packer: Callable[..., Any]
-    hook: str
-    task_encoder: HookOwner | None
-    failure_tolerance: int | None
-    batches: bool
+    _: KW_ONLY
+    hook: str = "pack_selected_samples"
+    task_encoder: HookOwner | None = None
+    failure_tolerance: int | None = None
+    batches: bool = False
+    worker_config: WorkerConfig = OF_DATASET
 
-    def __init__(
-        self,
-        dataset: SavableDataset,
-        plan: PackingPlan,
-        packer: Callable[..., Any],
-        *,
-        hook: str = "pack_selected_samples",
-        task_encoder: HookOwner | None = None,
-        failure_tolerance: int | None = None,
-        batches: bool = False,
-        worker_config: WorkerConfig | None = None,
-    ) -> None:
-        given: Any = plan
-        if not isinstance(given, PackingPlan):
+    def __post_init__(self) -> None:
+        plan: Any = self.plan
+        if not isinstance(plan, PackingPlan):
             raise ConfigError(
                 f"PlannedPackingDataset: plan={plan!r}: expected a plan, such as PackingPlan('tokens', capacity=4096)"
             )
-        check_function(self, "packer", packer)
-        require_one_value(hook, packer)
-        if plan.oversize == "split" and not _takes_ranges(packer):
+        check_function(self, "packer", self.packer)
+        require_one_value(self.hook, self.packer)
+        if plan.oversize == "split" and not _takes_ranges(self.packer):
+            name = getattr(self.packer, "__qualname__", self.packer)
             raise ConfigError(
-                f"{hook} ({getattr(packer, '__qualname__', packer)}) does not say which part of a sample to take: with "
+                f"{self.hook} ({name}) does not say which part of a sample to take: with "
                 f"oversize='split' it is called with ranges=[(start, stop), …], one of each sample; declare `ranges` "
                 f"there and cut samples to theirs"
             )
-        describe(
-            self,
-            dataset,
-            worker_config,
-            dataset=dataset,
-            plan=plan,
-            packer=packer,
-            hook=hook,
-            task_encoder=task_encoder,
-            failure_tolerance=failure_tolerance,
-            batches=batches,
-        )
+        settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`: an index map of packs; below what cuts or mixes it, a feed of lanes."""

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection
-from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
@@ -95,19 +94,26 @@ def function_beside(
     return found
 
 
-def imported(module: str, what: str) -> ModuleType:
-    """Import what an option, an argument or a trusted name asks for; `what` begins the error.
+def imported(written: str, where: str, kind: Literal["Class", "function"]) -> Any:
+    """Import what an option or argument names as `package.module:name`; `where` begins the error.
 
     Raises:
-        ConfigError: It cannot be imported.
+        ConfigError: It is written otherwise, cannot be imported, or is not in its module.
     """
+    module, _, name = written.partition(":")
+    if not (module and name):
+        raise ConfigError(f"{where}: {written!r} names no {kind.lower()}: write module:{kind}")
     try:
-        return importlib.import_module(module)
-    except (ImportError, ValueError) as error:  # a ValueError for an empty name
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
         folder = module.partition(".")[0]
-        missing = getattr(error, "name", None) == folder
-        way_out = f". Run the program in the folder of {folder}, or install it" if missing else ""
-        raise ConfigError(f"{what} cannot be imported: {error}{way_out}") from error
+        way_out = f". Run the program in the folder of {folder}, or install it" if error.name == folder else ""
+        raise ConfigError(f"{where}: {module} cannot be imported: {error}{way_out}") from error
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    if found is None:
+        raise ConfigError(f"{where}: the module {module} has no {kind.lower()} {name!r}")
+    return found
 
 
 def _trusted(modules: Collection[str]) -> tuple[str, ...]:
@@ -118,9 +124,9 @@ def _resolve(ref: ClassRef, kind: Literal["class", "function"], trusted_modules:
     trusted_modules = _trusted(trusted_modules)
     fits = callable if kind == "function" else (lambda found: isinstance(found, type))
     if _is_inside(ref.module, trusted_modules):
-        found = getattr(imported(ref.module, f"{where}: the trusted module of `{ref}`"), ref.name, None)
+        found = imported(f"{ref.module}:{ref.name}", where, "Class" if kind == "class" else "function")
         if not fits(found):
-            raise ConfigError(f"{where}: the trusted module {ref.module!r} has no {kind} {ref.name!r}")
+            raise ConfigError(f"{where}: the module {ref.module} has no {kind} {ref.name!r}")
         return found
     if ref.is_ours:
         public: list[str] = list(getattr(energon_grain, "__all__", ()))

@@ -8,9 +8,8 @@ import os
 import secrets
 import shutil
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -49,7 +48,7 @@ from energon_grain.storage.atomic import (
     sync_folder,
     writing_in,
 )
-from energon_grain.storage.cores import usable_cores
+from energon_grain.storage.cores import map_in_order, usable_cores
 
 _LISTED = 5
 
@@ -262,17 +261,9 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
     firsts = itertools.accumulate(info.shard_counts.values(), initial=0)
     threads = min(_SCANNING_THREADS, usable_cores(), max(1, len(info.shard_counts)))
     with ThreadPoolExecutor(threads, thread_name_prefix="scan") as pool:
-        pending: deque[Future[ShardScan]] = deque()
-        try:
-            for (shard, count), first in zip(info.shard_counts.items(), firsts, strict=False):
-                pending.append(pool.submit(scan_checked, dataset, shard, count, records, first))
-                if len(pending) > threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+        shards = zip(info.shard_counts.items(), firsts, strict=False)
+        described = ((dataset, shard, count, records, first) for (shard, count), first in shards)
+        yield from map_in_order(pool, threads, scan_checked, described)
 
 
 def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:

@@ -5,6 +5,7 @@
     x.jsonl.columns/…                            the same two, of a JSONL file; x.parquet.columns/… of a Parquet file,
                                                  and data/.columns/… of a folder of these
     meta.yaml.cache/.join_<name>/…               of a join, beside its index
+    ~/.cache/energon-grain/columns/<id>/…        for this machine, of data beside which nothing can be written
 
 A column belongs to samples, by the `content_id` of the index that it was made with, and not to a generation of the
 index. So it stays when the index of the same samples is written anew, and is not given out for others.
@@ -29,8 +30,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
+from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import (
     COLUMNAR_FOLDER,
     COLUMNS_JSON,
@@ -43,15 +44,16 @@ from energon_grain.formats.columnar_header import (
     read_column,
     release_pages,
 )
-from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.join_index import JoinIndex
-from energon_grain.formats.jsonl import JsonlFile, lines_id, open_jsonl
+from energon_grain.formats.jsonl import JsonlFile, lines_id
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
+from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import is_writable, sync_folder
-from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.location import is_url, join, without_revision
 from energon_grain.storage.mirror import mirror_of
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
@@ -118,7 +120,7 @@ class ColumnFolder:
         local: That folder on this machine: the same, or a copy of it.
         mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
         locked: The folder on this machine that those who measure or prepare lock; None: `local`.
-        instead: That in the cache folder, for data beside which nothing can be written; None: there is none.
+        known_as: What the samples are known as on this machine: where they lie, first, and which of these they are.
     """
 
     dataset: str
@@ -126,7 +128,7 @@ class ColumnFolder:
     local: Path
     mirrored: str | None = None
     locked: Path | None = None
-    instead: Path | None = None
+    known_as: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
@@ -137,34 +139,28 @@ class ColumnFolder:
             local=columnar_folder(folder.local),
             mirrored=folder.location if folder.is_mirrored else None,
             locked=folder.local / META_FOLDER,
+            known_as=(folder.location, folder.bare or ""),
         )
 
     @classmethod
     def of_jsonl(cls, file: JsonlFile) -> ColumnFolder:
         """That of a JSONL file; of an object, `columns.json` is brought up to date. Raises ReadError."""
         location = f"{file.location}.columns"
+        known_as = (file.location,)
         if not is_url(location):
-            return cls(dataset=file.location, location=location, local=Path(location))
+            return cls(dataset=file.location, location=location, local=Path(location), known_as=known_as)
         mirror = mirror_of(location)
         with mirror.locked():
             mirror.refresh([COLUMNS_JSON])
-        return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location)
+        return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location, known_as=known_as)
 
     @classmethod
     def of_tables(cls, files: TableFiles) -> ColumnFolder:
-        """That of Parquet files: beside them, else in the cache folder, where those of files in a store are, too."""
-        path, own = Path(files.location), files.kept_ever.with_suffix(".columns")
-        beside = (
-            path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns") if path.is_file() else own
-        )
-        local = next((place for place in (beside, own) if (place / COLUMNS_JSON).exists()), beside)
-        return cls(dataset=files.location, location=str(local), local=local, instead=own)
-
-    def writable(self) -> ColumnFolder:
-        """The same, or that in the cache folder, where this one cannot be made. Makes it."""
-        if self.instead is None or is_writable(self.local):
-            return self
-        return replace(self, location=str(self.instead), local=self.instead)
+        """That of files of tables: beside them; of files in a store, or named by a pattern, in the cache folder."""
+        path = Path(files.location)
+        beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
+        local = beside if path.exists() else files.kept_ever.with_suffix(".columns")
+        return cls(dataset=files.location, location=str(local), local=local, known_as=(files.location,))
 
     @classmethod
     def of_join(cls, index: JoinIndex) -> ColumnFolder | None:
@@ -182,7 +178,38 @@ class ColumnFolder:
             location=location,
             local=index.folder,
             mirrored=None if index.url is None else cache,
+            known_as=(location,),
         )
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the data lie on a web server or the Hub, where nothing can be written."""
+        where = self.known_as[0]
+        return is_url(where) and address_of(where, storage_settings()).kind in ("http", "hub")
+
+    @property
+    def kept_by(self) -> str:
+        """What messages add about columns that each machine keeps for itself."""
+        if not self.is_read_only:
+            return ""
+        return ". Nothing can be written beside the data, so each machine keeps its own columns: measure on every host"
+
+    @property
+    def here_alone(self) -> ColumnFolder:
+        """That in the cache folder of this machine, the same one for all commits of a dataset of the Hub.
+
+        The content id is not enough to go by: it says how long samples are, and not what is in them.
+        """
+        known = [without_revision(each) if is_url(each) else os.path.realpath(each) for each in self.known_as]
+        digest = hashlib.blake2b("\0".join(known).encode("utf-8", "surrogateescape"), digest_size=16)
+        local = Path(os.path.dirname(storage_settings().cache_folder), "columns", digest.hexdigest())
+        return replace(self, location=str(local), local=local, mirrored=None, locked=None)
+
+    def writable(self) -> ColumnFolder:
+        """The same, or that in the cache folder, where nothing can be written to this one. Makes it."""
+        if self.is_read_only or (self.mirrored is None and not is_writable(self.local)):
+            return self.here_alone
+        return self
 
     def read(self) -> dict[str, StoredColumn]:
         """The columns that have files, those of other samples too. Raises IndexFileError."""
@@ -343,37 +370,36 @@ def _part_sizes(index: ColumnarIndex, samples: Int64Array | slice, part: int | N
     return running[ends] - running[ends - count]  # so, since a sample may have no part at all
 
 
-class Columns(Mapping[str, npt.NDArray[Any]]):
-    """The columns of a dataset by name: `columns["width"]` is a read-only array, (N,), a number a sample.
+class KeptColumns:
+    """What is known of all samples of a dataset beside them: what was measured, and the sizes of parts.
 
     Those with files are memory maps, which are compared with their checksums when they are asked for. NaN stands for
-    what a sample has not. To be had from `open_columns`.
+    what a sample has not. A column that was kept for this machine alone goes before one that lies beside the data.
 
     Attributes:
-        folder: Where those with files lie.
+        folder: Where those with files lie, beside the data.
         stored: What is known of these.
     """
 
     def __init__(self, folder: ColumnFolder, of: Measured) -> None:
         self.folder, self._of = folder, of
-        self._all = folder.read()
+        self._all: dict[str, StoredColumn] = {}
+        self._places: dict[str, ColumnFolder] = {}
+        for place in (folder, folder.here_alone):
+            for name, each in place.read().items():
+                if name not in self._all or each.content_id == of.content_id:
+                    self._all[name], self._places[name] = each, place
         self.stored = {name: each for name, each in self._all.items() if each.content_id == of.content_id}
         self._open: dict[str, tuple[npt.NDArray[Any], BlockSums]] = {}
         self._parts: dict[str, int | None] = {} if of.sizes is None else {SIZES: None}
         self._parts |= {f"{SIZES}.{part}": number for number, part in enumerate(of.parts)}
         self._names = tuple(dict.fromkeys((*self._parts, *self.stored)))
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
-
-    def __repr__(self) -> str:
-        return f"Columns({self.folder.dataset!r}, {', '.join(self._names)})"
 
     @property
     def stale(self) -> tuple[str, ...]:
@@ -390,24 +416,17 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         """Of the samples that they are of."""
         return self._of.content_id
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The column of this name.
-
-        Raises:
-            KeyNotFoundError: There is none, or it was made for other samples.
-            IndexFileError: Its file is damaged.
-        """
-        column = self.at(name, slice(0, self.samples))
-        column.flags.writeable = False
-        return column
-
     def at(self, name: str, samples: Int64Array | slice) -> npt.NDArray[Any]:
-        """(n,) what a column says of samples, by their numbers in the whole dataset. Raises as `[name]` does.
+        """(n,) what a column says of samples, by their numbers in the whole dataset.
 
         Args:
             name: Of the column.
             samples: (n,) in [0, N), not checked; or a slice of them with both its ends, of which stored columns are
                 given as they are mapped.
+
+        Raises:
+            KeyNotFoundError: There is none, or it was made for other samples.
+            IndexFileError: Its file is damaged.
         """
         if name in self.stored:
             column, sums = self._opened(name)
@@ -430,7 +449,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return found
 
     def id(self, name: str) -> str:
-        """Digest that changes with the numbers of a column. Raises as `[name]` does."""
+        """Digest that changes with the numbers of a column. Raises as `at` does."""
         if name in self.stored:
             self._opened(name)  # who knows a column by its id goes on with it when it is measured again
             return self.stored[name].column.checksum
@@ -452,7 +471,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
                 )
 
     def id_of_first(self, name: str, samples: int, content_id: str) -> str:
-        """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `[name]` does.
+        """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `at` does.
 
         Args:
             name: Of the column.
@@ -468,17 +487,21 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             release_pages(self._opened(name)[0])
         return digest.hexdigest()
 
-    def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
-        """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""
-        for begin in range(0, self.samples, _BLOCK_SAMPLES):
-            block = self.at(name, slice(begin, min(begin + _BLOCK_SAMPLES, self.samples)))
-            yield block
-            if name in self.stored:
-                release_pages(self._opened(name)[0])
+    def of_first(self, name: str) -> tuple[StoredColumn, npt.NDArray[Any]] | None:
+        """What a column says of the samples that there were before shards were appended; None: it says nothing.
+
+        Raises IndexFileError.
+        """
+        stored = self._all.get(name)
+        if stored is None or stored.content_id not in self._of.earlier:
+            return None
+        column, sums = self._places[name].open(name, stored, stored.column.rows)
+        sums.check(0, len(column))
+        return stored, column
 
     def _opened(self, name: str) -> tuple[npt.NDArray[Any], BlockSums]:
         if name not in self._open:
-            self._open[name] = self.folder.open(name, self.stored[name], self.samples)
+            self._open[name] = self._places[name].open(name, self.stored[name], self.samples)
         return self._open[name]
 
     def refuse_stale(self, name: str) -> None:
@@ -486,8 +509,12 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name in self.stale:
             raise KeyNotFoundError(
                 f"{self.folder.dataset}: the column {name!r} is of samples that are not here any more; make it again: "
-                f"{self._all[name].made_by(name, self.folder.dataset)}"
+                f"{self.made_by(name)}"
             )
+
+    def made_by(self, name: str) -> str:
+        """The command that makes a column with a file, be it stale or not."""
+        return self._all[name].made_by(name, self.folder.dataset)
 
     def _why_not(self, name: str) -> str:
         self.refuse_stale(name)
@@ -495,51 +522,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
         made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
-        return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}"
-
-
-def column_before_appending(columns: Columns, name: str) -> tuple[StoredColumn, npt.NDArray[Any]] | None:
-    """What a column says of the samples that there were before shards were appended; None: it says nothing.
-
-    Raises IndexFileError.
-    """
-    stored = columns._all.get(name)
-    if stored is None or stored.content_id not in columns._of.earlier:
-        return None
-    column, sums = columns.folder.open(name, stored, stored.column.rows)
-    sums.check(0, len(column))
-    return stored, column
-
-
-def columns_of_tables(files: TableFiles) -> Columns:
-    """Those that were measured of Parquet files; those in the files are theirs."""
-    return Columns(ColumnFolder.of_tables(files), Measured(content_id=files.content_id, samples=len(files), parts=()))
-
-
-def open_columns(path: str | os.PathLike[str] | DataFolder | JsonlFile) -> Columns:
-    """Open the columns of the dataset at `path`: what is known of its samples before they are read.
-
-    Args:
-        path: The folder of a prepared dataset, or a JSONL file; or its URL: of one in an object store, a column is
-            copied when it is first asked for.
-
-    Raises:
-        DatasetNotFoundError: There is no prepared dataset.
-        IndexFileError: An index is damaged.
-        ReadError: An object store cannot be reached.
-    """
-    if isinstance(path, JsonlFile) or (not isinstance(path, DataFolder) and located(path).endswith(".jsonl")):
-        file = open_jsonl(path)
-        return Columns(ColumnFolder.of_jsonl(file), Measured.of_jsonl(file.starts()))
-    kind = None if isinstance(path, DataFolder) else kind_at(located(path))
-    if kind is not None and kind.has_own_columns:
-        raise ConfigError(
-            f"{path}: is {kind.described}, of which no columns are opened alone; `where` and the like find those in "
-            "the data, and those that were measured, by name"
-        )
-    folder = open_folder(path)
-    with naming(folder):
-        return Columns(ColumnFolder.of(folder), Measured.of(open_columnar(folder)))
+        return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}{self.folder.kept_by}"
 
 
 @dataclass(slots=True)

@@ -39,9 +39,7 @@ def not_prepared(location: str) -> str:
         return not_prepared_here(Path(location))
     names = names_below(location)
     if names is not None and not names:
-        found = (
-            (compressed_lines(location) or _IS_FILE) if read_beginning(location, 1) else "nothing lies below that URL"
-        )
+        found = _file_at(location) if read_beginning(location, 1) else "nothing lies below that URL"
     elif is_array_folder(location):
         found = IS_ARRAY
     elif not has_lists(location, storage_settings()):
@@ -78,6 +76,7 @@ RECORD_SUFFIX = ".array_record"
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
+_IS_METADATASET = "is a metadataset, which get_train_dataset and its like take; one of its datasets is expected here"
 _NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{}}`"
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
@@ -281,18 +280,18 @@ def not_prepared_here(root: Path) -> str:
     """Say what lies at a path of this machine instead of a prepared dataset, and the way out."""
     if not root.exists():
         return no_such_path(root)
-    if root.suffix in METADATASET_ENDINGS:
-        return (
-            f"{root}: is a metadataset, which get_train_dataset and its like take; here one of its datasets is expected"
-        )
     if root.is_file():
-        return f"{root}: {compressed_lines(str(root)) or _IS_FILE}"
+        return f"{root}: {_file_at(str(root))}"
     if is_array_folder(str(root)):
         return f"{root}: {IS_ARRAY}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
     names = os.listdir(root) if root.is_dir() else []
     return f"{root}: {_lines_in(str(root), names) or _NOT_PREPARED.format(preparing(root))}"
+
+
+def _file_at(location: str) -> str:
+    return compressed_lines(location) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
 
 
 def _lines_in(folder: str, names: Collection[str]) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, Unpack
 
 import numpy as np
 
-from energon_grain.compat.arguments import IdleArguments, check_idle
+from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError
 from energon_grain.loader.checkpoint_file import read_state, write_state
@@ -237,7 +237,7 @@ def get_savable_loader(
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
-    **idle: Unpack[IdleArguments],
+    **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """A loader for a dataset, with threads, read-ahead and state; for Grain, a `grain.DatasetIterator`.
 
@@ -247,14 +247,14 @@ def get_savable_loader(
         prefetch_factor: Batches that are made ahead for each worker.
         cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
             `NoCachePool`.
-        **idle: See `IdleArguments`.
+        **energon: See `EnergonArguments`.
 
     Raises:
         ConfigError: The dataset's configuration is wrong.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
-    check_idle(idle)
     config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
+    dataset = watched(dataset, energon)
     return SavableDataLoader(
         Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
     )

@@ -107,10 +107,7 @@ def _annotation(annotation: Any) -> str:
 
 
 def _import_sample_type(name: str) -> type[Sample]:
-    module_name, _, class_name = name.partition(":")
-    found = getattr(imported(module_name, f"sample type {name!r}"), class_name, None)
-    if found is None:
-        raise ConfigError(f"sample type {name!r}: the module {module_name} has no {class_name!r}")
+    found = imported(name, f"sample type {name!r}", "Class")
     if not (inspect.isclass(found) and issubclass(found, Sample) and dataclasses.is_dataclass(found)):
         raise ConfigError(f"{name!r} is no sample type: derive a dataclass from energon_grain.Sample.")
     return found

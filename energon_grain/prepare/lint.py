@@ -10,9 +10,8 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -40,7 +39,7 @@ from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_build import scan_checked
-from energon_grain.formats.columns import ATTACHED, Columns, open_columns
+from energon_grain.formats.columns import ATTACHED
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
@@ -54,16 +53,16 @@ from energon_grain.formats.splits import (
 )
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
-from energon_grain.prepare.measure import Measurement, Parts, measured, opened_samples, parts_of
+from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
+from energon_grain.prepare.samples import Columns, open_columns
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
-from energon_grain.storage.cores import usable_cores
+from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
 from energon_grain.storage.remote_files import RemoteFiles
@@ -191,13 +190,17 @@ def opened(
 
 
 def _check_shard(
-    folder: DataFolder, records: RecordEncoding | None, index: ColumnarIndex | None, described: tuple[str, int, int]
+    folder: DataFolder,
+    records: RecordEncoding | None,
+    index: ColumnarIndex | None,
+    shard: str,
+    first: int,
+    samples: int,
 ) -> list[LintFinding]:
-    """Scan a shard (its name, first sample and number of samples) anew, and say what does not fit.
+    """Scan a shard anew, of so many samples from the `first` one on, and say what does not fit.
 
     The columnar index is None where it could not be opened.
     """
-    shard, first, samples = described
     location = folder.shard(shard)
     gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
     if not folder.is_remote and not os.path.isfile(location):
@@ -223,29 +226,9 @@ def _check_shard(
                 RemoteFiles(storage_settings()).size(location)
             return [LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))]
         return [gone]
-    if not wrong and index is not None and not _agrees(index, shard, scan):
+    if not wrong and index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
         wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
     return wrong
-
-
-def _agrees(index: ColumnarIndex, shard: str, scan: ShardScan) -> bool:
-    number = index.shards.index(shard)
-    first, last = int(index.shard_first[number]), int(index.shard_first[number + 1])
-    if last - first != len(scan) or int(index.shard_bytes[number]) != scan.size_bytes:
-        return False
-    parts = slice(int(index.part_start[first]), int(index.part_start[last]))
-    keys = slice(int(index.key_start[first]), int(index.key_start[last]))
-    names = np.array([*scan.part_names, ""], dtype=np.object_)
-    known = np.array([*index.part_names, ""], dtype=np.object_)
-    return (
-        np.array_equal(index.shard_sample_start(number), scan.sample_start)
-        and np.array_equal(index.part_start[first : last + 1] - parts.start, scan.part_start)
-        and np.array_equal(index.part_offset[parts], scan.part_offset)
-        and np.array_equal(index.part_size[parts], scan.part_size)
-        and np.array_equal(known[index.part_name[parts]], names[scan.part_name])
-        and np.array_equal(index.key_start[first : last + 1] - keys.start, scan.key_start)
-        and np.array_equal(index.key_bytes[keys], scan.key_bytes)
-    )
 
 
 class _Samples:
@@ -405,7 +388,7 @@ def lint_dataset(
     if index is not None:
         findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
         findings += look(lambda: [*_about_media(folder, index)]) or ()
-        columns = look(partial(open_columns, folder))
+        columns = look(lambda: Columns(open_prepared(folder)))
         if columns is not None:
             whole = [name for name in columns.stored if look(partial(_read_column, columns, name)) is not None]
             findings += [_stale_column(folder.location, name) for name in columns.stale]
@@ -419,9 +402,9 @@ def lint_dataset(
     with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
         if not first_samples:
             report("index", 0, len(shards))
-            described = ((shard, start[shard], info.shard_counts[shard]) for shard in shards)
             records = read_records_file(folder.local)
-            scanned = _in_order(pool, threads, partial(_check_shard, folder, records, index), described)
+            described = ((folder, records, index, shard, start[shard], info.shard_counts[shard]) for shard in shards)
+            scanned = map_in_order(pool, 2 * threads, _check_shard, described)
             for done, (shard, found) in enumerate(zip(shards, scanned, strict=True)):
                 findings += found
                 broken |= {shard} if found else set()
@@ -456,7 +439,7 @@ def lint_dataset(
             left_out = {f"{shard}/{key}" for shard, key in excluded}
             report("samples", 0, samples)
             done = 0
-            for count, found in _in_order(pool, threads, partial(making.check, source), chunks):
+            for count, found in map_in_order(pool, 2 * threads, making.check, ((source, each) for each in chunks)):
                 findings += [finding for finding in found if finding.where not in left_out]
                 done += count
                 report("samples", done, samples)
@@ -608,14 +591,13 @@ def _compare_columns(
     columns: Columns,
     names: Collection[str],
     trusted_modules: Collection[str],
-    split_part: str = "train",
 ) -> Iterator[LintFinding]:
     """Measure a few samples anew, and say which columns say something else. Those that were attached are left out."""
 
     def find(what: str, way_out: str = "", severity: Severity = "warning") -> LintFinding:
         return LintFinding(severity=severity, where=location, what=f"The column {name!r} {what}", way_out=way_out)
 
-    source = opened_samples(location, None, split_part)
+    source = columns.source
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
         whole = parts_of(source, source.read(rows))
@@ -624,7 +606,7 @@ def _compare_columns(
             return source.place_of(int(rows[row]))
 
         for name in names:
-            stored, held = columns.stored[name], columns.at(name, rows)
+            stored, held = columns.stored[name], source.column(name, rows)
             parts = set(stored.parts)
             samples = [{part: each[part] for part in each if not parts or part in parts} for each in whole]
             again = f"make it again: {stored.made_by(name, location)}"
@@ -686,13 +668,10 @@ def about_columns(location: str, trusted_modules: Collection[str], split_part: s
 
     Raises IndexFileError if they are not what was written.
     """
-    with contextlib.closing(opened_samples(location, None, split_part)) as source:
-        columns = source.kept
-    if columns is None:
-        return
+    columns = open_columns(location, split_part=split_part)
     for name in columns.stored:
         _read_column(columns, name)
-    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules, split_part)
+    yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)
     yield from (_stale_column(location, name) for name in columns.stale)
 
 
@@ -710,19 +689,6 @@ def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
         count = max(1, int(np.searchsorted(ends, _CHUNK_BYTES, side="right")))
         yield block[:count]
         start += count
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, threads: int, function: Callable[..., T], arguments: Iterable[object]
-) -> Iterator[T]:
-    """Map in threads, a bounded number ahead, so that memory does not grow with the dataset."""
-    pending: deque[Future[T]] = deque()
-    for argument in arguments:
-        pending.append(pool.submit(function, argument))
-        if len(pending) > 2 * threads:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
 
 
 def lint_jsonl(

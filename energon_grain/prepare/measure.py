@@ -35,33 +35,22 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.class_ref import imported
-from energon_grain.formats.columns import (
-    COLUMNS_FOLDER,
-    SIZES,
-    ColumnFolder,
-    Columns,
-    ColumnStage,
-    column_before_appending,
-)
-from energon_grain.formats.data_folder import kind_at, look_again, open_folder
-from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.formats.columns import COLUMNS_FOLDER, SIZES, ColumnFolder, ColumnStage, KeptColumns
+from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
-from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.executors import outcomes, own_executor
+from energon_grain.prepare.samples import Columns, MeasurableSource, opened_samples
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
-from energon_grain.prepare.writing import preparation_lock, refuse_read_only
+from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
-from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.prepared import PreparedSource, open_prepared
-from energon_grain.sources.source import PartValue, RawBatch
-from energon_grain.sources.tables import TABLES, TableSource
+from energon_grain.sources.prepared import PreparedSource
+from energon_grain.sources.source import PartValue, RawBatch, Source
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 Parts = dict[str, PartValue]
-MeasurableSource = PreparedSource | JsonlSource | TableSource | JoinedSource
 Function = Callable[[Any], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -115,7 +104,7 @@ class Measurement:
 
     @classmethod
     def of(cls, name: str, function: Function | str, version: int | None) -> Measurement:
-        found = function_named(function, f"the column {name!r}") if isinstance(function, str) else function
+        found = imported(function, f"the column {name!r}", "function") if isinstance(function, str) else function
         if not callable(found):
             raise ConfigError(f"the column {name!r}: {function!r} cannot be called")
         named = function if isinstance(function, str) else _name_of(found)
@@ -126,19 +115,6 @@ class Measurement:
             version=getattr(found, "column_version", 1) if version is None else version,
             batched=getattr(found, "column_batched", False),
         )
-
-
-def function_named(written: str, where: str) -> Function:
-    """Import the function that is written as `package.module:function`. Raises ConfigError where that cannot be."""
-    module, colon, name = written.partition(":")
-    if not (colon and module and name):
-        raise ConfigError(f"{where}: {written!r} is no function: write module:function, as my_module:count_tokens")
-    found: Any = imported(module, f"{where}: {module}")
-    for step in name.split("."):
-        found = getattr(found, step, None)
-    if not callable(found):
-        raise ConfigError(f"{where}: the module {module} has no function {name!r}")
-    return found
 
 
 def _name_of(function: Any) -> str:
@@ -250,7 +226,6 @@ def measure_dataset(
                 f"`{SIZES}` and those that begin with `{SIZES}.` are taken by the sizes of parts"
             )
     location = located(path)
-    refuse_read_only(location)
     source = opened_samples(location, parts, split_part)
     held = _place_for_columns(source, names)
     folder = held.folder.writable()
@@ -264,7 +239,7 @@ def measure_dataset(
         remove_temporaries(local, _STAGING)
         _remove_unnamed(folder)
         stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stage, notes, reused = ColumnStage(folder, staging), list[str](), 0
+        stage, notes, reused = ColumnStage(folder, staging), _about_place(folder), 0
         for name, file in files.items():
             notes += attach_column(stage, name, file, source)
         log = None
@@ -301,62 +276,17 @@ def measure_dataset(
         if folder.mirrored is not None and isinstance(source, PreparedSource):
             look_again(open_folder(location))
     with contextlib.closing(opened_samples(location, parts, split_part)) as again:
-        assert again.kept is not None
         return MeasureReport(
             path=location,
             samples=len(source),
-            columns=summarize_columns(again.kept, names),
+            columns=summarize_columns(Columns(again), names),
             samples_reused=reused,
             notes=tuple(notes),
             elapsed_s=time.perf_counter() - begun_s,
         )
 
 
-def opened_samples(location: str, parts: Collection[str] | None, split_part: str = "train") -> MeasurableSource:
-    """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
-    kind = kind_at(location)
-    if kind is DatasetKind.METADATASET:
-        return _opened_join(location, parts, split_part)
-    if kind is DatasetKind.ARRAY:
-        raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
-    if kind is DatasetKind.JSONL:
-        source = JsonlSource(location, parts=parts)
-        known = ("json",)
-    elif kind.is_table:
-        files = TABLES[kind](location)
-        _refuse_unknown(location, parts, TableSource(files).part_names)
-        return TableSource(files, parts=parts)
-    elif kind.has_own_columns:
-        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
-    else:
-        source = open_prepared(open_data(location), kind=kind, parts=parts)
-        known = source.all_part_names
-    _refuse_unknown(location, parts, known)
-    return source
-
-
-def _refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
-    unknown = [part for part in parts or () if part not in known]
-    if unknown:
-        raise ConfigError(f"{location}: has no part {unknown[0]!r}; there are {', '.join(known[:20])}")
-
-
-def _opened_join(location: str, parts: Collection[str] | None, split_part: str) -> JoinedSource:
-    """All rows of the one join in a split of a metadataset. Raises ConfigError where there is none, or another one."""
-    from energon_grain.metadataset.documents import find_joins
-
-    found = {join.index_id: join for join in (each.rows() for each in find_joins(location, split_part))}
-    if len(found) != 1:
-        raise ConfigError(
-            f"{location}: has {len(found) or 'no'} joins in the split {split_part!r}. Of a metadataset the rows of its "
-            "one join are measured; write several into metadatasets of their own, and measure datasets by their paths"
-        )
-    (join,) = found.values()
-    _refuse_unknown(location, parts, join.part_names)
-    return join if parts is None else join.with_parts(frozenset(parts))
-
-
-def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> Columns:
+def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> KeptColumns:
     """Where its columns are kept. Raises ConfigError where there is no place, or a name is that of another column."""
     if source.kept is None:
         raise ConfigError(
@@ -367,6 +297,16 @@ def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> Colu
     if taken is not None:
         raise ConfigError(f"{source.path}: has a column {taken!r} of its own; call the new one otherwise")
     return source.kept
+
+
+def _about_place(folder: ColumnFolder) -> list[str]:
+    """What is to be known where columns do not lie beside the data."""
+    if folder.local != folder.here_alone.local:
+        return []
+    return [
+        f"nothing can be written beside the data, so the columns lie in {folder.local}, for this machine alone: on "
+        "every other host of a run they are to be measured, too"
+    ]
 
 
 def _remove_unnamed(folder: ColumnFolder) -> None:
@@ -469,7 +409,7 @@ class _Log:
 
 
 def _begin_with(
-    log: _Log, held: Columns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
+    log: _Log, held: KeptColumns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
 ) -> None:
     """Note what is known of the samples that there were before shards were appended, if the functions still say so.
 
@@ -477,7 +417,7 @@ def _begin_with(
     """
     known: list[npt.NDArray[Any]] = []
     for measure in measures:
-        found = column_before_appending(held, measure.name)
+        found = held.of_first(measure.name)
         made = (measure.named, measure.version, parts)
         if found is None or (found[0].function, found[0].version, found[0].parts) != made or "<" in measure.named:
             return  # a name with <lambda> or <locals> may be that of several functions
@@ -604,7 +544,7 @@ def measure_piece(
     return [np.concatenate(numbers) for numbers in found]
 
 
-def parts_of(source: MeasurableSource, batch: RawBatch) -> list[Parts]:
+def parts_of(source: Source, batch: RawBatch) -> list[Parts]:
     """The parts of each sample, as functions get them."""
     samples = _own_parts(batch)
     if isinstance(source, JoinedSource) and isinstance(batch, JoinedBatch):

@@ -269,12 +269,16 @@ def write_media_columns(
 
 def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[Any]]:
     """The columns of media that a dataset has of all its samples; none where one of them is damaged."""
-    from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+    from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 
     try:
-        columns = Columns(ColumnFolder.of(dataset), Measured.of(index))
+        columns = KeptColumns(ColumnFolder.of(dataset), Measured.of(index))
         made = HEADER_FUNCTION, HEADER_VERSION
-        return {name: columns[name] for name, each in columns.stored.items() if (each.function, each.version) == made}
+        return {
+            name: columns.at(name, slice(0, len(index)))
+            for name, each in columns.stored.items()
+            if (each.function, each.version) == made
+        }
     except IndexFileError as error:
         _logger.warning("nothing is taken over from columns of media: %s", error)
         return {}

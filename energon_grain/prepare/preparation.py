@@ -33,7 +33,7 @@ from energon_grain.formats.columnar_header import (
     HEADER_NAME,
     columnar_folder,
 )
-from energon_grain.formats.columns import open_columns
+from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -555,10 +555,10 @@ class _Grown:
 
 
 def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
-    columns = open_columns(dataset.location)
-    stored, stale = columns.folder.read(), dict[str, list[str]]()
+    columns = KeptColumns(ColumnFolder.of(dataset), Measured.of(open_columnar(dataset.location)))
+    stale: dict[str, list[str]] = {}
     for name in columns.stale:
-        stale.setdefault(stored[name].made_by(name, dataset.location), []).append(name)
+        stale.setdefault(columns.made_by(name), []).append(name)
     for command, names in stale.items():
         yield f"of the new samples {', '.join(names)} is not known, and not given out before {command} has run again."
     if (dataset.local / META_FOLDER / SEEK_TABLE).exists():

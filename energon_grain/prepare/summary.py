@@ -15,15 +15,17 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex, open_columnar
 from energon_grain.formats.columnar_header import release_pages
-from energon_grain.formats.columns import Columns, StoredColumn, columns_of_tables, open_columns
+from energon_grain.formats.columns import StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, DatasetKind, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.samples import Columns
 from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.tables import TABLES
+from energon_grain.sources.prepared import open_prepared
+from energon_grain.sources.tables import TABLES, TableSource
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.storage.location import join
 from energon_grain.storage.object_bytes import read_beginning
@@ -172,7 +174,7 @@ def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str
         sample_type = None if named is None else f"{named.module}.{named.name}"
         split_config = split_config or config.split_config
     parts, powers = _measure(index)
-    columns = open_columns(folder)
+    columns = Columns(open_prepared(folder, info=info))
     return DatasetSummary(
         path=folder.location,
         shards=len(index.shards),
@@ -397,7 +399,7 @@ def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSu
     for number in range(len(files.names)):
         if len(types) < len(files.columns):
             types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
-    measured = columns_of_tables(files)
+    measured = Columns(TableSource(files))
     return TableSummary(
         path=files.location,
         files=len(files.names),
@@ -484,7 +486,7 @@ def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
     for begin in range(0, len(source), _BLOCK_SAMPLES):
         sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
         powers, total_bytes = powers + _powers(sizes), total_bytes + int(sizes.sum())
-    columns = open_columns(source.file)
+    columns = Columns(source)
     return JsonlSummary(
         path=str(path),
         samples=len(source),

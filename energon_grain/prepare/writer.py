@@ -262,7 +262,15 @@ class DatasetWriter:
         self._closed = True
         self._log.close(done=True)
         if self._parts == 1:
-            self.report = self._target.prepare([self._name(number) for number in range(self._number)], self._options)
+            names = [self._name(number) for number in range(self._number)]
+            try:
+                self.report = self._target.prepare(names, self._options)
+            except EnergonGrainError as error:
+                ways = (
+                    "prepare_dataset with what helps makes the index of them, a writer with resume=False removes them"
+                )
+                error.add_note(f"{self._target.root}: the shards that were written stay; {ways}")
+                raise
         return self.report
 
     def abandon(self) -> None:

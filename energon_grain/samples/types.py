@@ -16,6 +16,10 @@ class CrudeSample(dict[str, Any]):
 
     __slots__ = ()
 
+    def __missing__(self, part: str) -> Any:
+        parts = ", ".join(name for name in self if not name.startswith("__"))
+        raise KeyError(f"the sample has no part {part!r}; it has {parts}")
+
 
 register_type(CrudeSample)
 

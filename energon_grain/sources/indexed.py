@@ -17,7 +17,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.columnar_header import release_pages
-from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.formats.sqlite_index import MediaTable
@@ -333,10 +333,10 @@ class IndexedSource(Selected):
         return taken
 
     @cached_property
-    def kept(self) -> Columns:
+    def kept(self) -> KeptColumns:
         """What was measured of all samples, by their numbers, and what else is known of them."""
         with naming(self._folder):
-            return Columns(ColumnFolder.of(self._folder), Measured.of(self._index))
+            return KeptColumns(ColumnFolder.of(self._folder), Measured.of(self._index))
 
     def _reached(self) -> Int64Array:
         """Numbers of the shards up to the last one that samples are served of."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columns import SIZES, ColumnFolder, Columns, Measured
+from energon_grain.formats.columns import SIZES, ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
@@ -306,11 +306,11 @@ class JoinedSource(Selected):
         return tuple(dict.fromkeys(found))
 
     @cached_property
-    def kept(self) -> Columns | None:
+    def kept(self) -> KeptColumns | None:
         """What was measured of all rows, by their numbers: it lies with the index. None: that was made in memory."""
         folder = ColumnFolder.of_join(self._index)
         of = Measured(content_id=self._index.content_id, samples=len(self._index), parts=())
-        return None if folder is None else Columns(folder, of)
+        return None if folder is None else KeptColumns(folder, of)
 
     def _member_of(self, column: str) -> tuple[int, str]:
         """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from operator import itemgetter
@@ -14,17 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columns import ColumnFolder, Columns, Measured
+from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import FileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
-from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
-from energon_grain.storage.byte_store import coalesce
-from energon_grain.storage.location import is_url, name_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.sources.one_file import OneFile
+from energon_grain.sources.source import PartFilter, accepts
+from energon_grain.storage.location import is_url
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -33,7 +31,7 @@ PART = "json"
 _LOOKED_AT = 8
 
 
-class JsonlSource(Cut):
+class JsonlSource(OneFile):
     """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
 
     Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
@@ -58,6 +56,7 @@ class JsonlSource(Cut):
     """
 
     _has_slices = True
+    _part = PART
 
     def __init__(
         self,
@@ -72,11 +71,10 @@ class JsonlSource(Cut):
         self.file = open_jsonl(path, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
         self.path, self._store = self.file.location, self.file.store
         self._starts = self.file.starts()
-        self._size_bytes = int(self._starts[-1])
-        total = len(self._starts) - 1
+        self.size_bytes, self._total = int(self._starts[-1]), len(self._starts) - 1
         self._parts = parts
         self._reads = accepts(parts, PART)
-        self._pages = IndexPages((self._starts,), samples=total, rows=total)
+        self._pages = IndexPages((self._starts,), samples=self._total, rows=self._total)
         self._lines = LineNumbers(self.path, self._store)
         self._verified = False
         self._serve(start, stop, where)
@@ -87,39 +85,16 @@ class JsonlSource(Cut):
     def __repr__(self) -> str:
         return f"JsonlSource({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
 
-    @property
-    def shard(self) -> str:
-        """The name of the file."""
-        return name_of(self.path)
-
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """The line, where it is read."""
-        return (PART,) if self._reads else ()
-
-    @property
-    def shard_counts(self) -> Mapping[str, int]:
-        """See `Cut`: of the one file."""
-        return {self.shard: len(self._starts) - 1}
-
     def _identify(self) -> str:
         digest = lines_id(self._starts)
         self._pages.release()
         return f"{digest:016x}"
 
-    @property
-    def run_samples(self) -> int | None:
-        """Of a file in an object store, samples in about 4 MiB; None: it lies on this machine."""
-        return remote_run(self._size_bytes, len(self._starts) - 1) if is_url(self.path) else None
-
-    def _bounds(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(n,) number in the file, first byte, and one past the last byte of each sample."""
-        numbers = self._numbers(indices)
+    def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
         start, stop = self._starts[numbers], self._starts[numbers + 1]
-        self._pages.touch(numbers)
-        if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self._size_bytes):
+        if len(start) and not (int(start.min()) >= 0 and (start < stop).all() and int(stop.max()) <= self.size_bytes):
             raise self._not_ascending()
-        return numbers, start, stop
+        return start, stop
 
     def _not_ascending(self) -> IndexFileError:
         return IndexFileError(
@@ -127,37 +102,11 @@ class JsonlSource(Cut):
             f"writes it anew"
         )
 
-    @property
-    def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the lines where they lie in an object store, and are read at all."""
-        return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
-
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        self._verify()
-        _, start, stop = self._bounds(indices)
-        file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
-        return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
-
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`."""
-        numbers, start, stop = self._bounds(indices)
-        self._verify()
-        return RawBatch(
-            indices=np.asarray(indices, np.int64),
-            keys=list(map(str, numbers.tolist())),
-            shards=[self.shard] * len(numbers),
-            columns={PART: [*self._texts(start, stop)]} if self._reads and len(numbers) else {},
-        )
-
-    def _texts(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes]:
-        file, size = np.zeros(len(start), np.int64), stop - start
-        gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
-        spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
-        data = self._store.read_spans([self.path], spans.file, spans.start, spans.stop)
-        texts = cast("list[bytes]", spans.cut(data, size))
+    def _values(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes]:
+        texts = cast("list[bytes]", self._runs(start, stop))
         last = bytes(map(itemgetter(-1), texts))
         if last.count(b"\n") < len(texts):
-            wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self._size_bytes)]
+            wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self.size_bytes)]
             if len(wrong):
                 raise IndexFileError(
                     f"{self.path}.idx: says that a line ends @ {int(wrong[0])}, but none does. The index is damaged, "
@@ -172,12 +121,11 @@ class JsonlSource(Cut):
         """
         if self._verified:
             return
-        self.file.check_version(self._size_bytes)
+        self.file.check_version(self.size_bytes)
         check_jsonl_size(self.path, self._starts, self._store.size(self.path))
-        total = len(self._starts) - 1
         # The first one has no line before it.
-        before = self._starts[np.unique(np.linspace(1, total, _LOOKED_AT).astype(np.int64))][:-1] - 1
-        if (before < 0).any() or (before >= self._size_bytes).any():
+        before = self._starts[np.unique(np.linspace(1, self._total, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        if (before < 0).any() or (before >= self.size_bytes).any():
             raise self._not_ascending()
         file = np.zeros(len(before), np.int64)
         for offset, byte in zip(before, self._store.read_spans([self.path], file, before, before + 1), strict=True):
@@ -188,15 +136,10 @@ class JsonlSource(Cut):
                 )
         self._verified = True
 
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each sample takes."""
-        _, start, stop = self._bounds(indices)
-        return stop - start
-
     @cached_property
-    def kept(self) -> Columns:
+    def kept(self) -> KeptColumns:
         """What was measured of all samples, by their numbers, and what else is known of them."""
-        return Columns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
+        return KeptColumns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -212,27 +155,20 @@ class JsonlSource(Cut):
     def column_id(self, name: str) -> str:
         return self.kept.id(name)
 
-    def locate(self, index: int) -> SampleLocation:
-        """Where sample `index` lies. Raises IndexError when it is out of range."""
-        (number,), (start,), (stop,) = (column.tolist() for column in self._bounds(np.array([index], np.int64)))
-        parts = {PART: (start, stop - start)} if self._reads else {}
-        return SampleLocation(index=index, shard=self.shard, key=str(number), start=start, stop=stop, parts=parts)
-
     def place_of(self, index: int) -> str:
         """The file's name (URL) and the number of the sample's line, counted from 1 as editors do: `x.jsonl:123`.
 
         Counts line ends, so it may read the file up to there.
         """
-        _, start, stop = self._bounds(np.array([index], np.int64))
-        (text,) = self._texts(start, stop)
+        start, stop = self._bounds(self._numbers(np.array([index], np.int64)))
+        (text,) = self._values(start, stop)
         blank = len(text) - len(text.lstrip())  # blank lines before the first sample belong to it
         name = self.path if is_url(self.path) else self.shard
         return f"{name}:{self._lines.at(int(start[0]) + blank)}"
 
     def close(self) -> None:
-        """Close the file; reading again opens it anew."""
         self._verified = False
-        self._store.close()
+        super().close()
 
 
 class JsonlFileStore(FileStore[bytes]):

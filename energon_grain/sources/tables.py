@@ -31,7 +31,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
 from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
 from energon_grain.formats.arrow_files import ArrowFiles
-from energon_grain.formats.columns import Columns, columns_of_tables
+from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
@@ -567,9 +567,10 @@ class TableSource(Cut):
         return tuple(dict.fromkeys((_SIZES, *own, *self.kept)))
 
     @cached_property
-    def kept(self) -> Columns:
+    def kept(self) -> KeptColumns:
         """What was measured of all rows, by their numbers, and does not lie in the files."""
-        return columns_of_tables(self.files)
+        of = Measured(content_id=self.files.content_id, samples=len(self.files), parts=())
+        return KeptColumns(ColumnFolder.of_tables(self.files), of)
 
     def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
         """See `Cut`. Raises as `read` too.
@@ -595,9 +596,10 @@ class TableSource(Cut):
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
             self.kept.refuse_stale(name)
+            making = f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
             raise KeyNotFoundError(
                 f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
-                f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
+                f"{making}{self.kept.folder.kept_by}"
             )
 
     def _column(self, name: str) -> npt.NDArray[Any]:

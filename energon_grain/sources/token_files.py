@@ -21,9 +21,8 @@ import xxhash
 from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, StaleIndexError
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
-from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts
-from energon_grain.storage.byte_store import coalesce
+from energon_grain.sources.one_file import OneFile
+from energon_grain.sources.source import PartFilter, PartValue, accepts
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
 from energon_grain.storage.mirror import mirror_of
@@ -38,7 +37,7 @@ _HEAD_BYTES = len(_MAGIC) + 1 + 8 + 8
 _DIGESTED_BYTES = 1 << 20
 
 
-class TokenSource(Cut):
+class TokenSource(OneFile):
     """The documents of an indexed dataset, in its order. The key of one is its number, from 0.
 
     `tokens`, how many a document has, is a column, known from the index. Opening maps that; of an object store it is
@@ -56,13 +55,14 @@ class TokenSource(Cut):
         ReadError: An object store cannot be reached.
     """
 
+    _part = PART
+
     def __init__(self, path: str | os.PathLike[str], *, parts: PartFilter = None) -> None:
         location = located(path)
         self._stem = location[:-4] if location.endswith((".bin", ".idx")) else location
         self.path, self._parts = f"{self._stem}.bin", parts
         if not accepts(parts, PART):
             raise ConfigError(f"{self.path}: part_filter does not let its one part pass, {PART!r}")
-        self.shard = name_of(self.path)
         self._store = RemoteFiles(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
         self._version: Any = self._store.version(self.path)
         self.size_bytes = self._store.size(self.path)
@@ -95,6 +95,7 @@ class TokenSource(Cut):
             np.asarray(data[begin:end]).view(dtype)
             for begin, end, dtype in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
         )
+        self._total = documents - 1
         self._pages = IndexPages((data,), samples=documents, rows=len(data) // 8)
         ends_of_it = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
         self._digest = f"{fold(xxhash.xxh3_64_intdigest(ends_of_it), len(data), self.size_bytes):016x}"
@@ -106,22 +107,8 @@ class TokenSource(Cut):
     def __repr__(self) -> str:
         return f"TokenSource({self.path!r}, samples={len(self)})"
 
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """The tokens."""
-        return (PART,)
-
-    @property
-    def shard_counts(self) -> dict[str, int]:
-        return {self.shard: len(self._documents) - 1}
-
     def _identify(self) -> str:
         return self._digest
-
-    @property
-    def run_samples(self) -> int | None:
-        """Of a file in an object store, documents in about 4 MiB; None: it lies on this machine."""
-        return remote_run(self.size_bytes, len(self._documents) - 1) if is_url(self.path) else None
 
     def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
         """(n,) first byte of each document, and one past the last. Raises FormatError where the index is damaged."""
@@ -144,36 +131,11 @@ class TokenSource(Cut):
             raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged")
         return start, stop
 
-    @property
-    def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the tokens where they lie in an object store."""
-        return (self._store,) if isinstance(self._store, RemoteFiles) else ()
-
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        start, stop = self._bounds(self._numbers(indices))
-        file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
-        return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
-
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read documents in the order asked for. See `Source.read`."""
-        numbers = self._numbers(indices)
-        start, stop = self._bounds(numbers)
+    def _verify(self) -> None:
         self._store.expect(self.path, self._version)
-        size = stop - start
-        gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
-        spans = coalesce(np.zeros(len(start), np.int64), start, size, merge_gap_bytes=gap, solo_bytes=solo)
-        data = spans.cut(self._store.read_spans([self.path], spans.file, spans.start, spans.stop), size)
-        self._pages.touch(numbers)
-        return RawBatch(
-            indices=np.asarray(indices, np.int64),
-            keys=list(map(str, numbers.tolist())),
-            shards=[self.shard] * len(numbers),
-            columns={PART: [np.frombuffer(each or b"", self.type).copy() for each in data]} if len(numbers) else {},
-        )
 
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes of each document."""
-        return self._column_at("bytes", self._numbers(indices))
+    def _values(self, start: Int64Array, stop: Int64Array) -> Sequence[PartValue]:
+        return [np.frombuffer(each or b"", self.type).copy() for each in self._runs(start, stop)]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -192,19 +154,9 @@ class TokenSource(Cut):
         self._column_at(name, np.zeros(0, np.int64))
         return f"{self._digest}-{fold(name):016x}"
 
-    def locate(self, index: int) -> SampleLocation:
-        """Where a document lies. Raises IndexError when `index` is out of range."""
-        numbers = self._numbers(np.array([index], np.int64))
-        (start,), (stop,) = (each.tolist() for each in self._bounds(numbers))
-        where: Any = {"start": start, "stop": stop, "parts": {PART: (start, stop - start)}}
-        return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), **where)
-
     def place_of(self, index: int) -> str:
         """The file and the document: `corpus.bin: 123`. Raises IndexError."""
         return f"{self.shard}: {self.locate(index).key}"
-
-    def close(self) -> None:
-        self._store.close()
 
 
 def _copied(stem: str, digest: str, *, parts: PartFilter) -> TokenSource:

@@ -1,10 +1,33 @@
-"""How many cores there are for threads and processes."""
+"""How many cores there are for threads and processes, and work that threads share."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def usable_cores() -> int:
     """Cores that this process may run on: containers and batch systems give fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_in_order(
+    pool: ThreadPoolExecutor, ahead: int, function: Callable[..., T], arguments: Iterable[tuple[object, ...]]
+) -> Iterator[T]:
+    """Map in threads, at most `ahead` results ahead of the caller, so that memory does not grow with their number."""
+    pending: deque[Future[T]] = deque()
+    try:
+        for each in arguments:
+            pending.append(pool.submit(function, *each))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()

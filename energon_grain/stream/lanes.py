@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import FatalSampleError, SkipSample, StateError
+from energon_grain.errors import FatalSampleError, ReadError, SkipSample, StateError, WorkerError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.clock import HookClock
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
@@ -315,13 +315,14 @@ class Surroundings:
     def rebuilding(self) -> Generator[None]:
         """A context in which what hooks made once is made again.
 
-        Raises FatalSampleError if a hook failed as no policy may skip, and StateError if a hook failed in another way.
+        Raises FatalSampleError if a hook failed as no policy may skip, ReadError or WorkerError if what hooks are given
+        could not be read, and StateError if a hook failed in another way.
         """
         with self.replay():
             try:
                 yield
-            except StateError:
-                raise
+            except (StateError, ReadError, WorkerError, FatalSampleError):
+                raise  # which are no hook's, or say whose
             except Exception as error:
                 raise_if_fatal(error, "a hook", "a sample that is rebuilt")
                 self.restore_failed(error, None, None)

@@ -241,7 +241,8 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
     if not spec.endless:
         lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
         progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
-        if before.drops.any() or spec.program is not None or spec.order.planned_passes:
+        unknown = before.drops.any() or spec.program is not None or spec.order.planned_passes
+        if unknown or not history_holds(spec, hosts, before._replace(ended=True)):
             progress = progress.forgetting(plan.global_batch)
     # Of passes that differ in length, one may have no complete batch.
     return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))

@@ -32,6 +32,7 @@ from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
 from energon_grain.stream.statistics import CostShares
+from energon_grain.stream.watchdog import Hang
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -266,6 +267,7 @@ class StreamSpec:
         mixture: How leaves are mixed, for the manifest; None: there is one.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
         cache_pool: What hooks get as `cache`; None: what their task encoder says.
+        hang: What to do where a step does not come; None: nothing, it is waited for.
     """
 
     seed: int
@@ -282,6 +284,7 @@ class StreamSpec:
     same_pass: bool
     ragged: bool
     cache_pool: CachePool | None
+    hang: Hang | None = None
 
     @property
     def order(self) -> IndexMap:
@@ -388,15 +391,15 @@ class StreamSpec:
         if lanes is None or not any(feed.order.folds for feed in feeds):
             return ""
         first = [_NOWHERE] * len(feeds)
-        for form, number in walk((self.program.root.state_form,) * len(lanes), lanes, later=True):
+        for form, found in walk((self.program.root.state_form,) * len(lanes), lanes, later=True):
             feed = feeds[form.feed]
-            position = number if isinstance(form, Place) else number // feed.stripe * feed.stripe * feed.lanes
+            if isinstance(form, Place):
+                position = found
+            else:
+                pass_number, rounds = found
+                position = feed.order.start(pass_number) + rounds // feed.stripe * feed.stripe * feed.lanes
             first[feed.index] = min(first[feed.index], position)
-        # Packs of each pass are planned by themselves, and rounds do not tell of which: then from its beginning.
-        places = [
-            0 if place == _NOWHERE or (feed.order.packs is not None and feed.order.passes is not None) else place
-            for feed, place in zip(feeds, first, strict=True)
-        ]
+        places = [0 if place == _NOWHERE else place for place in first]
         return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
 
     def remember(self, carries: str) -> None:

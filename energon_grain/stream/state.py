@@ -37,7 +37,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Rounds(Number):
-    """How many rounds of a feed a lane took, in the pass that the number before says."""
+    """How many rounds of a feed a lane took, in the pass that the number before it says."""
 
     feed: int = 0
 
@@ -302,14 +302,16 @@ def _below(value: int, end: int) -> int:
     return value
 
 
-def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place | Rounds, int]]:
-    """Every position and every count of rounds in a value, with what it is.
+def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place | Rounds, Any]]:
+    """Every position in a value, and every (pass, rounds taken of it), with what it is.
 
     What `Same` and `Later` hold is read later: it is left out unless it is asked for.
     """
     match form:
-        case Place() | Rounds():
+        case Place():
             yield form, value
+        case (Number(), Rounds() as rounds):
+            yield rounds, value
         case tuple():
             for part, entry in zip(form, value, strict=True):
                 yield from walk(part, entry, later=later)

@@ -33,6 +33,7 @@ from energon_grain.stream.passes import (
     Share,
     StepsShare,
     check_last_batch,
+    history_holds,
     next_pass,
     pass_steps,
     place_in_pass,
@@ -45,6 +46,7 @@ from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
+from energon_grain.stream.watchdog import Watchdog
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
@@ -184,6 +186,7 @@ class Stream:
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._starting = threading.RLock()  # for `close`, from another thread
+        self._watchdog: Watchdog | None = None
         self._closed_at = ""  # file and line
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
@@ -301,6 +304,19 @@ class Stream:
         return self._progress
 
     @property
+    def awaited(self) -> object:
+        """Which step a thread waits for now, in the words of `next_step`; None: nobody waits."""
+        if self.turn.acquire(blocking=False):
+            self.turn.release()
+            return None
+        return self.next_step
+
+    @property
+    def next_step(self) -> tuple[int, int, int]:
+        """Pass and step behind the last one that was delivered, and how many have come since."""
+        return self._progress.pass_number, self._progress.step, len(self._coming)
+
+    @property
     def workers(self) -> int:
         """Threads or processes at work now, or as soon as there is something to do."""
         return self._workers if self._pool is None else self._pool.workers
@@ -323,7 +339,10 @@ class Stream:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
             self.statistics.settle()
-            self._go_to(self._progress._replace(ended=True))
+            ended = self._progress._replace(ended=True)
+            if not history_holds(self.spec, self.share.hosts, ended):  # hooks dropped the last batches
+                ended = ended.forgetting(self.plan.global_batch)
+            self._go_to(ended)
             raise
         skipped = self._progress.skipped
         self._progress = step.progress
@@ -412,6 +431,8 @@ class Stream:
         if self._closed_at:
             raise GivenUp
         self._empty_steps = 0
+        if self.spec.hang is not None and self._watchdog is None:
+            self._watchdog = self.spec.hang.watch(self)
         pool = self._workers_ready()
         try:
             with wanted_until(self._under_way.over):
@@ -637,6 +658,8 @@ class Stream:
             self._coming.clear()
             self._under_way.close()
             self._stage.close()
+            if self._watchdog is not None:
+                self._watchdog.finish()
 
     def __enter__(self) -> Stream:
         return self

@@ -310,9 +310,9 @@ def test_lint_of_lines_and_their_indices(lines: Path) -> None:
 
 def test_lint_lists_only_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lint_module, "LISTED_FINDINGS", 10)
-    (tmp_path / "x.jsonl").write_text("7\n" * 100)
+    (tmp_path / "x.jsonl").write_text("".join(f"{number}\n" for number in range(100)))
     shown = said("lint", tmp_path / "x.jsonl", "--limit", "3", status=1)
-    assert "… and 7 more" in shown
+    assert "… and 7 more lines (--limit)" in shown
     assert "Nothing was read after problem 10" in shown
 
 

@@ -387,6 +387,22 @@ def test_epochs_and_schedules_are_shown(texts: Path) -> None:
     assert shown.endswith("Shares change at position 4,800.\n")
 
 
+def test_shares_in_both_units_are_shown_of_a_blend_inside(texts: Path) -> None:
+    inner = {"blend": [{"path": "a"}, {"path": "b"}], "weight_unit": "bytes.txt", "weight": 1}
+    path = write_v2(texts, train={"blend": [inner, {"path": "b", "weight": 3}]})
+    lines = [re.sub(r" {2,}", "|", line.strip()) for line in run("info", path).output.splitlines()][2:7]
+    assert lines[:3] == [
+        "samples|weight|of bytes.txt|of samples|seen in 1,000,000",
+        "blend|117|100%",
+        "├─ blend|86|1|100%|25%",
+    ]
+    halves = [float(line.split("|")[4].rstrip("%")) for line in lines[3:5]]
+    assert halves == pytest.approx([50, 50], abs=0.1)
+    shown = json.loads(run("info", path, "--json").output)
+    assert shown["weight_unit"] == "bytes.txt"
+    assert [len(leaf["cost_shares"]) for leaf in shown["leaves"]] == [1, 1, 0]
+
+
 def test_another_split(texts: Path) -> None:
     path = write_v2(texts, train={"path": "a"}, heldout={"path": "b", "split_part": "train"})
     assert "split heldout: 1 dataset, 31 samples" in run("info", path, "--split", "heldout").output

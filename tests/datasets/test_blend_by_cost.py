@@ -13,8 +13,10 @@ import pytest
 from energon_grain import (
     BlendDataset,
     ConfigError,
+    EpochizeDataset,
     FilterDataset,
     FingerprintError,
+    IterMapDataset,
     PackingDataset,
     StateError,
     Stream,
@@ -180,6 +182,19 @@ def test_merged_states_go_on_from_the_lane_that_is_furthest_behind(
     assert min(begun) >= min(firsts)
     for stream in (*three, one, again):
         stream.close()
+
+
+def test_epochs_in_lanes_go_on_from_the_plan_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_blend, "_WINDOW", 16)
+    monkeypatch.setattr(cost_blend, "_OF_A_CHILD", 1)
+    epochs = EpochizeDataset(train(folder / "mix.yaml", batch_size=None, lanes=12), 200)
+    with Stream.of(IterMapDataset(epochs, iter, inputs_per_call=3)) as stream:
+        for number in range(1, 4):
+            for _ in stream:
+                pass
+            first = unflat(unpack_integers(stream.cursor()["plans"]))[0][0]
+            assert 200 * (number - 1) < first <= 200 * number
+            assert first > 200 * number - 100
 
 
 def test_what_lies_above_may_pack(folder: Path) -> None:

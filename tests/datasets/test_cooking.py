@@ -72,6 +72,18 @@ def test_without_a_cooker_samples_are_dicts(dataset: Path) -> None:
     )
 
 
+def test_a_part_that_is_not_there_is_told_with_those_that_are(dataset: Path) -> None:
+    def cook(sample: dict[str, Any]) -> Number:
+        return Number(**basic_sample_keys(sample), number=sample["jsno"]["index"])
+
+    class Misspelt(DefaultTaskEncoder):
+        cookers = (Cooker(cook),)
+
+    with pytest.raises(FatalSampleError, match=r"the sample has no part 'jsno'; it has (txt, json|json, txt)"):
+        first(dataset, Misspelt())
+    assert CrudeSample(txt="a").get("jpg") is None
+
+
 def test_the_first_cooker_that_fits(dataset: Path) -> None:
     def never(sample: CrudeSample) -> Any:
         raise AssertionError("this cooker is for other leaves")

@@ -140,6 +140,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "data" / "records").mkdir()
     (tmp_path / "data" / "records" / "x.array_record").write_bytes(b"x")
     (tmp_path / "data" / "file.tar").write_bytes(b"x")
+    (tmp_path / "data" / "mixture.yaml").write_bytes(b"x")
     write_group(tmp_path / "data" / "rows", a=np.zeros((3, 2)))
     return tmp_path / "data"
 
@@ -149,6 +150,7 @@ SAID = {
     "records": "not a prepared dataset (no .nv-meta/.info.json); run `energon-grain prepare {at} --records msgpack|tf_"
     "example|raw`",
     "file.tar": "is a file; a WebDataset is a folder with tar files that was prepared",
+    "mixture.yaml": "is a metadataset, which get_train_dataset and its like take; one of its datasets is expected here",
     "rows": "is an array, which is read as it is: it has no shards, indices or splits",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from arrays import write_array
+from arrays import write_array, write_group
 from cli_runs import run
 from metadatasets import write_v2
+from table_forms import write_arrow, write_mds, write_tokens
+from web_server import running_web_server
 
 from energon_grain import WorkerConfig, get_loader, get_val_dataset, measure_dataset, open_columns
 from energon_grain.errors import ConfigError, KeyNotFoundError
+from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 
@@ -78,7 +82,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "code"
 
 
-def keys(path: str, where: str) -> list[str]:
+def keys(path: str, where: str) -> list[int]:
     """The numbers of the samples that a condition keeps."""
     dataset = get_val_dataset(path, split_part="train", worker_config=HOST, batch_size=None, where=where)
     with get_loader(dataset) as loader:
@@ -95,6 +99,9 @@ def test_all_kinds_are_measured_alike(kind: str, tmp_path: Path) -> None:
     measured = run("measure", path, "--column=count=of_kinds:parts_count", f"--parts={one}", "--num-workers=0")
     assert measured.exit_code == 0, measured.output
     assert keys(path, "length >= 20 and count > 1") == [n for n in range(N) if lengths[n] >= 20]
+    columns = open_columns(path)
+    assert (columns["length"].tolist(), [*columns.stored], columns.samples) == (lengths, ["length", "count"], N)
+    assert not columns["length"].flags.writeable
     linted = run("lint", path, "--trust-module=of_kinds")
     assert linted.exit_code == 0, linted.output
     assert "The column" not in linted.output
@@ -171,8 +178,67 @@ def test_where_columns_of_parquet_files_lie(tmp_path: Path) -> None:
             keys(path, "length > 1")
     with pytest.raises(KeyNotFoundError, match="there is no column of numbers 'lengths'"):
         keys(folder, "lengths > 1")
-    with pytest.raises(ConfigError, match="find those in the data, and those that were measured, by name"):
-        open_columns(folder)
+    assert open_columns(folder)["n"].tolist() == [*range(N)]
+    assert (open_columns(folder).stale, [*open_columns(folder)]) == (("length",), ["bytes", "n"])
+
+
+def test_columns_of_members_of_a_join_and_of_what_is_not_measured(tmp_path: Path) -> None:
+    path, _, _ = join(tmp_path)
+    rows = open_columns(path)
+    assert rows["bytes.txt"].tolist() == [*range(N)]
+    assert rows["texts.bytes.txt"].tolist() == [10 * n for n in range(N - 5)] + [0] * 5
+    assert sum(map(len, rows.blocks("texts.bytes.txt"))) == N
+    with pytest.raises(ConfigError, match="there is no split 'val'"):
+        open_columns(path, split_part="val")
+    group = open_columns(write_group(tmp_path / "group", score=np.arange(6.0), vector=np.ones((6, 2))))
+    assert (group["score"].tolist(), [*group.stored]) == ([*range(6)], [])
+    documents = open_columns(f"{write_tokens(tmp_path / 'corpus', [[1, 2, 3], [4], [5, 6]])}.bin")
+    assert documents["tokens"].tolist() == [3, 1, 2]
+    tables = open_columns(write_mds(tmp_path / "mds", {"n": [3, 1, 2], "text": ["a", "b", "c"]}))
+    assert tables["n"].tolist() == [3, 1, 2]
+    assert open_columns(write_arrow(tmp_path / "x.arrow", {"n": [3, None, 2]}))["n"][::2].tolist() == [3, 2]
+
+
+def test_where_nothing_can_be_written_beside_columns_are_kept_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(prepared(tmp_path / "data"), tmp_path / "web" / "data")
+    (tmp_path / "web" / "x.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(10, 10 + N)))
+    (tmp_path / "web" / "y.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(50, 50 + N)))
+    with running_web_server(tmp_path / "web") as server:
+        for name, parts in (("data", ["txt"]), ("x.jsonl", None)):
+            path = f"{server.url}/{name}"
+            report = measure_dataset(path, {"length": "of_kinds:length"}, parts=parts, num_workers=0)
+            assert (
+                "for this machine alone: on every other host of a run they are to be measured, too" in report.notes[0]
+            )
+            assert f"{tmp_path}/cache" in report.notes[0]
+            columns = open_columns(path)
+            assert columns["length"].tolist() == (([*range(N)]) if name == "data" else [10] * N)
+        assert keys(f"{server.url}/data", "length >= 27") == [27, 28, 29]
+        # Lines of the same lengths have the same content id, and are others all the same.
+        with pytest.raises(KeyNotFoundError, match="there is no column 'length'"):
+            open_columns(f"{server.url}/y.jsonl")["length"]
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another host"))
+        with pytest.raises(KeyNotFoundError, match=r"`energon-grain measure .*so each machine keeps .* on every host"):
+            keys(f"{server.url}/data", "length >= 27")
+    assert {path.name for path in (tmp_path / "web").iterdir()} == {"data", "x.jsonl", "y.jsonl"}
+
+
+def test_columns_of_this_machine_stand_before_those_beside_the_data(tmp_path: Path) -> None:
+    data = prepared(tmp_path / "web")
+    measure_dataset(data, {"length": "of_kinds:length", "count": "of_kinds:parts_count"}, num_workers=0)
+    with running_web_server(tmp_path) as server:
+        url = f"{server.url}/web"
+        of_owner = open_columns(url)
+        assert of_owner["length"].tolist() == [n + 2 for n in range(N)]
+        measure_dataset(url, {"length": "of_kinds:length"}, parts=["txt"], num_workers=0)
+        assert open_columns(url)["length"].tolist() == [*range(N)]
+        assert open_columns(url)["count"].tolist() == of_owner["count"].tolist()
+        tars(data, samples=6)
+        prepare_dataset(data, force_overwrite=True, split_ratio={"train": 1}, num_workers=0, crude=True)
+        look_again(open_folder(url))
+        assert open_columns(url).stale == ("length", "count")
 
 
 def test_columns_stay_when_tars_are_indexed_again(tmp_path: Path) -> None:

@@ -266,9 +266,13 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
         DatasetWriter(root)
     with pytest.raises(ConfigError, match="append keeps shards"):
         prepare_dataset(root, append=True, force_overwrite=True)
-    with pytest.raises(DuplicateKeyError), DatasetWriter(root, append=True) as write:
+    with pytest.raises(DuplicateKeyError) as caught, DatasetWriter(root, append=True) as write:
         write(sample(2))
+    assert "a writer with resume=False removes them" in caught.value.__notes__[0]
     assert keys(root) == ["a/00000", "a/00001", "a/00002"], "as it was"
+    with DatasetWriter(root, append=True, resume=False) as write:
+        write(sample(3))
+    assert keys(root) == ["a/00000", "a/00001", "a/00002", "a/00003"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -36,9 +37,10 @@ from energon_grain import (
     basic_sample_keys,
     get_train_dataset,
     measure_dataset,
+    open_columns,
     use_storage,
 )
-from energon_grain.errors import FingerprintError
+from energon_grain.errors import FingerprintError, KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import make_text_dataset
 
@@ -492,13 +494,44 @@ def test_hostile_answers(hub: HubServer, part: str, answer: Answer, said: str) -
 
 def test_what_would_write_to_the_hub_says_so_before_it_reads(hub: HubServer, texts: Path) -> None:
     hub.commit("team/texts", texts)
-    for refused in (
-        lambda: measure_dataset(URL, {"length": lambda parts: len(parts["txt"])}, num_workers=0),
-        lambda: prepare_dataset(URL, crude=True),
-    ):
-        with pytest.raises(ConfigError, match=r"^hf://datasets/team/texts: the Hub is only read: fetch the dataset"):
-            refused()
+    with pytest.raises(ConfigError, match=r"^hf://datasets/team/texts: the Hub is only read: fetch the dataset"):
+        prepare_dataset(URL, crude=True)
     assert not hub.asked
+
+
+def length(parts: dict[str, Any]) -> int:
+    return sum(len(part) for part in parts.values() if isinstance(part, bytes))
+
+
+def test_columns_are_kept_on_this_machine_and_outlive_a_commit(
+    hub: HubServer, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(json.dumps({"text": "x" * number}) + "\n" for number in range(100)).encode()
+    write_numbers(tmp_path / "rows.parquet")
+    tars = {f"bare/{path.name}": path.read_bytes() for path in texts.rglob("*.tar")}
+    prepared = {
+        f"set/{path.relative_to(texts).as_posix()}": path.read_bytes() for path in texts.rglob("*") if path.is_file()
+    }
+    content = tars | prepared | {"x.jsonl": lines, "rows.parquet": (tmp_path / "rows.parquet").read_bytes()}
+    hub.commit("team/texts", content)
+    folders = [f"{URL}/{name}" for name in ("set", "bare", "x.jsonl", "rows.parquet")]
+    for path in folders:
+        (note,) = measure_dataset(path, {"length": length}, num_workers=0).notes
+        assert "for this machine alone" in note
+    measured = [open_columns(path)["length"].tolist() for path in folders]
+    state = keys(f"{URL}/set", 5, where="length >= 60")[1]
+    hub.commit("team/texts", content | {"README.md": b"new"})
+    anew()
+    assert [open_columns(path)["length"].tolist() for path in folders] == measured
+    assert [open_columns(path)["length"].tolist() for path in [f"{URL}@main/set"]] == measured[:1]
+    assert keys(f"{URL}/set", 5, state, where="length >= 60")[0]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another host"))
+    for path in folders:
+        with pytest.raises(KeyNotFoundError, match="so each machine keeps its own columns: measure on every host"):
+            open_columns(path)["length"]
+    measure_dataset(f"{URL}/set", attach={"length": np.arange(100)})
+    with pytest.raises(FingerprintError, match=r"where\.columns\.length"):
+        keys(f"{URL}/set", 5, state, where="length >= 60")
 
 
 def test_a_few_of_the_hostile_answers_of_hub_fuzzing() -> None:

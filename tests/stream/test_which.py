@@ -87,6 +87,27 @@ def test_which_is_right_after_a_dropped_batch(text_dataset: MakeDataset, repeat:
     assert stream.which(0).read
 
 
+class SkipsTheLast(TaskEncoder):
+    """Drops the last batch of 20 samples in order."""
+
+    def encode_batch(self, batch: Any) -> Any:
+        if "000019" in batch.__key__:
+            raise SkipSample
+        return batch
+
+
+def test_which_is_right_where_the_last_batches_of_passes_were_dropped(text_dataset: MakeDataset) -> None:
+    options = {"task_encoder": SkipsTheLast(), "repeat": False, "shuffle_over_epochs_multiplier": None}
+    stream, other = (open_stream(text_dataset(20), **options) for _ in range(2))
+    batches: list[list[str]] = []
+    for _ in range(3):
+        batches += [list(batch.__key__) for batch in stream]
+        other.restore(stream.cursor())
+        assert other.cursor() == stream.cursor()
+        for told in (stream, other):
+            assert [[record.key for record in told.which(step)] for step in range(len(batches))] == batches
+
+
 def test_which_reads_again_what_was_dropped_in_earlier_passes(text_dataset: MakeDataset) -> None:
     path = text_dataset(53, broken=range(9))
     stream = open_stream(path, repeat=False, task_encoder=Tolerant())

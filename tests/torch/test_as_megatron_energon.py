@@ -61,7 +61,7 @@ import megatron.energon.edataclass
 from megatron.energon import edataclass
 from megatron.energon.edataclass import edataclass as from_its_module
 assert callable(edataclass) and megatron.energon.edataclass is edataclass is from_its_module
-assert not hasattr(megatron.energon, "WatchdogDataset")
+assert not hasattr(megatron.energon, "fork_hook")
 names = {}
 exec("from megatron.energon import *", names)
 assert names["WorkerConfig"] is energon_grain_torch.WorkerConfig
@@ -85,7 +85,8 @@ assert type(kept["text"]) is energon_grain.TextSample and kept["batch"].__valid_
 assert kept["crude"] == {"__key__": "c", "txt": b"x"}
 assert kept["worker_config"] == energon_grain_torch.WorkerConfig(rank=1, world_size=2, num_workers=3)
 assert kept["names"] == [energon_grain.CaptioningSample, energon_grain.basic_sample_keys]
-assert kept["state"]["worker_states"][0]["offset"] == 2
+worker = kept["state"]["worker_states"][0]
+assert worker["offset"] == 2 and worker["state"]["dataset_state"]["active_slice_state"][0]["current"] == 17
 from energon_grain.stream.cursor import check_cursor
 try:
     check_cursor(kept["state"])

@@ -210,6 +210,13 @@ class ShardScan:
     def __len__(self) -> int:
         return len(self.sample_start) - 1
 
+    def lies_as(self, other: ShardScan) -> bool:
+        """Whether all samples and parts of another scan lie where they do here; media and version do not count."""
+        names = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")
+        return (self.size_bytes, self.part_names) == (other.size_bytes, other.part_names) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in names
+        )
+
     def key(self, index: int) -> str:
         """Give the key of sample `index`, 0 to n-1."""
         if not 0 <= index < len(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from energon_grain import (
     IterMapDataset,
     MapDataset,
     PackingDataset,
+    ReadError,
     RepeatDataset,
     SavableDataset,
     ShuffleBufferDataset,
@@ -26,6 +28,7 @@ from energon_grain import (
     Stream,
     stateless,
 )
+from energon_grain.testing import make_text_dataset
 
 
 def as_often(sample: int) -> Iterator[tuple[int, int, int]]:
@@ -307,3 +310,16 @@ def test_drops_are_counted_once_across_a_restore(text_dataset: MakeDataset) -> N
     take(second, 15)
     dropped = [stream.stats()["dropped_total"] for stream in (whole, first, second)]
     assert dropped[0] == dropped[1] + dropped[2]
+
+
+def test_a_disk_that_fails_while_a_state_is_restored_is_not_called_a_failure_of_the_function(tmp_path: Path) -> None:
+    path = make_text_dataset(tmp_path / "data", n=9, shards=1)
+    shard, away = path / "shard_000.tar", tmp_path / "away.tar"
+    stream, other = (Stream.of(IterMapDataset(ordered(path), sums)) for _ in range(2))
+    take(stream, 3)
+    other.restore(stream.cursor())
+    shard.rename(away)
+    with pytest.raises(ReadError, match="put it back"):
+        next(other)
+    away.rename(shard)
+    assert next(other) == next(stream)

@@ -1,0 +1,151 @@
+"""All samples of a dataset, whatever kind of data it is, and what is known of them before they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from energon_grain.errors import ConfigError
+from energon_grain.formats.columns import KeptColumns, StoredColumn
+from energon_grain.formats.data_folder import kind_at
+from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.prepare.bare_tars import open_data
+from energon_grain.sources.arrays import ArrayGroupSource
+from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.prepared import PreparedSource, open_prepared
+from energon_grain.sources.source import release_mapped
+from energon_grain.sources.tables import TABLES, TableSource
+from energon_grain.sources.token_files import TokenSource
+from energon_grain.storage.location import located
+
+MeasurableSource: TypeAlias = PreparedSource | JsonlSource | TableSource | JoinedSource
+_BLOCK_SAMPLES = 1 << 20
+
+
+class Columns(Mapping[str, npt.NDArray[Any]]):
+    """The columns of a dataset by name: `columns["width"]` is a read-only array, (N,), a number a sample.
+
+    NaN stands for what a sample has not. Those that lie beside an index are memory maps, and so are those in Parquet,
+    Arrow and MDS files once they were read; a column of a member of a join is put together for its rows.
+    To be had from `open_columns`.
+
+    Attributes:
+        source: All samples, or all rows of a join.
+        stored: What is known of those that were measured or attached, or are of media.
+        stale: Names of those that are of samples that are not here any more.
+    """
+
+    def __init__(self, source: MeasurableSource | ArrayGroupSource | TokenSource) -> None:
+        kept: KeptColumns | None = getattr(source, "kept", None)
+        self.source = source
+        self.stored: Mapping[str, StoredColumn] = {} if kept is None else kept.stored
+        self.stale: tuple[str, ...] = () if kept is None else kept.stale
+
+    def __len__(self) -> int:
+        return len(self.source.columns)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.source.columns
+
+    def __repr__(self) -> str:
+        return f"Columns({self.source.path!r}, {', '.join(self)})"
+
+    @property
+    def samples(self) -> int:
+        """How many numbers each column has."""
+        return len(self.source)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """The column of this name.
+
+        Raises:
+            KeyNotFoundError: There is none, or it was made for other samples; says which command makes it.
+            IndexFileError: Its file is damaged.
+            FormatError: A file of the dataset is.
+            ReadError: An object store cannot be reached.
+        """
+        column = self.source.column(name, slice(0, self.samples))
+        column.flags.writeable = False
+        return column
+
+    def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
+        """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""
+        for begin in range(0, self.samples, _BLOCK_SAMPLES):
+            block = self.source.column(name, slice(begin, min(begin + _BLOCK_SAMPLES, self.samples)))
+            yield block
+            release_mapped(block)
+
+
+def open_columns(path: str | os.PathLike[str], *, split_part: str = "train") -> Columns:
+    """Open the columns of the dataset at `path`: what is known of its samples before they are read.
+
+    Args:
+        path: Whatever can be trained on: a prepared dataset, tars, a JSONL file, files of Parquet, Arrow, MDS or
+            tokens, arrays; or a metadataset that has one join in `split_part`. Or its URL: a column that lies in an
+            object store is copied when it is first asked for.
+        split_part: Of a metadataset, the split that the join is in. Of a dataset all samples count.
+
+    Raises:
+        DatasetNotFoundError: There is no dataset.
+        ConfigError: It is a metadataset with no join in this split, or with several.
+        IndexFileError: An index is damaged.
+        ReadError: An object store cannot be reached.
+    """
+    location = located(path)
+    kind = kind_at(location)
+    if kind is DatasetKind.ARRAY:
+        return Columns(ArrayGroupSource(location))
+    if kind is DatasetKind.TOKENS:
+        return Columns(TokenSource(location))
+    return Columns(opened_samples(location, None, split_part))
+
+
+def opened_samples(location: str, parts: Collection[str] | None, split_part: str = "train") -> MeasurableSource:
+    """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
+    kind = kind_at(location)
+    if kind is DatasetKind.METADATASET:
+        return _opened_join(location, parts, split_part)
+    if kind is DatasetKind.ARRAY:
+        raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
+    if kind is DatasetKind.JSONL:
+        source = JsonlSource(location, parts=parts)
+        known = ("json",)
+    elif kind.is_table:
+        files = TABLES[kind](location)
+        _refuse_unknown(location, parts, TableSource(files).part_names)
+        return TableSource(files, parts=parts)
+    elif kind.has_own_columns:
+        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
+    else:
+        source = open_prepared(open_data(location), kind=kind, parts=parts)
+        known = source.all_part_names
+    _refuse_unknown(location, parts, known)
+    return source
+
+
+def _refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
+    unknown = [part for part in parts or () if part not in known]
+    if unknown:
+        raise ConfigError(f"{location}: has no part {unknown[0]!r}; there are {', '.join(known[:20])}")
+
+
+def _opened_join(location: str, parts: Collection[str] | None, split_part: str) -> JoinedSource:
+    """All rows of the one join in a split of a metadataset. Raises ConfigError where there is none, or another one."""
+    from energon_grain.metadataset.documents import find_joins
+
+    found = {join.index_id: join for join in (each.rows() for each in find_joins(location, split_part))}
+    if len(found) != 1:
+        raise ConfigError(
+            f"{location}: has {len(found) or 'no'} joins in the split {split_part!r}. Of a metadataset the rows of its "
+            "one join are measured; write several into metadatasets of their own, and measure datasets by their paths"
+        )
+    (join,) = found.values()
+    _refuse_unknown(location, parts, join.part_names)
+    return join if parts is None else join.with_parts(frozenset(parts))

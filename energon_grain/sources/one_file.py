@@ -1,0 +1,114 @@
+"""Random access to samples that are runs of bytes of one file, local or in an object store."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
+from energon_grain.sources.source import Cut, PartValue, RawBatch, SampleLocation
+from energon_grain.storage.byte_store import ByteStore, coalesce
+from energon_grain.storage.location import is_url, name_of
+from energon_grain.storage.remote_files import RemoteFiles
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class OneFile(Cut):
+    """The samples of a file, each a run of its bytes with one part. The key of a sample is its number, from 0.
+
+    Attributes:
+        size_bytes: Of the file, when it was indexed.
+    """
+
+    size_bytes: int
+    _part: ClassVar[str]
+    _total: int
+    _reads: bool = True
+    _store: ByteStore
+    _pages: IndexPages
+
+    @abstractmethod
+    def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
+        """(n,) first byte of each sample, by its number in the file, and one past the last. Refuses damaged ones."""
+
+    @abstractmethod
+    def _verify(self) -> None:
+        """Check that the file is the one that was indexed, as far as that can be told."""
+
+    @abstractmethod
+    def _values(self, start: Int64Array, stop: Int64Array) -> Sequence[PartValue]:
+        """What is read of the file, from `start` to `stop`."""
+
+    def _runs(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes | None]:
+        file, size = np.zeros(len(start), np.int64), stop - start
+        gap, solo = self._store.merge_gap_bytes, self._store.solo_bytes
+        spans = coalesce(file, start, size, merge_gap_bytes=gap, solo_bytes=solo)
+        return spans.cut(self._store.read_spans([self.path], spans.file, spans.start, spans.stop), size)
+
+    @property
+    def shard(self) -> str:
+        """The name of the file."""
+        return name_of(self.path)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The one part, where it is read."""
+        return (self._part,) if self._reads else ()
+
+    @property
+    def shard_counts(self) -> Mapping[str, int]:
+        return {self.shard: self._total}
+
+    @property
+    def run_samples(self) -> int | None:
+        """Of a file in an object store, samples in about 4 MiB; None: it lies on this machine."""
+        return remote_run(self.size_bytes, self._total) if is_url(self.path) else None
+
+    @property
+    def remote_files(self) -> Sequence[RemoteFiles]:
+        """What reads the file where it lies in an object store, and is read at all."""
+        return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
+
+    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+        self._verify()
+        start, stop = self._bounds(self._numbers(indices))
+        file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
+        return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
+
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`."""
+        numbers = self._numbers(indices)
+        start, stop = self._bounds(numbers)
+        self._verify()
+        values = self._values(start, stop) if self._reads and len(numbers) else []
+        self._pages.touch(numbers)
+        return RawBatch(
+            indices=np.asarray(indices, np.int64),
+            keys=list(map(str, numbers.tolist())),
+            shards=[self.shard] * len(numbers),
+            columns={self._part: values} if values else {},
+        )
+
+    def sizes(self, indices: Int64Array) -> Int64Array:
+        """(n,) bytes that reading each sample takes."""
+        numbers = self._numbers(indices)
+        start, stop = self._bounds(numbers)
+        self._pages.touch(numbers)
+        return stop - start
+
+    def locate(self, index: int) -> SampleLocation:
+        """Where a sample lies. Raises IndexError when `index` is out of range."""
+        numbers = self._numbers(np.array([index], np.int64))
+        (start,), (stop,) = (each.tolist() for each in self._bounds(numbers))
+        parts = {self._part: (start, stop - start)} if self._reads else {}
+        return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), start=start, stop=stop, parts=parts)
+
+    def close(self) -> None:
+        """Close the file; reading again opens it anew."""
+        self._store.close()
