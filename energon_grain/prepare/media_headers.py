@@ -273,12 +273,10 @@ def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[An
 
     try:
         columns = KeptColumns(ColumnFolder.of(dataset), Measured.of(index))
+        everything = slice(0, columns.samples)
         made = HEADER_FUNCTION, HEADER_VERSION
-        return {
-            name: columns.at(name, slice(0, len(index)))
-            for name, each in columns.stored.items()
-            if (each.function, each.version) == made
-        }
+        stored = columns.stored.items()
+        return {name: columns.at(name, everything) for name, each in stored if (each.function, each.version) == made}
     except IndexFileError as error:
         _logger.warning("nothing is taken over from columns of media: %s", error)
         return {}

@@ -33,7 +33,6 @@ from energon_grain.formats.columnar_header import (
     HEADER_NAME,
     columnar_folder,
 )
-from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -90,6 +89,7 @@ from energon_grain.prepare.writing import (
     put_in_place,
     take_over,
 )
+from energon_grain.sources.prepared import open_prepared
 from energon_grain.storage.atomic import (
     atomic_write,
     atomic_write_bytes,
@@ -555,7 +555,7 @@ class _Grown:
 
 
 def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
-    columns = KeptColumns(ColumnFolder.of(dataset), Measured.of(open_columnar(dataset.location)))
+    columns = open_prepared(dataset.location).kept
     stale: dict[str, list[str]] = {}
     for name in columns.stale:
         stale.setdefault(columns.made_by(name), []).append(name)

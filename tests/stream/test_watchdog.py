@@ -85,7 +85,8 @@ def test_the_first_batch_may_take_longer(text_dataset: MakeDataset, capfd: pytes
         first = next(loader).__key__[0]
     options = {"watchdog_timeout_seconds": PATIENCE_S, "watchdog_initial_timeout_seconds": 60.0}
     with open_loader(path, first, **options) as loader:
-        assert [next(loader).__key__[0] for _ in range(30)][0] == first
+        found = [next(loader).__key__[0] for _ in range(30)]
+        assert found[0] == first
     assert "Thread" not in capfd.readouterr().err
 
 
