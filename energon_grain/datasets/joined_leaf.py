@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -605,7 +605,7 @@ class MergeParts:
             path = member.leaf.written or member.leaf.path
             is_array = isinstance(found, ResolvedArray)
             prefix = f"{member.argument}." if named and number and not is_array else ""
-            parts = [found.field] if is_array else [prefix + name for name in found.source.part_names]
+            parts = [found.field] if is_array else [prefix + name for name in cast("Any", found.source).part_names]
             key = None if member.keys is None else member.keys.column
             repeats = key if key in owners and not prefix else None
             for part in parts:

@@ -254,11 +254,8 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
     except struct.error as error:
         raise ValueError(f"a message @ {start} points out of its head; {DAMAGED}") from error
     begin, stop = start + len(head), start + size
-    try:
-        ends = np.cumsum([0, *(_buffers_of(column.type, views) for column in schema)])
-    except NotImplementedError:
-        ends = np.zeros(1, np.int64)
-    if ends[-1] != len(buffers) or len(ends) <= len(schema):
+    ends = np.cumsum([0, *(_buffers_of(column.type, views) for column in schema)])
+    if ends[-1] != len(buffers) or next(views, None) is not None:
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
     if (buffers < 0).any() or (buffers > stop - begin).any() or (buffers.sum(axis=1) > stop - begin).any():
         raise ValueError(f"a message @ {start} has buffers that are not in its body; {DAMAGED}")
@@ -273,35 +270,18 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
 
 
 def _buffers_of(kind: Any, views: Iterator[int]) -> int:
-    """How many buffers an array of a type has, with its children. Raises NotImplementedError.
+    """How many buffers a column of a type has, with its children; of views within lists and structs too few.
 
-    "Buffer Listing for Each Layout" of the columnar format. `views`: how many each array of views has beyond two.
+    `views`: how many each array of views has beyond two, where the values lie.
     """
-    import pyarrow.types as types
+    import pyarrow
 
-    if types.is_null(kind):
+    if pyarrow.types.is_null(kind):
         return 0
-    if types.is_dictionary(kind):
-        return 2
-    if isinstance(kind, types.lib.BaseExtensionType):
-        return _buffers_of(kind.storage_type, views)
-    if types.is_struct(kind):
-        return 1 + sum(_buffers_of(field.type, views) for field in kind)
-    if types.is_fixed_size_list(kind):
-        return 1 + _buffers_of(kind.value_type, views)
-    if types.is_map(kind):
-        return 3 + _buffers_of(kind.key_type, views) + _buffers_of(kind.item_type, views)
-    if types.is_list(kind) or types.is_large_list(kind):
-        return 2 + _buffers_of(kind.value_type, views)
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        if (more := next(views, None)) is None:
-            raise NotImplementedError("a message does not say how many buffers its views have")
-        return 2 + more
-    if any(is_of(kind) for is_of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
-        return 3
-    if types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind):
-        return 2
-    raise NotImplementedError(f"buffers of {kind}")
+    while isinstance(kind, pyarrow.BaseExtensionType):
+        kind = kind.storage_type
+    of_values = pyarrow.types.is_string_view(kind) or pyarrow.types.is_binary_view(kind)
+    return len(pyarrow.nulls(0, kind).buffers()) + (next(views, 0) if of_values else 0)
 
 
 def _message(head: bytes, at: int) -> tuple[int, int, int, bool]:

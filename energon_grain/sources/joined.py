@@ -86,7 +86,7 @@ class JoinedBatch(RawBatch):
         return sum(member.nbytes() for member in self.members)
 
 
-def _part_names(member: PreparedSource | Source) -> tuple[str, ...]:
+def _part_names(member: Any) -> tuple[str, ...]:
     """Names of all parts of a member, read or not."""
     return getattr(member, "all_part_names", member.part_names)
 

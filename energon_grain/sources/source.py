@@ -399,11 +399,6 @@ class Source(Protocol):
         """Digest of what the source serves, in this order: equal content, equal id, wherever it lies."""
         ...
 
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of all parts that samples have, as far as they are read."""
-        ...
-
     def __len__(self) -> int: ...
 
     def read(self, indices: npt.NDArray[np.int64]) -> RawBatch:
