@@ -148,11 +148,6 @@ def test_only_appended_samples_are_measured(root: Path) -> None:
     assert f"`energon-grain measure {root} --attach rank=FILE` has run" in report.notes[2]
     with pytest.raises(KeyNotFoundError, match="column 'words' is of samples that are not here any more"):
         open_columns(root)["words"]
-<<<<<<< HEAD
-=======
-    half = open_columns(root).source.kept.of_first("half")
-    assert half is not None
->>>>>>> main
 
     seen: list[str] = []
 
