@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
-from msgspec.structs import replace
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
@@ -335,7 +335,7 @@ def prepare_dataset(
             tasks = shard_tasks(dataset.location, names, records=records, media=media_filter or grown_media)
             if grown is not None and grown_media is not None:
                 indexed = grown.info.shard_counts
-                tasks = [replace(task, media=None) if task.name in indexed else task for task in tasks]
+                tasks = [msgspec.structs.replace(task, media=None) if task.name in indexed else task for task in tasks]
             return scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
 
         scanned = scan()

@@ -426,7 +426,11 @@ def test_every_form_in_a_bucket(bucket: Bucket, url: str) -> None:
 
 
 def test_what_is_refused(bucket: Bucket, url: str) -> None:
-    for aux, said in (("nothing", "nothing lies below"), ("files", "not a prepared"), ("meta.yaml", "is a file")):
+    for aux, said in (
+        ("nothing", "nothing lies below"),
+        ("files", "not a prepared"),
+        ("meta.yaml", "is a metadataset"),
+    ):
         put_metadataset(bucket, {"media": aux})
         with pytest.raises(DatasetNotFoundError, match=rf"meta\.yaml: .*aux\.media: {url}/{aux}: {said}"):
             opened(url)

@@ -204,7 +204,7 @@ def test_order_state_and_restored_samples_do_not_depend_on_it(folder: Path, enco
 def test_joins_and_blends(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         prepared(tmp_path / name, range(N) if name != "b" else range(0, N, 2))
-    join = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "skip"}]}
+    join = {"join": {"a": {"path": "a"}, "b": {"path": "b", "nonmatch": "skip"}}}
     write_v2(tmp_path, "join.yaml", train=join)
     found = clips(tmp_path / "join.yaml")
     assert [clip.n for clip in found] == list(range(0, N, 2))
