@@ -12,7 +12,8 @@ give a pattern that hosts could fall in step with.
 Errors add up to less than the largest item nearly always. Where an item would put a child further from its share than
 the largest item so far, another comes in its place: of the children that are not ahead the one that would first be too
 far behind. The merging goes on from there. So at every prefix no child is further from its share than the largest item
-(by up to 0.7 % more was found by searching for the worst weights of items that all cost the same, never otherwise).
+(by up to 0.7 % more was found by searching for the worst weights of items that all cost the same, never otherwise). In
+parts of the largest item that came until then it may be a little more, before the first large one comes.
 
 Of items that cost 3 each of a child of weight 1, and of such that cost 1 of a child of weight 2, with the middles 1.5,
 4.5, ... and 0.25, 0.75, ... (over the weights), come first `b b b a b b b b b b a`.
