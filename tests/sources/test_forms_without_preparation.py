@@ -424,12 +424,12 @@ def test_bytes_that_are_fetched_of_a_store(
 ) -> None:
     """Of an epoch the files once; of a condition its column and what meets it; of one column that. And little more.
 
-    A host reads 4 KB of each record batch before anything else, here 8 hosts with 96 batches of half a megabyte.
+    A host reads 4 KB of each record batch before anything else, here 8 hosts with 96 batches of 800 KB.
     """
     rng = np.random.default_rng(0)
     for number in range(3):
         rows = np.arange(320) + 320 * number
-        columns = {"n": rows, "data": [rng.bytes(50_000) for _ in rows], "more": [rng.bytes(100)] * len(rows)}
+        columns = {"n": rows, "data": [rng.bytes(80_000) for _ in rows], "more": [rng.bytes(100)] * len(rows)}
         size = {"row_group_size": 10} if write is write_parquet else {"rows": 10}
         ending = "parquet" if write is write_parquet else "arrow"
         write(tmp_path / f"data/{number}.{ending}", columns, **size)
