@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cli_runs import run
 from energon_peer import needs_energon, run_there
 
 from energon_grain import WorkerConfig, get_val_dataset
-from energon_grain.prepare import prepare_dataset
 
 pytestmark = needs_energon
 THERE = """
@@ -40,7 +40,7 @@ def test_the_same_samples(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     lines = [json.dumps({"n": i, "text": "ä" * (i % 5), "nested": {"list": [i, None, 0.5]}}) for i in range(30)]
     path.write_text("\n" + "\n".join(lines[:10]) + "\n\n  " + "\r\n".join(lines[10:]))
-    prepare_dataset(path)
+    assert run("prepare", path).exit_code == 0
     said = run_there("-c", THERE, path)
     here = [
         [
