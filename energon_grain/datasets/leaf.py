@@ -5,6 +5,7 @@ A further kind is one more entry in `_KINDS`. Samples are made as the `dataset.y
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
 from energon_grain.formats.table_files import TableFiles
-from energon_grain.forms import Place, asked_at
+from energon_grain.forms import Place, asked_at, did_you_mean
 from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
 from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
@@ -624,10 +625,14 @@ def _of_factory(
 
 
 def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: str) -> SampleDecoder:
+    place, known = f"{root}: `decoder` in the dataset's configuration", inspect.signature(decoder_type).parameters
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{place}: there is no option {name!r}{did_you_mean(name, known)}")
     try:
         return decoder_type(**options)
     except TypeError as error:
-        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:
