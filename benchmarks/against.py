@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import REPO, Contender, MeasurementFailedError, measure
+from benchmarks.contender import REPO, Contender, MeasurementFailedError, Row, measure
 from benchmarks.datasets import DATA_SETS, link, once
 from benchmarks.object_store import bucket_of
-from benchmarks.row import Row
 from benchmarks.rows import table
 from benchmarks.run import build_needed
 
@@ -35,17 +34,11 @@ DEFAULT_ROWS = ("text-crude", "text-sample", "blobs", "jpeg-rgb8", "prepare-no-s
 """What a change of the house could make slower, in a few minutes."""
 _BUILD = """
 import sys
-from functools import partial
 from pathlib import Path
-from benchmarks.datasets import DATA_SETS, build, once
-from benchmarks.joins import JOINS, write_join
-from benchmarks.mixtures import MIXTURES, write_mixture
-cache = Path(sys.argv[1])
-for name in sys.argv[2:]:
-    if name in DATA_SETS: build(cache, [name])
-    if name in MIXTURES: once(cache / name, name, partial(write_mixture, cache / name, MIXTURES[name]))
-    if name in JOINS: once(cache / name, name, partial(write_join, cache / name, JOINS[name]))
+from benchmarks.run import build_needed
+build_needed(Path(sys.argv[1]), sys.argv[2:])
 """
+"""Run by the other revision, in its own words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.peer_python import peer_python
+from benchmarks.machine import peer_python
 
 _OURS = """
 import resource, sys, time

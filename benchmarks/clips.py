@@ -37,7 +37,7 @@ import av
 import numpy as np
 
 from benchmarks.object_store import BUCKET, bucket_of, server_here
-from benchmarks.page_cache import warm
+from benchmarks.resources import warm
 from energon_grain import AVDecoder, SampleDecoder, WebdatasetFileStore
 from energon_grain.datasets.aux_stores import DecodeFileStore
 from energon_grain.formats.seek_table import SEEK_TABLE

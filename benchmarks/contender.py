@@ -1,4 +1,4 @@
-"""One program in a row of the table, and how one measurement of it is taken: in a process of its own."""
+"""A row of the table, the programs in it, and how one of them is measured: in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.child import ANSWER_PREFIX
-from benchmarks.page_cache import warm
-from benchmarks.peer_python import peer_python
+from benchmarks.machine import peer_python
+from benchmarks.resources import warm
 
 REPO = Path(__file__).resolve().parent.parent
 _TIMEOUT_S = 300
@@ -45,6 +45,36 @@ class Contender:
     def available(self) -> bool:
         """Whether this can be measured here at all."""
         return not self.in_peer_python or peer_python() is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A bound on `ours / other` of a metric, pair by pair; without `against`, on the metric itself.
+
+    `against` names a contender, or a family: then the one of it with the best median counts.
+    """
+
+    metric: str
+    bound: float
+    sense: Literal["at least", "at most"]
+    against: str | None = None
+
+    def met(self, value: float) -> bool:
+        """Whether a measured value keeps the bound."""
+        return value >= self.bound if self.sense == "at least" else value <= self.bound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Contenders measured in turns; the first is ours. `served` names the data set that lies in a bucket meanwhile."""
+
+    name: str
+    title: str
+    data_sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    contenders: tuple[Contender, ...]
+    targets: tuple[Target, ...] = ()
+    served: str = ""
 
 
 class MeasurementFailedError(RuntimeError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.peers.tar_samples import tar_samples
+from benchmarks.peers.samples import tar_samples
 from benchmarks.steady import steady
 
 _Range = tuple[int, int, int]  # file descriptor, bytes, offset

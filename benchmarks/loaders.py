@@ -38,12 +38,12 @@ def throughput(
     return steady(make, module.weigh, warmup_s=warmup_s, seconds=seconds)
 
 
-def first_batch(programs: str, folder: str, batches: int = 200, metadataset: str = "") -> dict[str, Any]:
+def first_batch(programs: str, folder: str, program: str, batches: int = 200, metadataset: str = "") -> dict[str, Any]:
     """Time from the imports to the first batch; memory and open files beyond the imports after some more batches."""
     module = importlib.import_module(programs)
     memory_before, files_before = resident_mb(), open_files()
     started = time.perf_counter()
-    loader = iter(module.build_loader(str(Path(folder, metadataset)), "plain", 0))
+    loader = iter(module.build_loader(str(Path(folder, metadataset)), program, 0))
     next(loader)
     first_batch_s = time.perf_counter() - started
     files = 0
@@ -67,7 +67,7 @@ def import_time(modules: Sequence[str]) -> dict[str, Any]:
 
 
 def resume(
-    programs: str, folder: str, batches: int, workers: int, program: str = "crude-text", shuffle_buffer: int = 100
+    programs: str, folder: str, program: str, batches: int, workers: int, shuffle_buffer: int = 100
 ) -> dict[str, Any]:
     """Read `batches`, save, restore into a new loader, and wait for its first batch.
 

@@ -201,7 +201,7 @@ def main() -> None:
     if given.child:
         print(json.dumps(rates(*given.child)))
         return
-    from benchmarks.peer_python import peer_python
+    from benchmarks.machine import peer_python
 
     peers = peer_python()
     programs = {

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peer_python import energon_program, peer_python
+from benchmarks.machine import energon_program, peer_python
 from energon_grain.testing import write_tars
 from energon_grain.testing.datasets import draw_picture, encode_picture
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.packed_lengths import BUFFER, LENGTHS
-from benchmarks.token_packing import CAPACITY
+from benchmarks.token_packing import BUFFER, CAPACITY, LENGTHS
 from energon_grain import GroupBatchDataset, MapDataset, PackingDataset, SavableDataset, Stream, get_train_dataset
 from energon_grain.testing import make_text_dataset
 

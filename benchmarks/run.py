@@ -10,18 +10,14 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 from benchmarks import chart, report
-from benchmarks.contender import MeasurementFailedError, measure
-from benchmarks.datasets import DATA_SETS, build, once
-from benchmarks.joins import JOINS, write_join
+from benchmarks.contender import MeasurementFailedError, Row, measure
+from benchmarks.datasets import build
 from benchmarks.machine import describe
-from benchmarks.mixtures import MIXTURES, write_mixture
 from benchmarks.object_store import bucket_of
 from benchmarks.report import RowResult
-from benchmarks.row import Row
 from benchmarks.rows import table
 
 REPO = Path(__file__).resolve().parent.parent
@@ -56,14 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_needed(cache: Path, names: Iterable[str]) -> None:
     """Write the data sets, mixtures and joins of these names that `cache` lacks."""
     cache.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        folder = cache / name
-        if name in DATA_SETS:
-            build(cache, [name])
-        if name in MIXTURES:
-            once(folder, f"{name}: mixture", partial(write_mixture, folder, MIXTURES[name]))
-        if name in JOINS:
-            once(folder, f"{name}: join", partial(write_join, folder, JOINS[name]))
+    build(cache, names)
 
 
 def _run(row: Row, rounds: int, without: Sequence[str]) -> RowResult:
