@@ -16,7 +16,6 @@ draws the largest over the mean.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.child import program
 from benchmarks.picture import bars, texts
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.samplers import balance
@@ -167,7 +167,7 @@ def planning() -> bool:
     return fine
 
 
-def chart(file: str, steps: int) -> None:
+def draw(file: str, steps: int) -> None:
     """Draw the largest over the mean of what hosts have to do in the steps of real streams."""
     hosts, size = SHAPES[0]
     drawn = dict[str, dict[str, float]]()
@@ -199,20 +199,14 @@ def chart(file: str, steps: int) -> None:
     bars(file, f"The most laden of {hosts} hosts, {size} samples each, over the mean", drawn, least=1, digits=3)
 
 
-def main() -> int:
-    """Print all; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description="How equal `balance=` makes the work of hosts.")
-    parser.add_argument("--steps", type=int, default=200, help="of each row")
-    parser.add_argument("--chart", help="a file to draw to, in place of the tables")
-    arguments = parser.parse_args()
-    steps = arguments.steps
-    if arguments.chart:
-        chart(arguments.chart, min(steps, 40))
-        return 0
+def main(steps: int = 200, chart: str = "") -> None:
+    if chart:
+        draw(chart, min(steps, 40))
+        return
     equal = equality(steps)
     saved(steps)
-    return 0 if planning() and equal else 1
+    sys.exit(not (planning() and equal))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

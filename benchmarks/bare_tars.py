@@ -10,7 +10,6 @@ drop them before. Of ours, the time of processors says more where other programs
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -18,7 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.child import program
 from benchmarks.machine import peer_python
+from energon_grain.testing import write_tars
 
 _OURS = """
 import resource, sys, time
@@ -56,8 +57,6 @@ print(time.perf_counter() - began)
 
 def write_shards(root: Path, shards: int, samples: int, image_bytes: int) -> None:
     """Write shards of samples with an image's worth of bytes and a little JSON."""
-    from energon_grain.testing import write_tars
-
     image = os.urandom(image_bytes)
     for number in range(shards):
         run = ({"__key__": f"{number:05d}{i:04d}", "jpg": image, "json": {"n": i}} for i in range(samples))
@@ -72,28 +71,26 @@ def drop(root: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def main() -> None:
-    """Write, measure, print and remove."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--shards", default="100,1000")
-    parser.add_argument("--samples", type=int, default=100, help="of a shard")
-    parser.add_argument("--image-bytes", type=int, default=10_000)
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--scratch", default=None)
-    chosen = parser.parse_args()
-    for shards in map(int, chosen.shards.split(",")):
-        root = Path(tempfile.mkdtemp(prefix="bare-tars-", dir=chosen.scratch))
-        try:
-            write_shards(root, shards, chosen.samples, chosen.image_bytes)
+def main(
+    shards: str = "100,1000",
+    samples: int = 100,
+    image_bytes: int = 10_000,
+    cold: bool = False,
+    scratch: str | None = None,
+) -> None:
+    for count in map(int, shards.split(",")):
+        with tempfile.TemporaryDirectory(prefix="bare-tars-", dir=scratch) as folder:
+            root = Path(folder)
+            write_shards(root, count, samples, image_bytes)
 
             def seconds(program: str, *arguments: str, python: object = sys.executable, root: Path = root) -> str:
-                if chosen.cold:
+                if cold:
                     drop(root)
                 command = [str(python), "-c", program, str(root), *arguments]
                 taken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
                 return f"{float(taken[0]):.3f} s" + "".join(f" ({float(each):.2f} of processors)" for each in taken[1:])
 
-            row: dict[str, object] = {"shards": shards, "samples": shards * chosen.samples}
+            row: dict[str, object] = {"shards": count, "samples": count * samples}
             row["bare, first use"] = seconds(_OURS, "bare")
             row["bare, later"] = seconds(_OURS, "bare")
             peers = peer_python()
@@ -104,9 +101,7 @@ def main() -> None:
             row["prepare and open"] = seconds(_OURS, "prepare")
             row["prepared"] = seconds(_OURS, "bare")
             print("\n".join(f"{name:22} {value}" for name, value in row.items()), end="\n\n")
-        finally:
-            shutil.rmtree(root)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

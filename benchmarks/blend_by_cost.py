@@ -11,7 +11,6 @@ package is needed. With `--chart FILE` it draws the picture of the docs in place
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.child import program
 from energon_grain import BatchDataset, BlendDataset, WorkerConfig, get_loader, get_train_dataset
 from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.testing import make_text_dataset
@@ -120,7 +120,7 @@ def _rate(folder: Path, unit: str | None) -> float:
         return 32 * steps / (time.perf_counter() - begin)
 
 
-def chart(file: str) -> None:
+def draw(file: str) -> None:
     """Shares of three datasets of different lengths along a stream: by samples, and by tokens."""
     random = np.random.default_rng(0)
     names, weights, medians = ["short texts", "articles", "books"], [5, 3, 2], [60, 600, 3000]
@@ -162,21 +162,14 @@ def chart(file: str) -> None:
     Path(file).write_text("\n".join([*drawn, "</svg>", ""]), encoding="utf-8")
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chart")
-    arguments = parser.parse_args()
-    if arguments.chart:
-        chart(arguments.chart)
+def main(items: int = 1_000_000, samples: int = 100_000, rounds: int = 3, chart: str = "") -> None:
+    if chart:
+        draw(chart)
         return
-    exactness(arguments.items)
-    far_on(arguments.items)
-    reading(arguments.samples, arguments.rounds)
+    exactness(items)
+    far_on(items)
+    reading(samples, rounds)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

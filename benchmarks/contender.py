@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.child import ANSWER_PREFIX
+from benchmarks.child import answer_in
 from benchmarks.machine import peer_python
-from benchmarks.resources import warm
+from benchmarks.resources import processor_s, warm
 
 REPO = Path(__file__).resolve().parent.parent
 _TIMEOUT_S = 300
@@ -91,14 +90,13 @@ def measure(contender: Contender, *, repo: Path = REPO, python: str = sys.execut
     request = json.dumps({"call": contender.call, **contender.arguments})
     if "folder" in contender.arguments:
         warm(Path(contender.arguments["folder"]))
-    busy, own, started = _busy_seconds(), _child_seconds(), time.perf_counter()
+    busy, own, started = _busy_seconds(), processor_s(own=False), time.perf_counter()
     code, output, errors = _run_group([*command, request], repo)
     elapsed = time.perf_counter() - started
-    other = (_busy_seconds() - busy) - (_child_seconds() - own)
-    lines = [line for line in output.splitlines() if line.startswith(ANSWER_PREFIX)]
-    if code or not lines:
+    other = (_busy_seconds() - busy) - (processor_s(own=False) - own)
+    answer = answer_in(output)
+    if code or answer is None:
         raise MeasurementFailedError(f"{contender.name} ended with {code}:\n{errors[-1500:]}")
-    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(ANSWER_PREFIX))
     return {**answer, "process_s": elapsed, "other_cores": max(0.0, other / elapsed)}
 
 
@@ -122,8 +120,3 @@ def _busy_seconds() -> float:
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _, _, irq, softirq, steal = fields[:8]
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _child_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -9,18 +9,19 @@ those of the Hub, which it limits, and of the content network.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow
 import pyarrow.parquet
+import typer
 
+from benchmarks.child import program
 from energon_grain.testing import make_blob_dataset
 
 ROOT = Path(__file__).parents[1]
@@ -105,11 +106,7 @@ def measured(python: str, program: str, endpoint: str, *arguments: str) -> dict[
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", help="interpreter that has `datasets`")
-    parser.add_argument("--rounds", type=int, default=2)
-    options = parser.parse_args()
+def main(peer: Annotated[str, typer.Option(help="Interpreter that has `datasets`.")] = "", rounds: int = 2) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write(Path(scratch, "data"))
         server = subprocess.Popen(
@@ -126,12 +123,12 @@ def main() -> None:
         rows = [("ours", sys.executable, _OURS, "lines", lines)]
         rows += [("ours", sys.executable, _OURS, "tars", ["hf://datasets/team/data/tars"])]
         rows += [("ours", sys.executable, _OURS, "rows", ["hf://datasets/team/data/rows"])]
-        if options.peer:
+        if peer:
             parquet = [f"hf://datasets/team/data/rows/{file}.parquet" for file in range(LINE_FILES)]
-            rows += [("datasets", options.peer, _PEER, "lines", lines), ("datasets", options.peer, _PEER, "tars", tars)]
-            rows += [("datasets", options.peer, _PEER, "rows", parquet)]
-            rows += [("litdata", options.peer, _LITDATA, "rows", ["hf://datasets/team/data/rows"])]
-        for _ in range(options.rounds):
+            rows += [("datasets", peer, _PEER, "lines", lines), ("datasets", peer, _PEER, "tars", tars)]
+            rows += [("datasets", peer, _PEER, "rows", parquet)]
+            rows += [("litdata", peer, _LITDATA, "rows", ["hf://datasets/team/data/rows"])]
+        for _ in range(rounds):
             for name, python, program, kind, paths in sorted(rows, key=lambda row: row[3]):
                 found = measured(python, program, endpoint, kind, *paths)
                 server.stdin.write("\n")
@@ -151,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

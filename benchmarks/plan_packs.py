@@ -9,7 +9,6 @@ over texts of these lengths, and draws how full the packs are that they deliver.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.child import program
 from benchmarks.picture import bars, texts
 from energon_grain import PackingDataset, PackingPlan, PlannedPackingDataset, get_loader, get_train_dataset
 from energon_grain.samplers.pack_plan import PATIENCE, Oversize, fill, plan_packs
@@ -53,8 +53,8 @@ def planned(costs: Costs, capacities: tuple[int, ...], window: int, oversize: Ov
 def table(samples: int) -> None:
     """Print the tables."""
     random = np.random.default_rng(0)
-    for law, draw in LAWS.items():
-        lengths = draw(random, samples)
+    for law, drawn in LAWS.items():
+        lengths = drawn(random, samples)
         short = np.minimum(lengths, CAPACITY)[None]
         began = time.process_time()
         _, together = fill(short, (CAPACITY,))
@@ -97,11 +97,11 @@ def characters(samples: list[Any]) -> int:
     return sum(len(sample.text) for sample in samples)
 
 
-def chart(file: str, samples: int) -> None:
+def draw(file: str, samples: int) -> None:
     """Run loaders over the samples once or so, and draw how full their packs are."""
     filled = dict[str, dict[str, float]]()
-    for law, draw in LAWS.items():
-        lengths = np.minimum(draw(np.random.default_rng(0), samples), CAPACITY)
+    for law, drawn in LAWS.items():
+        lengths = np.minimum(drawn(np.random.default_rng(0), samples), CAPACITY)
         with tempfile.TemporaryDirectory() as folder:
             below = get_train_dataset(
                 texts(Path(folder), lengths), batch_size=None, shuffle_buffer_size=100, max_samples_per_sequence=100
@@ -120,17 +120,12 @@ def chart(file: str, samples: int) -> None:
     bars(file, f"How full packs of {CAPACITY:,} tokens are, 1 is full", filled, least=0.5, digits=4)
 
 
-def main() -> None:
-    """Print the tables, or draw the picture."""
-    parser = argparse.ArgumentParser(description="How full planned packs are.")
-    parser.add_argument("--samples", type=int)
-    parser.add_argument("--chart", help="a file to draw to, in place of the tables")
-    arguments = parser.parse_args()
-    if arguments.chart:
-        chart(arguments.chart, arguments.samples or 30_000)
+def main(samples: int = 0, chart: str = "") -> None:
+    if chart:
+        draw(chart, samples or 30_000)
     else:
-        table(arguments.samples or 2_000_000)
+        table(samples or 2_000_000)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

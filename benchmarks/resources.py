@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from pathlib import Path
 
 _CHUNK = bytes(4 << 20)
+CACHE = Path(os.environ.get("ENERGON_BENCH_CACHE") or Path(__file__).resolve().parent.parent / ".bench")
+"""Where data sets are kept."""
 
 
 def resident_mb() -> float:
@@ -42,3 +45,9 @@ def claim_memory(size_bytes: int) -> None:
     with tempfile.TemporaryFile() as file:
         for start in range(0, size_bytes, len(_CHUNK)):
             os.pwrite(file.fileno(), _CHUNK, start)
+
+
+def processor_s(*, own: bool = True) -> float:
+    """Seconds of processors that this process took, and its children that ended; `own=False`: these alone."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN) if own else (resource.RUSAGE_CHILDREN,)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, who))

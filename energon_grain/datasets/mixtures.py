@@ -26,7 +26,6 @@ from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import Concat, Router, RouteTree
-from energon_grain.samplers.weights import integer_weights
 from energon_grain.sources.costs import Costs
 from energon_grain.stream.index_map import CostsOfStream, EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
@@ -142,7 +141,7 @@ class BlendDataset(SavableDataset):
         said_by = f"weight_unit='{unit}'"
         costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
         router = CostBlend(
-            [(start, integer_weights(weights, allow_zero=True)) for start, weights in self.schedule],
+            self.schedule,
             [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
             key=fold(to.seed, "blend", to.place),
         )
@@ -181,12 +180,7 @@ class BlendDataset(SavableDataset):
                     f"at multiples of it"
                 )
             schedule = [(start // width, weights) for start, weights in schedule]
-        inner = lanes // max(1, width)
-        blend = (
-            Blend(schedule[0][1], lanes=inner, key=key)
-            if len(schedule) == 1
-            else Blend(schedule=schedule, lanes=inner, key=key)
-        )
+        blend = Blend(schedule, lanes=lanes // max(1, width), key=key)
         return (StepBlend(blend, width=width) if width else blend), width
 
 
@@ -353,6 +347,11 @@ def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: i
             raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: expected 0 or more for each")
         if not any(weights):
             raise ConfigError(f"BlendDataset: all weights from {start} on are 0; give one dataset a weight above 0")
+    for place, weights in enumerate(zip(*(weights for _, weights in steps), strict=True)):
+        if not any(weights):
+            raise ConfigError(
+                f"BlendDataset: weight {place} is 0 in every segment: it would never be drawn; leave it out"
+            )
 
 
 def _is_number(value: Any) -> bool:

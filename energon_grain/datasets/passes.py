@@ -141,8 +141,9 @@ class LimitDataset(SavableDataset):
         if part.passes is None:
             part.passes = EqualPasses(self.length)
         else:
-            limit = Limit(self.length, part.equal_length("a limit"))
-            part.routes, part.passes = part.over(limit), EqualPasses(limit.limit)
+            whole = part.equal_length("a limit")
+            length = min(self.length, whole)
+            part.routes, part.passes = part.over(Limit(length, whole)), EqualPasses(length)
         part.mixture = mixture
         return part
 
