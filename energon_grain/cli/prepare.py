@@ -31,7 +31,7 @@ from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_u
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from energon_grain.conversion import ConversionProgress, ConversionReport
+    from energon_grain.conversion import ConversionReport
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.measure import MeasureProgress
@@ -341,12 +341,13 @@ def _shown_by(bar: ProgressBar) -> Callable[[PrepareProgress], None]:
     """Runs over bytes, where known: shards differ in size."""
 
     def show(now: PrepareProgress) -> None:
-        detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
+        of = f"/{now.shards_total:,}" if now.shards_total else ""
+        detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
         if now.stage == "scan" and now.bytes_done:
             detail += f", {format_bytes(now.bytes_done / bar.elapsed_s)}/s"
-        labels = {"scan": None, "write": "Writing", "index": "Writing the index", "commit": "Putting it in place"}
+        labels = {"write": "Writing", "index": "Writing the index", "commit": "Putting it in place"}
         done, total = (now.bytes_done, now.bytes_total) if now.bytes_total else (now.shards_done, now.shards_total)
-        bar.advance_to(done, total, detail, labels[now.stage])
+        bar.advance_to(done, total, detail, labels.get(now.stage))
 
     return show
 
@@ -620,13 +621,6 @@ def convert(
     from energon_grain.conversion import convert_dataset
 
     with progress_bar("Converting", shown=progress) as bar:
-
-        def show(now: ConversionProgress) -> None:
-            of = f"/{now.shards_total:,}" if now.shards_total else ""
-            detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
-            label = {"convert": None, "index": "Indexing"}[now.stage]
-            bar.advance_to(now.bytes_done, now.bytes_total, detail, label)
-
         report = convert_dataset(
             source,
             target,
@@ -636,7 +630,7 @@ def convert(
             num_workers=num_workers,
             verify=verify,
             sqlite=sqlite,
-            progress=show,
+            progress=_shown_by(bar),
         )
     return Answer(document=with_samples(report), lines=_lines_of_conversion(report))
 

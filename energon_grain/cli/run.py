@@ -17,6 +17,13 @@ from energon_grain.errors import ConfigError
 if TYPE_CHECKING:
     from energon_grain.datasets.dataset import SavableDataset
 
+DataPath = Annotated[
+    str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
+]
+SplitConfig = Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")]
+DatasetConfig = Annotated[
+    str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
+]
 _PANEL = "The run"
 _TRAINING = "As in get_train_dataset."
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
-from energon_grain.datasets.hooks import HookOwner, hook_spec, require_one_value, with_own_name
+from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.expression import Expression
@@ -155,8 +155,7 @@ class PlannedPackingDataset(SavableDataset):
             raise ConfigError(
                 f"PlannedPackingDataset: plan={plan!r}: expected a plan, such as PackingPlan('tokens', capacity=4096)"
             )
-        check_function(self, "packer", self.packer)
-        require_one_value(self.hook, self.packer)
+        check_function(self, "packer", self.packer, generator=False)
         if plan.oversize == "split" and not _takes_ranges(self.packer):
             name = getattr(self.packer, "__qualname__", self.packer)
             raise ConfigError(

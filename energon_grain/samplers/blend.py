@@ -25,6 +25,7 @@ Source of the split: Bresenham's line, as in error diffusion; lanes by Hermite's
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ class Blend:
 
     __slots__ = ("_segments", "lanes", "starts", "weights")
 
-    hands_down_runs = False
+    hands_down_runs: ClassVar[bool] = False
 
     def __init__(self, schedule: Schedule, *, lanes: int, key: int) -> None:
         self.lanes = lanes
@@ -199,7 +200,7 @@ class StepBlend:
 
     __slots__ = ("_blend", "_width", "lanes", "starts", "weights")
 
-    hands_down_runs = False
+    hands_down_runs: ClassVar[bool] = False
 
     def __init__(self, blend: Blend, *, width: int) -> None:
         self._blend = blend

@@ -31,6 +31,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +120,7 @@ class CostBlend:
 
     __slots__ = ("_ahead", "_costs", "_fold", "_key", "_trees", "_window", "means", "starts", "weights")
 
-    hands_down_runs = False
+    hands_down_runs: ClassVar[bool] = False
 
     def __init__(self, schedule: Schedule, costs: Sequence[ChildCosts], *, key: int) -> None:
         self.starts = tuple(start for start, _ in schedule)

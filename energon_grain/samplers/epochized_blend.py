@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class EpochizedBlend:
 
     __slots__ = ("_key", "_pi", "_tree", "lanes", "rates")
 
-    hands_down_runs = True
+    hands_down_runs: ClassVar[bool] = True
 
     def __init__(self, lengths: Sequence[int], repetitions: Sequence[Weight], *, lanes: int, key: int) -> None:
         self.rates = tuple(n * exact(r, "repetitions") for n, r in zip(lengths, repetitions, strict=True))

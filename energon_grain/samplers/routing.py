@@ -21,10 +21,8 @@ Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 class Router(Protocol):
     """An index map from the positions of a node to those of its children: pure, of whole chunks, in any order."""
 
-    @property
-    def hands_down_runs(self) -> bool:
-        """Whether each lane's positions of a child are one contiguous run; else lanes stay interleaved."""
-        ...
+    hands_down_runs: ClassVar[bool]
+    """Whether each lane's positions of a child are one contiguous run; else lanes stay interleaved."""
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Give the child and the child position at each position (at least 0, any order)."""
