@@ -12,51 +12,50 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from benchmarks.child import program
+from benchmarks.child import ask, program
 from benchmarks.machine import peer_python
-from energon_grain.testing import write_tars
+from benchmarks.resources import processor_s
 
-_OURS = """
-import resource, sys, time
-import energon_grain as eg, energon_grain.loader.iterator, energon_grain.stream.stream
-import energon_grain.prepare.preparation
-eg.get_savable_loader, eg.get_train_dataset  # imported here
-path, prepare = sys.argv[1], sys.argv[2] == "prepare"
-def now():
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return time.perf_counter(), sum(each.ru_utime + each.ru_stime for each in used)
-began = now()
-if prepare:
-    eg.prepare.prepare_dataset(path, crude=True, split_ratio={"train": 1}, sqlite=False)
-encoder = eg.DefaultTaskEncoder()
-encoder.decoder = None
-shuffle = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
-dataset = eg.get_train_dataset(path, batch_size=64, task_encoder=encoder, **shuffle)
-with eg.get_savable_loader(dataset) as loader:
-    next(iter(loader))
-print(*(after - before for before, after in zip(began, now())))
-"""
-_WEBDATASET = """
-import sys, time, glob
-import webdataset as wds
-path, buffer = sys.argv[1], int(sys.argv[2])
-began = time.perf_counter()
-found = sorted(glob.glob(path + "/**/*.tar", recursive=True))
-dataset = wds.WebDataset(found, shardshuffle=len(found), empty_check=False)
-if buffer:
-    dataset = dataset.shuffle(buffer, initial=buffer)
-next(iter(dataset.batched(64)))
-print(time.perf_counter() - began)
-"""
+
+def ours(path: str, first: bool) -> dict[str, float]:
+    """Seconds, and those of processors, to the first batch; `first`: prepare them before."""
+    import energon_grain as eg
+    from energon_grain.prepare import prepare_dataset
+
+    opened = eg.get_savable_loader, eg.get_train_dataset, eg.Stream  # imported here
+    began, used = time.perf_counter(), processor_s()
+    if first:
+        prepare_dataset(path, crude=True, split_ratio={"train": 1}, sqlite=False)
+    encoder = eg.DefaultTaskEncoder()
+    encoder.decoder = None
+    shuffle = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    with opened[0](opened[1](path, batch_size=64, task_encoder=encoder, **shuffle)) as loader:
+        next(iter(loader))
+    return {"seconds": time.perf_counter() - began, "cpu_s": processor_s() - used}
+
+
+def webdataset(path: str, buffer: int) -> dict[str, float]:
+    """The same by webdataset, whose list of shards is shuffled, and so many samples; not of processors."""
+    import webdataset as wds
+
+    began = time.perf_counter()
+    found = [str(tar) for tar in sorted(Path(path).rglob("*.tar"))]
+    dataset = wds.WebDataset(found, shardshuffle=len(found), empty_check=False)
+    if buffer:
+        dataset = dataset.shuffle(buffer, initial=buffer)
+    next(iter(dataset.batched(64)))
+    return {"seconds": time.perf_counter() - began}
 
 
 def write_shards(root: Path, shards: int, samples: int, image_bytes: int) -> None:
     """Write shards of samples with an image's worth of bytes and a little JSON."""
+    from energon_grain.testing import write_tars
+
     image = os.urandom(image_bytes)
     for number in range(shards):
         run = ({"__key__": f"{number:05d}{i:04d}", "jpg": image, "json": {"n": i}} for i in range(samples))
@@ -83,25 +82,25 @@ def main(
             root = Path(folder)
             write_shards(root, count, samples, image_bytes)
 
-            def seconds(program: str, *arguments: str, python: object = sys.executable, root: Path = root) -> str:
+            def seconds(call: str, python: str = sys.executable, root: Path = root, **arguments: object) -> str:
                 if cold:
                     drop(root)
-                command = [str(python), "-c", program, str(root), *arguments]
-                taken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-                return f"{float(taken[0]):.3f} s" + "".join(f" ({float(each):.2f} of processors)" for each in taken[1:])
+                found = ask("bare_tars", call, python=python, path=str(root), **arguments)
+                cpu = f" ({found['cpu_s']:.2f} of processors)" if "cpu_s" in found else ""
+                return f"{found['seconds']:.3f} s{cpu}"
 
             row: dict[str, object] = {"shards": count, "samples": count * samples}
-            row["bare, first use"] = seconds(_OURS, "bare")
-            row["bare, later"] = seconds(_OURS, "bare")
+            row["bare, first use"] = seconds("ours", first=False)
+            row["bare, later"] = seconds("ours", first=False)
             peers = peer_python()
             if peers is not None:
-                row["webdataset"] = seconds(_WEBDATASET, "1000", python=peers)
-                row["webdataset, no buffer"] = seconds(_WEBDATASET, "0", python=peers)
+                row["webdataset"] = seconds("webdataset", str(peers), buffer=1000)
+                row["webdataset, no buffer"] = seconds("webdataset", str(peers), buffer=0)
             shutil.rmtree(root / ".nv-meta")
-            row["prepare and open"] = seconds(_OURS, "prepare")
-            row["prepared"] = seconds(_OURS, "bare")
+            row["prepare and open"] = seconds("ours", first=True)
+            row["prepared"] = seconds("ours", first=False)
             print("\n".join(f"{name:22} {value}" for name, value in row.items()), end="\n\n")
 
 
 if __name__ == "__main__":
-    program(main)
+    program(main, ours=ours, webdataset=webdataset)
