@@ -38,10 +38,18 @@ def answer_in(output: str) -> dict[str, Any] | None:
     return json.loads(lines[-1].removeprefix(ANSWER_PREFIX)) if lines else None
 
 
-def ask(module: str, call: str, *, python: str = sys.executable, **arguments: Any) -> dict[str, Any]:
+def ask(
+    module: str,
+    call: str,
+    *,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> dict[str, Any]:
     """Run a call of a module in a process of its own. Raises RuntimeError, with what it printed, if that fails."""
     command = [python, "-m", f"benchmarks.{module}", json.dumps({"call": call, **arguments})]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     answer = answer_in(done.stdout)
     if done.returncode or answer is None:
         raise RuntimeError(f"{module}.{call} ended with {done.returncode}:\n{done.stderr[-1500:]}")

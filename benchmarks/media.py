@@ -22,7 +22,6 @@ import json
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -31,12 +30,11 @@ from typing import Any
 from benchmarks.child import ask, program
 from benchmarks.machine import peer_python
 from benchmarks.resources import CACHE
+from benchmarks.steady import steady
 
 CLIP_S, SIZE, BATCH = 1.0, (160, 90), 8
 _COUNTS = {"video": 96, "sound": 192}
 _PARTS = {"video": "mp4", "sound": "mp3"}
-_WARM, _MEASURED = 4, 16
-"""Batches."""
 
 
 def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
@@ -127,13 +125,8 @@ PROGRAMS: dict[str, Callable[[str, str], Iterator[int]]] = {
 
 def rates(name: str, kind: str, folder: str) -> dict[str, float]:
     """Seconds of the processor for a sample, and samples a second."""
-    batches = PROGRAMS[name](kind, folder)
-    for _ in range(_WARM):
-        next(batches)
-    began, began_cpu = time.perf_counter(), time.process_time()
-    count = sum(next(batches) for _ in range(_MEASURED))
-    cpu_s = time.process_time() - began_cpu
-    return {"cpu_s": cpu_s / count, "rate": count / (time.perf_counter() - began)}
+    found = steady(lambda: PROGRAMS[name](kind, folder), lambda count: (count, 0), warmup_s=2, seconds=8)
+    return {"cpu_s": 1 / found["samples_per_cpu_s"], "rate": found["samples_per_s"]}
 
 
 def film(number: int, path: Path) -> None:

@@ -16,7 +16,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.child import ask, program
+from benchmarks.steady import steady
 
 FILES, ROWS, GROUP = 8, 1500, 100
 KINDS = ("pictures", "bytes", "texts")
@@ -135,14 +135,7 @@ def litdata(kind: str, folder: Path, workers: int) -> Iterator[Any]:
 def measure(name: str, kind: str, folder: str, workers: int, seconds: float) -> dict[str, float]:
     """The rates of a program."""
     programs = {"ours": ours, "grain": grain, "streaming": streaming, "litdata": litdata}
-    batches = programs[name](kind, Path(folder), workers)
-    for _ in range(20):
-        next(batches)
-    began, used, count = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - began < seconds:
-        next(batches)
-        count += 32
-    return {"wall": count / (time.perf_counter() - began), "cpu": count / (time.process_time() - used)}
+    return steady(lambda: programs[name](kind, Path(folder), workers), lambda _: (32, 0), warmup_s=1, seconds=seconds)
 
 
 def main(peer: str = sys.executable, rounds: int = 3, seconds: float = 4.0) -> None:
@@ -162,7 +155,9 @@ def main(peer: str = sys.executable, rounds: int = 3, seconds: float = 4.0) -> N
                     else:
                         rates.setdefault((name, workers), []).append(found)
             for (name, workers), each in rates.items():
-                wall, cpu = (statistics.median(rate[which] for rate in each) for which in ("wall", "cpu"))
+                wall, cpu = (
+                    statistics.median(rate[which] for rate in each) for which in ("samples_per_s", "samples_per_cpu_s")
+                )
                 threads = f", {workers} workers" if name == "ours" else ""
                 print(f"{kind:9} {name}{threads}: {wall:,.0f} samples/s, {cpu:,.0f} a second of processor time")
 

@@ -10,10 +10,10 @@ import typer
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import (
     Answer,
+    ProgressBar,
     format_bytes,
     note,
     own_task_encoder,
-    progress_bar,
     significant,
     table,
 )
@@ -57,7 +57,7 @@ def bench(
 
     encoder = _encoder(run.task_encoder, image_decode)
     dataset = run.dataset(path, batch_size=batch_size, task_encoder=encoder, worker_type=worker_type)
-    with progress_bar("planning", shown=progress) as bar:
+    with ProgressBar("planning", shown=progress) as bar:
         done, steps = itertools.count(), len(numbers) + 3
         figures = measure(
             dataset,

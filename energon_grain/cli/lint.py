@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from energon_grain.cli.run import DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, counted, note, own_modules, progress_bar
+from energon_grain.cli.terminal import Answer, ProgressBar, counted, note, own_modules
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 
@@ -58,7 +58,7 @@ def lint(
     parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
     trusted = own_modules(trust_module)
     labels = {"index": "Indices", "samples": "Samples"}
-    with progress_bar("Indices", shown=progress) as bar:
+    with ProgressBar("Indices", shown=progress) as bar:
 
         def show(now: LintProgress) -> None:
             problems = f", {counted(now.findings, 'problem')}" if now.findings else ""

@@ -20,7 +20,6 @@ from energon_grain.cli.terminal import (
     note,
     own_modules,
     own_sample_type,
-    progress_bar,
     table,
     with_samples,
 )
@@ -187,7 +186,7 @@ def prepare(
                 ratio = _ask_split_ratio(len(shards))
     asks = not (append or non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != _CRUDE
-    with running(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
+    with running(runner, ray_address) as executor, ProgressBar("Scanning", shown=progress) as bar, _answers():
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             bar.stop()
@@ -241,7 +240,7 @@ def prepare_media(
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location)
-    with running(runner, ray_address) as executor, progress_bar("Looking", shown=progress) as bar:
+    with running(runner, ray_address) as executor, ProgressBar("Looking", shown=progress) as bar:
         report = prepare_it(location, media, num_workers=num_workers, progress=_shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
         held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
@@ -273,7 +272,7 @@ def _jsonl(path: str, progress: bool) -> Answer:
     """Index a file."""
     from energon_grain.prepare.preparation import prepare_jsonl
 
-    with progress_bar("Indexing", shown=progress) as bar:
+    with ProgressBar("Indexing", shown=progress) as bar:
         report = prepare_jsonl(
             path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
         )
@@ -287,7 +286,7 @@ def _metadataset(path: str, progress: bool) -> Answer:
     """Index the joins of a metadataset."""
     from energon_grain.metadataset.documents import prepare_metadataset
 
-    with progress_bar("Joining", shown=progress) as bar:
+    with ProgressBar("Joining", shown=progress) as bar:
         report = prepare_metadataset(
             path,
             progress=lambda place, keys, total: bar.advance_to(keys, total, f"{keys:,}/{total:,} keys, {place}"),
@@ -552,7 +551,7 @@ def measure(
     if not columns and not files:
         raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
     own_modules(columns.values())
-    with running(runner, ray_address) as executor, progress_bar("Measuring", shown=progress) as bar:
+    with running(runner, ray_address) as executor, ProgressBar("Measuring", shown=progress) as bar:
 
         def show(now: MeasureProgress) -> None:
             speed = f", {now.done / bar.elapsed_s:,.0f}/s" if now.done else ""
@@ -620,7 +619,7 @@ def convert(
     """
     from energon_grain.conversion import convert_dataset
 
-    with progress_bar("Converting", shown=progress) as bar:
+    with ProgressBar("Converting", shown=progress) as bar:
         report = convert_dataset(
             source,
             target,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset, check_dataset
+from energon_grain.datasets.dataset import SavableDataset, check_dataset, put
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.blend import Blend, StepBlend
@@ -89,11 +89,8 @@ class BlendDataset(SavableDataset):
         else:
             steps = tuple((_position(start), tuple(weights)) for start, weights in schedule)
             _check_schedule(steps, len(datasets))
-        object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
-        object.__setattr__(self, "datasets", datasets)
-        object.__setattr__(self, "schedule", steps)
-        object.__setattr__(self, "per_step", per_step)
-        object.__setattr__(self, "weight_unit", unit)
+        put(self, datasets=datasets, worker_config=worker_config or datasets[0].worker_config)
+        put(self, schedule=steps, per_step=per_step, weight_unit=unit)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
@@ -210,9 +207,8 @@ class BlendEpochizedDataset(SavableDataset):
     ) -> None:
         datasets, repetitions = _pairs(self, "repetitions", dataset_repetitions)
         _check_numbers(self, "repetitions", repetitions)
-        object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
-        object.__setattr__(self, "datasets", datasets)
-        object.__setattr__(self, "repetitions", repetitions)
+        config = worker_config or datasets[0].worker_config
+        put(self, datasets=datasets, repetitions=repetitions, worker_config=config)
 
     def lower(self, to: Lowering) -> Part:
         parts: list[IndexPart] = []
@@ -257,8 +253,7 @@ class ConcatDataset(SavableDataset):
 
     def __init__(self, *datasets: Weighted | Iterable[Weighted], worker_config: WorkerConfig | None = None) -> None:
         parts, _ = _pairs(self, "weight", datasets)
-        object.__setattr__(self, "worker_config", worker_config or parts[0].worker_config)
-        object.__setattr__(self, "datasets", parts)
+        put(self, datasets=parts, worker_config=worker_config or parts[0].worker_config)
 
     def lower(self, to: Lowering) -> Part:
         parts = to.children(self.datasets)

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.samplers.columns import Column
 from energon_grain.samplers.hashing import fold, fold_array
@@ -318,14 +318,8 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
                 f"{samples} samples of a dataset of {size}: a length below 2**63 of at most 2**62 samples an epoch is "
                 f"meant; take fewer epochs"
             )
-        for name, value in (
-            ("num_epochs", epochs),
-            ("num_samples", samples),
-            ("seed", operator.index(self.seed)),
-            ("_size", size),
-            ("_key", fold(self.seed, "resampler")),
-        ):
-            object.__setattr__(self, name, value)
+        put(self, num_epochs=epochs, num_samples=samples, seed=operator.index(self.seed))
+        put(self, _size=size, _key=fold(self.seed, "resampler"))
 
     def __repr__(self) -> str:
         # Grain compares this when it restores a state, in another process: no addresses.
