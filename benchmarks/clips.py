@@ -250,10 +250,11 @@ def main(
     only: Literal["disk", "bucket"] | None = None,
     link: Annotated[float, typer.Option(help="Of the bucket, megabytes a second.")] = 100.0,
     indexed: Annotated[bool, typer.Option("--indexed", help="Make the indices that videos lack beforehand.")] = False,
+    cache: Path = CACHE,
 ) -> None:
     keys = containers or [*CONTAINERS]
-    CACHE.mkdir(parents=True, exist_ok=True)
-    root = made_dataset(CACHE)
+    cache.mkdir(parents=True, exist_ok=True)
+    root = made_dataset(cache)
     warm(root)
     chance = random.Random(0)
     starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(clips)] for key in keys}

@@ -184,13 +184,13 @@ def made_dataset(cache: Path, kind: str) -> Path:
     return root
 
 
-def main(rounds: int = 3) -> None:
+def main(rounds: int = 3, cache: Path = CACHE) -> None:
     peers = peer_python()
     others = {} if peers is None else dict.fromkeys([*PROGRAMS][1:], str(peers))
     programs = {"energon-grain": sys.executable, **others}
     print("| kind | program | ms of the processor a sample | ours is | samples/s |")
     for kind in _COUNTS:
-        folder = str(made_dataset(CACHE, kind))
+        folder = str(made_dataset(cache, kind))
         best: dict[str, dict[str, float]] = {}
         for _ in range(rounds):
             for name, python in programs.items():
