@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.formats.data_folder import kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.prepare.bare_tars import open_data
@@ -282,26 +280,17 @@ def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
         return WebdatasetFileStore(folder)
 
 
-def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
-    folder = open_folder(path)
-    return ArrayRecordFileStore(folder)
-
-
-def _store_of_tables(path: str | os.PathLike[str], *, files: type[TableFiles]) -> FileStore[Any]:
-    return TableFileStore(files(path))
-
-
 def _no_store(path: str | os.PathLike[str]) -> FileStore[bytes]:
     kind = kind_at(located(path)).described
     raise ConfigError(f"{path}: is {kind}, whose samples cannot be read by key; give the cooker no `need_primary`")
 
 
 _STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
-    DatasetKind.ARRAY_RECORD: _store_of_records,
+    DatasetKind.ARRAY_RECORD: lambda path: ArrayRecordFileStore(open_folder(path)),
     DatasetKind.JSONL: JsonlFileStore,
     DatasetKind.ARRAY: _no_store,
     DatasetKind.TOKENS: _no_store,
-    **{kind: partial(_store_of_tables, files=files) for kind, files in TABLES.items()},
+    **{kind: lambda path, files=files: TableFileStore(files(path)) for kind, files in TABLES.items()},
 }
 
 
