@@ -19,12 +19,13 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import token_packing
 from benchmarks.child import program
 from benchmarks.picture import bars, texts
 from energon_grain import Stream, WorkerConfig, get_train_dataset
@@ -37,11 +38,7 @@ Array = npt.NDArray[np.int64]
 SHAPES = ((64, 8), (16, 8), (64, 32), (256, 4))
 TARGET, TARGET_US = 1.03, 5.0
 _RNG = np.random.default_rng(0)
-LAWS: dict[str, Callable[[int], Array]] = {
-    "Zipf(1.2)": lambda n: np.minimum(_RNG.zipf(1.2, n), 32768).astype(np.int64),
-    "log-normal": lambda n: np.clip(_RNG.lognormal(6.2, 1.1, n), 16, 8192).astype(np.int64),
-    "uniform": lambda n: _RNG.integers(1, 4097, n),
-}
+LAWS = {name: partial(law, np.random.default_rng(0)) for name, law in token_packing.LAWS.items()}
 _WIDTH = 4096
 
 

@@ -16,11 +16,11 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import token_packing
 from benchmarks.child import program
 from energon_grain import BatchDataset, BlendDataset, WorkerConfig, get_loader, get_train_dataset
 from energon_grain.samplers.cost_blend import CostBlend
@@ -28,12 +28,7 @@ from energon_grain.testing import make_text_dataset
 
 Costs = npt.NDArray[np.int64]
 
-LAWS: dict[str, Any] = {
-    "Zipf 1.2": lambda r, n: np.minimum(r.zipf(1.2, n), 32768),
-    "log-normal": lambda r, n: np.clip(r.lognormal(6.2, 1.1, n), 16, 8192),
-    "uniform": lambda r, n: r.integers(1, 4097, n),
-    "all equal": lambda r, n: np.full(n, 7),
-}
+LAWS = {**token_packing.LAWS, "all equal": lambda _, n: np.full(n, 7)}
 WEIGHTS = {2: [9, 1], 3: [5, 3, 2], 10: [1, 1, 2, 3, 5, 8, 13, 21, 34, 55], 100: [100, *[1] * 99], 1000: [1] * 1000}
 
 
@@ -45,7 +40,7 @@ def child(costs: Costs, positions: Costs) -> Costs:
 def blended(law: str, children: int) -> tuple[CostBlend, list[Costs]]:
     """A blend, and the costs of its children."""
     random = np.random.default_rng(children)
-    costs = [LAWS[law](random, 20_000).astype(np.int64) for _ in range(children)]
+    costs = [LAWS[law](random, 20_000) for _ in range(children)]
     return CostBlend([(0, WEIGHTS[children])], [partial(child, each) for each in costs], key=1), costs
 
 

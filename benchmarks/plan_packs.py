@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,13 @@ import numpy.typing as npt
 
 from benchmarks.child import program
 from benchmarks.picture import bars, texts
+from benchmarks.token_packing import CAPACITY, LAWS
 from energon_grain import PackingDataset, PackingPlan, PlannedPackingDataset, get_loader, get_train_dataset
 from energon_grain.samplers.pack_plan import PATIENCE, Oversize, fill, plan_packs
 from energon_grain.transforms.packing import best_fit_decreasing
 
-CAPACITY = 4096
 WINDOWS = (1_024, 4_096, 16_384, 65_536)
 Costs = npt.NDArray[np.int64]
-LAWS: dict[str, Callable[[np.random.Generator, int], Costs]] = {
-    "Zipf 1.2": lambda r, n: np.minimum(r.zipf(1.2, n), 8 * CAPACITY).astype(np.int64),
-    "log-normal": lambda r, n: np.clip(r.lognormal(6.2, 1.1, n), 16, 2 * CAPACITY).astype(np.int64),
-    "uniform": lambda r, n: r.integers(1, CAPACITY + 1, n),
-}
 
 
 def planned(costs: Costs, capacities: tuple[int, ...], window: int, oversize: Oversize = "error") -> tuple[int, float]:

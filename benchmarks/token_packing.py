@@ -88,3 +88,11 @@ LENGTHS: dict[str, Callable[[], Lengths]] = {"texts": _texts, "documents": _docu
 def bins_of_a_buffer(lengths: Lengths) -> int:
     """The packs that hold as many tokens as a buffer of samples, rounded up."""
     return -(-BUFFER * int(lengths.sum()) // (len(lengths) * CAPACITY))
+
+
+LAWS: dict[str, Callable[[np.random.Generator, int], Lengths]] = {
+    "Zipf 1.2": lambda chance, n: np.minimum(chance.zipf(1.2, n), 1 << 15).astype(np.int64),
+    "log-normal": lambda chance, n: np.clip(chance.lognormal(6.2, 1.1, n), 16, 8192).astype(np.int64),
+    "uniform": lambda chance, n: chance.integers(1, CAPACITY + 1, n),
+}
+"""What costs of samples are drawn by where plans are made of them: (n,) tokens."""
