@@ -319,6 +319,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
         RefusedError: It lies in an object store: index it where it is prepared. Or it is of ArrayRecord files, whose
             records are read whole.
         ReadError: A tar cannot be read.
+        MissingPackageError: There is an mkv without Cues, and PyAV is not installed.
     """
     folder = open_folder(path)
     if folder.is_remote:
