@@ -163,12 +163,13 @@ def fresh(root: str) -> Generator[DecodeFileStore]:
         store.close()
 
 
-def decode_bare(data: bytes, start_s: float) -> None:
-    """What the clip cannot do without: its pictures, and those that they may refer to."""
+def decode_bare(data: bytes, start_s: float, *, from_start: bool = False) -> None:
+    """What the clip cannot do without: its pictures, and those that they may refer to; or all in front of it."""
     with av.open(io.BytesIO(data), "r") as container:
         video: Any = container.streams.video[0]
         video.codec_context.thread_count = 1
-        container.seek(int(start_s / video.time_base), stream=video)
+        if not from_start:
+            container.seek(int(start_s / video.time_base), stream=video)
         for frame in container.decode(video):
             if frame.time is not None and frame.time > start_s + CLIP_S:
                 return

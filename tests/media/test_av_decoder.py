@@ -80,7 +80,9 @@ def test_every_frame_is_found_by_its_number_and_by_its_time(name: str, films: di
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("name", ["mp4-reordered", "mkv-uneven", "webm-vp9", "avi-reordered", "mp4-uneven", "mov-mjpeg"])
+@pytest.mark.parametrize(
+    "name", ["mp4-reordered", "mkv-uneven", "webm-vp9", "avi-reordered", "mp4-uneven", "mov-mjpeg"]
+)
 def test_clips_have_both_their_ends_in_any_order(name: str, threads: int, films: dict[str, bytes]) -> None:
     whole, decoder = decoded(films[name]), AVDecoder(io.BytesIO(films[name]), threads=threads)
     generator = np.random.default_rng(1)
