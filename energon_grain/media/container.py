@@ -42,8 +42,8 @@ _FORMATS_WITH_INDEX = ("mov", "avi")
 _RUN, _FRAGMENTED = b"trun", b"mvex"
 _FIRST_BYTES = 4096
 _SLACK_S = Fraction(1, 4)
-_REORDERED_FRAMES = 16
-"""A frame may be shown so many places after it is stored, and a decoder with threads asks for some more before."""
+_FRAMES_BEHIND = 4
+"""A decoder gives a frame when it has so many behind it, and as many more as frames are shown behind their place."""
 _FAR = 1 << 62
 _CLOCK = re.compile(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)")
 
@@ -227,7 +227,9 @@ class Track:
         What its index does not know by now is read when it is asked for.
         """
         if self.prefetch is not None:
-            self.prefetch(byte_ranges(self.index, clips))
+            self.prefetch(
+                byte_ranges(self.index, clips, self.codec.reorder_depth if self.stream.type == "video" else 0)
+            )
 
     def jump(self, time: int, *, backward: bool = True) -> None:
         """Go to the last keyframe before a time of decoding, in ticks, or the next one behind it.
@@ -334,7 +336,7 @@ def tagged_end_s(stream: Any) -> Fraction | None:
     return None if clock is None else sum(map(operator.mul, map(Fraction, clock.groups()), (3600, 60, 1)), Fraction(0))
 
 
-def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]], reordered: int) -> list[tuple[int, int]]:
     """The bytes that decoding clips of a stream takes: from the keyframe before each to a little behind its end.
 
     Costs 5 µs a clip: libav searches through its index in C.
@@ -343,6 +345,7 @@ def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tupl
         entries: The `index_entries` of a stream of a container opened with PyAV, of all of its frames or keyframes.
             (libav reads the index of an mkv when something is sought in it.)
         clips: (first, last) time of each, in units of the stream's `time_base`.
+        reordered: How many places after its own a frame may be shown.
 
     Returns:
         (first byte, one past the last) of each; none where the container has no index.
@@ -357,7 +360,7 @@ def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tupl
         if after < 0:  # behind the last one
             after = count
         elif not entries[after].is_keyframe:
-            after = min(after + _REORDERED_FRAMES, count)
+            after = min(after + reordered + _FRAMES_BEHIND, count)
         begin, end = entries[key].pos, entries[min(after, count - 1)]
         stop = end.pos + (end.size or _FAR if after == count else 0)
         if not end.size and key < after < count:  # of an mkv, which has keyframes and no sizes: about so far

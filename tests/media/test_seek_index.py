@@ -250,7 +250,7 @@ def test_what_a_clip_takes_is_known_before_it_is_read(
         video = container.streams.video[0]
         tick = float(video.time_base)
         container.seek(int(15.5 / tick), stream=video)
-        ranges = byte_ranges(video.index_entries, [(int(15.5 / tick), int(16.5 / tick))])
+        ranges = byte_ranges(video.index_entries, [(int(15.5 / tick), int(16.5 / tick))], 0)
         if name in LACKING and not name.startswith("live"):
             return  # of an mp4 in fragments libav knows only those that it has read
         stream.prefetch(ranges)
