@@ -166,7 +166,6 @@ class JoinIndex:
             self._seen[window] = True
 
     def release(self) -> None:
-        """Give back the memory of mapped rows that were read."""
         release_pages(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:

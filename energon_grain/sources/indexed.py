@@ -225,7 +225,6 @@ class IndexedSource(Selected):
 
     @property
     def path(self) -> str:
-        """The dataset's folder, path or URL."""
         return self._folder.location
 
     @property
@@ -334,7 +333,6 @@ class IndexedSource(Selected):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        """What was measured of all samples, by their numbers, and what else is known of them."""
         with naming(self._folder):
             return KeptColumns(ColumnFolder.of(self._folder), Measured.of(self._index))
 
@@ -454,11 +452,9 @@ class IndexedFileStore(FileStore[T_co]):
         return hash(self._arguments)
 
     def get_path(self) -> str:
-        """The dataset's folder, path or URL."""
         return self._source.path
 
     def __contains__(self, key: object) -> bool:
-        """Whether a sample has such a part."""
         return isinstance(key, str) and self._find(key) is not None
 
     @abstractmethod
@@ -500,7 +496,6 @@ class IndexedFileStore(FileStore[T_co]):
         return with_sources(self.get_path(), keys, shards, values)
 
     def close(self) -> None:
-        """Close the shards; reading again opens them anew."""
         self._source.close()
 
 

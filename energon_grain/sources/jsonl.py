@@ -138,7 +138,6 @@ class JsonlSource(OneFile):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        """What was measured of all samples, by their numbers, and what else is known of them."""
         return KeptColumns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
 
     @property
@@ -199,11 +198,9 @@ class JsonlFileStore(FileStore[bytes]):
         return hash(self.get_path())
 
     def get_path(self) -> str:
-        """The file, path or URL."""
         return self._source.path
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a sample of this number."""
         return isinstance(key, str) and self._number(key) is not None
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
@@ -229,5 +226,4 @@ class JsonlFileStore(FileStore[bytes]):
         return number if number < len(self._source) else None
 
     def close(self) -> None:
-        """Close the file; reading again opens it anew."""
         self._source.close()

@@ -282,7 +282,6 @@ class TableSource(Cut):
 
     @property
     def shard_counts(self) -> dict[str, int]:
-        """See `Cut`."""
         return self._counts
 
     def _identify(self) -> str:
@@ -369,7 +368,6 @@ class TableSource(Cut):
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the files where they lie in an object store."""
         return (self.files.store,) if isinstance(self.files.store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
@@ -432,7 +430,6 @@ class TableSource(Cut):
         )
 
     def _values(self, name: str, number: int, decoded: _Group, within: list[int]) -> list[Any]:
-        """Values of rows of a row group."""
         try:
             take = decoded.takes.get(name)
             if take is None:
@@ -568,7 +565,6 @@ class TableSource(Cut):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        """What was measured of all rows, by their numbers, and does not lie in the files."""
         of = Measured(content_id=self.files.content_id, samples=len(self.files), parts=())
         return KeptColumns(ColumnFolder.of_tables(self.files), of)
 
@@ -642,7 +638,6 @@ class TableSource(Cut):
         return with_nan(numbers, values_there(array))
 
     def close(self) -> None:
-        """Close the files, and let go of what is decoded; reading again opens them anew."""
         decoded_groups().forget(self._owner)
         self.files.close()
 
@@ -677,15 +672,12 @@ class TableFileStore(FileStore[Any]):
 
     @property
     def endings(self) -> dict[str, str]:
-        """See `TableSource.endings`."""
         return self._whole.endings
 
     def get_path(self) -> str:
-        """The files, as they were given."""
         return self._whole.path
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is such a row, with something in that column."""
         try:
             return isinstance(key, str) and bool(self.read((key,)))
         except KeyNotFoundError:
@@ -750,7 +742,6 @@ class TableFileStore(FileStore[Any]):
         return rows
 
     def close(self) -> None:
-        """Close the files; reading again opens them anew."""
         self._whole.close()
 
 
