@@ -18,7 +18,7 @@ from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.sources.file_store import FileStore, with_sources
+from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.one_file import OneFile
 from energon_grain.sources.source import PartFilter, accepts
@@ -170,7 +170,7 @@ class JsonlSource(OneFile):
         super().close()
 
 
-class JsonlFileStore(FileStore[bytes]):
+class JsonlFileStore(OwnFileStore[bytes]):
     """Reads single samples of a JSONL file; the key of sample 12 is `12.json`.
 
     The whole file is served, whatever the subset of a leaf.
@@ -187,15 +187,6 @@ class JsonlFileStore(FileStore[bytes]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JsonlFileStore, (self._source.file,)
-
-    def __repr__(self) -> str:
-        return f"JsonlFileStore({self.get_path()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JsonlFileStore) and self.get_path() == other.get_path()
-
-    def __hash__(self) -> int:
-        return hash(self.get_path())
 
     def get_path(self) -> str:
         return self._source.path

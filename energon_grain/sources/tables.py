@@ -38,7 +38,7 @@ from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
-from energon_grain.sources.file_store import FileStore, with_sources
+from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote_files import RemoteFiles
@@ -642,7 +642,7 @@ class TableSource(Cut):
         self.files.close()
 
 
-class TableFileStore(FileStore[Any]):
+class TableFileStore(OwnFileStore[Any]):
     """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
 
     All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
@@ -661,14 +661,9 @@ class TableFileStore(FileStore[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return TableFileStore, (self._whole.files,)
 
-    def __repr__(self) -> str:
-        return f"TableFileStore({self.get_path()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TableFileStore) and self._whole.content_id == other._whole.content_id
-
-    def __hash__(self) -> int:
-        return hash(self._whole.content_id)
+    @property
+    def _identity(self) -> Any:
+        return self._whole.content_id
 
     @property
     def endings(self) -> dict[str, str]:
