@@ -38,12 +38,12 @@ def throughput(
     return steady(make, module.weigh, warmup_s=warmup_s, seconds=seconds)
 
 
-def first_batch(programs: str, folder: str, program: str, batches: int = 200, metadataset: str = "") -> dict[str, Any]:
+def first_batch(programs: str, folder: str, batches: int = 200, metadataset: str = "") -> dict[str, Any]:
     """Time from the imports to the first batch; memory and open files beyond the imports after some more batches."""
     module = importlib.import_module(programs)
     memory_before, files_before = resident_mb(), open_files()
     started = time.perf_counter()
-    loader = iter(module.build_loader(str(Path(folder, metadataset)), program, 0))
+    loader = iter(module.build_loader(str(Path(folder, metadataset)), "plain", 0))
     next(loader)
     first_batch_s = time.perf_counter() - started
     files = 0

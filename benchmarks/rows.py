@@ -37,9 +37,11 @@ class _Programs:
     def folder(self, name: str) -> str:
         return str(self.cache / name)
 
-    def ours(self, data: str, program: str, name: str = "ours", call: str = "throughput", **more: Any) -> Contender:
+    def ours(
+        self, data: str, program: str | None, name: str = "ours", call: str = "throughput", **more: Any
+    ) -> Contender:
         """One of `loaders.py`'s measurements of energon-grain."""
-        told = {"programs": "benchmarks.ours", "folder": self.folder(data), "program": program, **more}
+        told = {"programs": "benchmarks.ours", "folder": self.folder(data), **_named(program), **more}
         return Contender(name=name, module="loaders", call=call, arguments=self._spanned(call, told))
 
     def torch(self, data: str, program: str, name: str = "ours", **more: Any) -> Contender:
@@ -47,10 +49,10 @@ class _Programs:
         return self.ours(data, program, name, programs="benchmarks.ours_torch", **more)
 
     def energon(
-        self, data: str, program: str, name: str = "energon", call: str = "throughput", **more: Any
+        self, data: str, program: str | None, name: str = "energon", call: str = "throughput", **more: Any
     ) -> Contender:
         """The same of Megatron-Energon."""
-        told = {"programs": "benchmarks.peers.energon", "folder": self.folder(data), "program": program, **more}
+        told = {"programs": "benchmarks.peers.energon", "folder": self.folder(data), **_named(program), **more}
         return Contender(
             name=name, module="loaders", call=call, arguments=self._spanned(call, told), in_peer_python=True
         )
@@ -86,6 +88,11 @@ class _Programs:
                 for name, options in variants.items()
             ),
         ]
+
+
+def _named(program: str | None) -> dict[str, str]:
+    """A program, but where it is always the same: earlier revisions do not take it there."""
+    return {} if program is None else {"program": program}
 
 
 def _rates(
@@ -256,8 +263,8 @@ def _opening(programs: _Programs) -> Iterator[Row]:
         data_sets=("tiny",),
         metrics=("first_batch_s", "memory_mb", "open_files"),
         contenders=(
-            programs.ours("tiny", "plain", call="first_batch"),
-            programs.energon("tiny", "plain", call="first_batch"),
+            programs.ours("tiny", None, call="first_batch"),
+            programs.energon("tiny", None, call="first_batch"),
         ),
         targets=(
             _at_most("first_batch_s", 1.0, "energon"),
@@ -336,7 +343,7 @@ def _mixing(programs: _Programs) -> Iterator[Row]:
         title="a thousand data sets mixed: from the imports to the first batch, and what is held then",
         data_sets=("text-1000",),
         metrics=("first_batch_s", "memory_mb", "open_files"),
-        contenders=(ours("text-1000", "plain", call="first_batch", **blend, batches=20),),
+        contenders=(ours("text-1000", None, call="first_batch", **blend, batches=20),),
         targets=(_at_most("first_batch_s", 1.0),),
     )
 
