@@ -293,8 +293,7 @@ class JoinedFiles(JoinedArray):
         nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
-    Raises:
-        ConfigError: A column of keys is asked for where there are no columns.
+    Raises ConfigError: a column of keys is asked for where there are no columns.
     """
 
     def __init__(self, source: Any, keys: Keys, *, nonmatch: Nonmatch = "error", written: str | None = None) -> None:

@@ -105,8 +105,7 @@ def put_in_place(
         remove: Paths relative to the dataset; those that do not exist are passed over.
         like: The file of the dataset whose permissions those on a file system get.
 
-    Raises:
-        ReadError: A store cannot be written, or not for us; names the object.
+    Raises ReadError: a store cannot be written, or not for us; names the object.
     """
     if dataset.is_remote:
         _commit_to_store(dataset, staging, put=put, remove=remove)
@@ -210,8 +209,7 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
         append: It is a dataset, which shards are added to.
         any_function: The `fn` of the plan may differ.
 
-    Raises:
-        RefusedError: Something else is there.
+    Raises RefusedError: something else is there.
     """
     work, found = root / WRITING_FOLDER, read_plan(root)
     if found is not None:

@@ -36,6 +36,7 @@ from energon_grain.sources.source import (
     in_range,
     release_mapped,
 )
+from energon_grain.storage.cores import over_forks
 
 LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
@@ -488,7 +489,7 @@ class IndexedFileStore(MediaFileStore[T_co]):
 
 
 _open_stores: weakref.WeakValueDictionary[Any, IndexedFileStore[Any]] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = over_forks(threading.Lock())
 
 
 def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: str | None) -> IndexedFileStore[Any]:
@@ -496,14 +497,6 @@ def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: 
     with _lock:
         opened = _open_stores.get((kind, (folder, cache_dir)))
     return kind(folder, index_cache_dir=cache_dir) if opened is None else opened
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
 
 
 def rows_of(first: Int64Array, count: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -39,8 +39,7 @@ class ByteStream(io.RawIOBase):
         version: Of the file, as the store tells it; None: as it is now.
         inserted: What the stream has beside: in front of which byte, and what.
 
-    Raises:
-        ReadError: There is no such file, or it cannot be reached.
+    Raises ReadError: there is no such file, or it cannot be reached.
     """
 
     def __init__(
