@@ -163,7 +163,6 @@ def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> 
     """Map an index, read-only: (n+1,) offsets. Costs the same for any number of samples.
 
     Args:
-        path: The index.
         of: The file that it is of, as messages name it; default: what `path` says.
 
     Raises:
@@ -402,7 +401,6 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
     """Say where a JSONL file lies, and bring its index to this machine; make it first if there is none.
 
     Args:
-        path: The file, or its URL.
         cache_dir: Where a missing index is made if nothing can be written beside the file; that of an object is made
             in the folder of what was read from stores.
 

@@ -353,10 +353,6 @@ class TableFiles(ABC):
         """A record of a file.
 
         Args:
-            file: Its number.
-            head: Its head.
-            columns: Names of its columns.
-            rows: Of each group.
             extents: As the record has them; of groups that are read whole, (groups, 3) of all columns together.
         """
         width = 1 if self.reads_whole_groups else len(columns)
@@ -514,7 +510,6 @@ class HeldFile:
     """A file of which some ranges are in memory; others are read when pyarrow asks for them.
 
     Args:
-        path: The file.
         store: Reads what is not there.
         held: Bytes, by their first place in the file.
     """

@@ -99,7 +99,6 @@ def put_in_place(
     """Move files and folders of the staging folder into the dataset, and remove what is obsolete.
 
     Args:
-        dataset: Where it lies.
         staging: A folder that mirrors it. It is gone afterwards, but for what is in a store.
         put: Paths relative to it, in their order.
         remove: Paths relative to the dataset; those that do not exist are passed over.

@@ -50,8 +50,6 @@ class IndexPages:
     """Keeps account of what reads have touched, in windows of as many samples as one page fault covers.
 
     Args:
-        columns: Of the index.
-        samples: How many it has.
         rows: Of the longest column.
         left_alone_bytes: Indices up to this size stay resident.
         resident_bytes: Pages are given back after a read that leaves more than about this many bytes touched.

@@ -419,7 +419,6 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
     """The section of `~/.aws` that credentials are taken from, and its entries; None: none, or the environment's.
 
     Args:
-        url: Of the bucket, for messages.
         store: Its `profile` counts, then the environment's keys, then the section that `AWS_PROFILE` names, then
             `default`.
 

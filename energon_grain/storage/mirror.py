@@ -157,7 +157,6 @@ class Mirror:
         Args:
             name: Of the file, relative to the mirrored folder.
             target: Where the copy is to lie. It appears whole or not at all.
-            size_bytes: Of the file.
 
         Raises ReadError: it is missing, is of another size, or cannot be read.
         """

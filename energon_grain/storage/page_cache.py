@@ -71,7 +71,6 @@ class PageCache:
         limit_bytes: What the pages may take on disk; the stretches go first that were read least recently. Several
             processes that write at once may pass it by a twentieth each.
         page_bytes: Of all pages but the last of an object; a multiple of 4096.
-        stretch_pages: Pages of a file.
 
     Raises ConfigError: the folder cannot be made.
     """
