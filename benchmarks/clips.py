@@ -3,6 +3,7 @@
     python -m benchmarks.clips                    # all files, on disk and in a bucket
     python -m benchmarks.clips mp4 mkv --clips 3
     python -m benchmarks.clips --indexed          # after `index_videos`
+    python -m benchmarks.clips mp4 --from-start 60  # and a clip there, all pictures in front of it decoded
 
 One video of 1080p with sound (H.264, groups of 120 pictures with B-frames, 6 Mbit/s; AAC) in every container, each a
 sample of 450 MB of its own in one tar. Shapes move under the grain of a camera, so that pictures between keyframes
@@ -256,6 +257,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["disk", "bucket"])
     parser.add_argument("--link", type=float, default=100.0, help="of the bucket, megabytes a second (default: 100)")
     parser.add_argument("--indexed", action="store_true", help="make the indices that videos lack beforehand")
+    parser.add_argument("--from-start", type=float, help="time of a clip to decode from the beginning on, in seconds")
     repository = Path(__file__).resolve().parent.parent
     parser.add_argument(
         "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
@@ -272,6 +274,10 @@ def main() -> None:
         print(f"{index_videos(root)} videos lack an index, which is made beforehand")
     else:
         (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
+    if given.from_start is not None:
+        data = store.get(NAMES[given.containers[0]])
+        clock_s, cpu_s = seconds(partial(decode_bare, data, given.from_start, from_start=True))
+        print(f"decoded from the beginning to {given.from_start} s: {clock_s:.1f} s, {cpu_s:.1f} s of a processor")
     if given.only != "bucket":
         measure(str(root), given.containers, starts, needed, math.inf)
     if given.only != "disk":
