@@ -3,6 +3,7 @@
     python -m benchmarks.clips                    # all files, on disk and in a bucket
     python -m benchmarks.clips mp4 mkv --clips 3
     python -m benchmarks.clips --indexed          # after `index_videos`
+    python -m benchmarks.clips mp4 --from-start 60  # and a clip there, all pictures in front of it decoded
 
 One video of 1080p with sound (H.264, groups of 120 pictures with B-frames, 6 Mbit/s; AAC) in every container, each a
 sample of 450 MB of its own in one tar. Shapes move under the grain of a camera, so that pictures between keyframes
@@ -254,6 +255,9 @@ def main(
     only: Literal["disk", "bucket"] | None = None,
     link: Annotated[float, typer.Option(help="Of the bucket, megabytes a second.")] = 100.0,
     indexed: Annotated[bool, typer.Option("--indexed", help="Make the indices that videos lack beforehand.")] = False,
+    from_start: Annotated[
+        float | None, typer.Option(help="Time of a clip to decode from the beginning on, in seconds.")
+    ] = None,
     cache: Path = CACHE,
 ) -> None:
     keys = containers or [*CONTAINERS]
@@ -268,6 +272,10 @@ def main(
         print(f"{index_videos(root)} videos lack an index, which is made beforehand")
     else:
         (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
+    if from_start is not None:
+        data = store.get(NAMES[keys[0]])
+        clock_s, cpu_s = seconds(partial(decode_bare, data, from_start, from_start=True))
+        print(f"decoded from the beginning to {from_start} s: {clock_s:.1f} s, {cpu_s:.1f} s of a processor")
     if only != "bucket":
         measure(str(root), keys, starts, needed, math.inf)
     if only != "disk":

@@ -58,10 +58,8 @@ def preview(
     Evenly spread ones, or with --step those of a global batch. For a step give the settings of the run, as for `which`.
     A part that does not decode is shown as such.
     """
-    if step is None and (batch_size is not None or state is not None):
-        raise ConfigError("--batch-size and --state say which samples make a step: add --step")
-    if encoded and step is None:
-        raise ConfigError("--encoded shows what hooks made of the samples of a step: add --step")
+    if step is None and (batch_size is not None or state is not None or encoded):
+        raise ConfigError("--batch-size, --state and --encoded are of a step: add --step")
     if step is not None and batch_size is None:
         raise ConfigError("--step: steps are of a batch size: add --batch-size")
     if html is not None and not html.absolute().parent.is_dir():
