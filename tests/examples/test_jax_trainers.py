@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 TRAINERS = REPOSITORY / "examples" / "trainers"
 
 
-@pytest.mark.parametrize(("package", "devices"), [("axlearn", 3), ("levanter", 1), ("maxtext", 1)])
+@pytest.mark.parametrize(("package", "devices"), [("axlearn", 3), ("levanter", 2), ("maxtext", 1)])
 def test_a_killed_run_goes_on_with_other_devices(package: str, devices: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
