@@ -386,19 +386,19 @@ def _parts_of(scan: ShardScan, media: MediaRows) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareProgress:
-    """How far a `prepare` is.
+    """How far a `prepare` or a conversion is.
 
     Attributes:
-        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `index` while the files of the
-            index are written, `commit` at the end.
+        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `convert` while a conversion
+            does, `index` while the files of the index are written, `commit` at the end.
         shards_done: Shards scanned, or written, so far, those of an interrupted run included.
         shards_total: Shards of the dataset; 0 while nobody knows how many will be written.
         samples: Samples found so far.
-        bytes_done: Size of the shards scanned so far.
+        bytes_done: Size of the shards scanned, or converted, so far.
         bytes_total: Size of all shards; 0 while shards in an object store are scanned, or shards are written.
     """
 
-    stage: Literal["scan", "write", "index", "commit"]
+    stage: Literal["scan", "write", "convert", "index", "commit"]
     shards_done: int
     shards_total: int
     samples: int
