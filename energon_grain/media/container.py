@@ -210,7 +210,8 @@ class Track:
         self.index: Any = stream.index_entries
         # AVI has times of decoding alone. Those of presentation, which libav derives from them, are late by a frame
         # where one is reordered, and wrong where more are: then the k-th frame is shown at the k-th time.
-        depth = self.codec.reorder_depth if self.format == "avi" and stream.type == "video" else 0
+        self._reordered: int = self.codec.reorder_depth if stream.type == "video" else 0
+        depth = self._reordered if self.format == "avi" else 0
         self.by_order = depth > 1
         self.late = int(depth == 1)
         self._vp8 = stream.type == "video" and self.codec.name in ("vp8", "libvpx")
@@ -227,9 +228,7 @@ class Track:
         What its index does not know by now is read when it is asked for.
         """
         if self.prefetch is not None:
-            self.prefetch(
-                byte_ranges(self.index, clips, self.codec.reorder_depth if self.stream.type == "video" else 0)
-            )
+            self.prefetch(byte_ranges(self.index, clips, self._reordered))
 
     def jump(self, time: int, *, backward: bool = True) -> None:
         """Go to the last keyframe before a time of decoding, in ticks, or the next one behind it.
