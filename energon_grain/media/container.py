@@ -116,9 +116,11 @@ def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
         options["seek_streams_individually"] = "0"
     elif for_frames and head[4:8] == b"ftyp":
         # libav decodes the first picture when it opens a file, to learn of it what a table of samples says as well: how
-        # far pictures are reordered. With no decoder at hand it goes by that.
+        # far pictures are reordered. With no decoder at hand it goes by that, and with so small a bound it looks for no
+        # sound behind that picture.
         file.seek(0)
-        container = av.open(file, "r", options={**options, "codec_whitelist": "none"}, metadata_errors="replace")
+        blind = {**options, "codec_whitelist": "none", "probesize": "2048"}
+        container = av.open(file, "r", options=blind, metadata_errors="replace")
         if all(stream.frames for stream in container.streams.video):
             return _limited(container, bounds)
         container.close()
