@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.run import DataPath, Run, of_a_run
 from energon_grain.cli.terminal import Answer
 from energon_grain.errors import ConfigError
 
@@ -20,9 +20,7 @@ _IN_TERMINAL, _IN_PAGE = 6, 48
 
 @of_a_run
 def preview(
-    path: Annotated[
-        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
-    ],
+    path: DataPath,
     run: Run,
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained page to this file, to open in a browser.")

@@ -69,7 +69,6 @@ class _Found:
             self.texts.append(serialize_media_metadata(metadata)[1])
 
     def rows(self) -> MediaRows:
-        """All of it."""
         texts = "\n".join(self.texts).encode()
         return MediaRows(part=np.array(self.part, np.int64), is_av=np.array(self.is_av, np.bool_), texts=texts)
 
