@@ -115,7 +115,7 @@ def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
         # Else libav goes to the fragment with the sound of a keyframe, which mostly is the one before the keyframe's.
         options["seek_streams_individually"] = "0"
     elif for_frames and head[4:8] == b"ftyp":
-        # Opening a file libav decodes the first picture, to learn what a table of samples says as well: how far pictures
+        # To open a file libav decodes the first picture, for what a table of samples says as well: how far pictures
         # are reordered. Without a decoder it goes by that; with so small a bound it looks for no sound behind it.
         file.seek(0)
         blind = {**options, "codec_whitelist": "none", "probesize": "2048"}
