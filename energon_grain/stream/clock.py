@@ -204,7 +204,7 @@ class WaitClock:
         return self._waiting_ns + (self.apart_ns - self._counted_ns if self._first_ns else 0)
 
     def ran_ns(self, come: int) -> int:
-        """From each first step to the last one behind it, when so many have come; those not timed take about as long."""
+        """From each first step to the last behind it, when so many have come; those not timed take about as long."""
         if not self._first_ns:
             return self._running_ns
         untimed_ns = max(0, come - self._last_come) * self._step_ns

@@ -437,7 +437,7 @@ class Stream:
         if self.spec.hang is not None and self._watchdog is None:
             self._watchdog = self.spec.hang.watch(self)
         pool = self._workers_ready()
-        apart = pool is not None and not self.spec.assembly_seeds_globals
+        apart = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
             with wanted_until(self._under_way.over):
                 production = Production(
@@ -454,7 +454,7 @@ class Stream:
                     waits=None if apart else self.statistics.waits,
                 )
             ahead = None
-            if apart:
+            if apart and pool is not None:
                 capacity = self._prefetch_factor * pool.workers if self._auto is None else self._auto.capacity
                 with interrupts_held():
                     budget, over = self.config.prefetch_bytes, self._under_way.over
