@@ -3,9 +3,11 @@
     python -m benchmarks.clips                    # all files, on disk and in a bucket
     python -m benchmarks.clips mp4 mkv --clips 3
     python -m benchmarks.clips --indexed          # after `index_videos`
+    python -m benchmarks.clips mp4 --from-start 60  # and a clip there, all pictures in front of it decoded
 
-One video of 1080p with sound (H.264, groups of 250 pictures with B-frames, 3 Mbit/s; AAC) in every container, each a
-sample of its own in one tar. "needed" are the bytes of the groups of pictures that a clip touches, with what lies
+One video of 1080p with sound (H.264, groups of 120 pictures with B-frames, 6 Mbit/s; AAC) in every container, each a
+sample of 450 MB of its own in one tar. Shapes move under the grain of a camera, so that pictures between keyframes
+have their part of the bits. "needed" are the bytes of the groups of pictures that a clip touches, with what lies
 between them, and the header: everything in front of the first group and the index, where that stands behind. In the
 bucket, a real S3 server on loopback, every answer takes 20 ms and all share a link (`--link`, megabytes a second), and
 nothing is kept from one clip to the next.
@@ -17,13 +19,10 @@ every picture, and scales those of the clip.
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
-import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -31,13 +30,15 @@ from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import av
 import numpy as np
+import typer
 
+from benchmarks.child import program
 from benchmarks.object_store import BUCKET, bucket_of, server_here
-from benchmarks.page_cache import warm
+from benchmarks.resources import CACHE, warm
 from energon_grain import AVDecoder, SampleDecoder, WebdatasetFileStore
 from energon_grain.datasets.aux_stores import DecodeFileStore
 from energon_grain.formats.seek_table import SEEK_TABLE
@@ -47,7 +48,7 @@ from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 
 SECONDS, CLIP_S = 600, 2.0
-_FPS, _GROUP, _PIECE_FRAMES, _RATE = 30, 250, 1000, 48_000
+_FPS, _GROUP, _PIECE_FRAMES, _RATE, _BITS_S = 30, 120, 600, 48_000, 6_000_000
 _LATENCY_S = 0.02
 
 CONTAINERS: dict[str, tuple[str, dict[str, str]]] = {
@@ -65,16 +66,18 @@ NAMES = {key: f"{key}.{key[:3]}" for key in CONTAINERS}
 
 def encode(path: Path) -> None:
     """A piece of the video, with sound."""
-    noise = np.random.default_rng(0).integers(0, 60, (1080 * 2, 1920 * 2, 1), np.uint8)
+    chance = np.random.default_rng(0)
+    shapes = chance.integers(30, 220, (135, 240, 3), np.uint8).repeat(16, axis=0).repeat(16, axis=1)
+    grain = chance.integers(0, 12, (1080 * 2, 1920 * 2, 1), np.uint8)
     with av.open(path, "w") as out:
         video = out.add_stream("libx264", rate=_FPS, options={"preset": "veryfast"})
         video.width, video.height, video.pix_fmt = 1920, 1080, "yuv420p"
-        video.codec_context.gop_size, video.bit_rate = _GROUP, 3_000_000
+        video.codec_context.gop_size, video.bit_rate = _GROUP, _BITS_S
         sound = out.add_stream("aac", rate=_RATE, layout="mono")
         for number in range(_PIECE_FRAMES):
-            x, y = 3 * number % 1920, 2 * number % 1080
-            picture = np.repeat(noise[y : y + 1080, x : x + 1920], 3, axis=2)
-            picture[100:300, 100:400] = number * 7 % 256
+            x, y = chance.integers(0, (1920, 1080)).tolist()  # other grain in every picture, as films and sensors have
+            left, top = number % 240, number % 1080
+            picture = shapes[top : top + 1080, left : left + 1920] + grain[y : y + 1080, x : x + 1920]
             frame = av.VideoFrame.from_ndarray(picture, "rgb24")
             frame.pts, frame.time_base = number, Fraction(1, _FPS)
             out.mux(video.encode(frame))
@@ -109,7 +112,7 @@ def remux(piece: Path, container: str, path: Path) -> None:
 
 def made_dataset(cache: Path) -> Path:
     """The tar, made once."""
-    root = cache / "clips"
+    root = cache / "clips-6-mbit"
     if not (root / ".nv-meta").exists():
         with tempfile.TemporaryDirectory(dir=cache) as temporary:
             piece = Path(temporary) / "piece.mp4"
@@ -160,12 +163,13 @@ def fresh(root: str) -> Generator[DecodeFileStore]:
         store.close()
 
 
-def decode_bare(data: bytes, start_s: float) -> None:
-    """What the clip cannot do without: its pictures, and those that they may refer to."""
+def decode_bare(data: bytes, start_s: float, *, from_start: bool = False) -> None:
+    """What the clip cannot do without: its pictures, and those that they may refer to; or all in front of it."""
     with av.open(io.BytesIO(data), "r") as container:
         video: Any = container.streams.video[0]
         video.codec_context.thread_count = 1
-        container.seek(int(start_s / video.time_base), stream=video)
+        if not from_start:
+            container.seek(int(start_s / video.time_base), stream=video)
         for frame in container.decode(video):
             if frame.time is not None and frame.time > start_s + CLIP_S:
                 return
@@ -245,35 +249,39 @@ def counting(remote: bool, link_bytes_s: float = math.inf) -> Generator[list[int
         LocalFiles.read_spans = read  # type: ignore[method-assign]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("containers", nargs="*", default=[*CONTAINERS])
-    parser.add_argument("--clips", type=int, default=5)
-    parser.add_argument("--only", choices=["disk", "bucket"])
-    parser.add_argument("--link", type=float, default=100.0, help="of the bucket, megabytes a second (default: 100)")
-    parser.add_argument("--indexed", action="store_true", help="make the indices that videos lack beforehand")
-    repository = Path(__file__).resolve().parent.parent
-    parser.add_argument(
-        "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
-    )
-    given = parser.parse_args()
-    given.cache.mkdir(parents=True, exist_ok=True)
-    root = made_dataset(given.cache)
+def main(
+    containers: Annotated[list[str] | None, typer.Argument()] = None,
+    clips: int = 5,
+    only: Literal["disk", "bucket"] | None = None,
+    link: Annotated[float, typer.Option(help="Of the bucket, megabytes a second.")] = 100.0,
+    indexed: Annotated[bool, typer.Option("--indexed", help="Make the indices that videos lack beforehand.")] = False,
+    from_start: Annotated[
+        float | None, typer.Option(help="Time of a clip to decode from the beginning on, in seconds.")
+    ] = None,
+    cache: Path = CACHE,
+) -> None:
+    keys = containers or [*CONTAINERS]
+    cache.mkdir(parents=True, exist_ok=True)
+    root = made_dataset(cache)
     warm(root)
     chance = random.Random(0)
-    starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(given.clips)] for key in given.containers}
+    starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(clips)] for key in keys}
     store = WebdatasetFileStore(root)
-    needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in given.containers for at in starts[key]}
-    if given.indexed:
+    needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in keys for at in starts[key]}
+    if indexed:
         print(f"{index_videos(root)} videos lack an index, which is made beforehand")
     else:
         (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
-    if given.only != "bucket":
-        measure(str(root), given.containers, starts, needed, math.inf)
-    if given.only != "disk":
+    if from_start is not None:
+        data = store.get(NAMES[keys[0]])
+        clock_s, cpu_s = seconds(partial(decode_bare, data, from_start, from_start=True))
+        print(f"decoded from the beginning to {from_start} s: {clock_s:.1f} s, {cpu_s:.1f} s of a processor")
+    if only != "bucket":
+        measure(str(root), keys, starts, needed, math.inf)
+    if only != "disk":
         with bucket_of(root):
-            measure(f"s3://{BUCKET}/{root.name}", given.containers, starts, needed, given.link * 1e6)
+            measure(f"s3://{BUCKET}/{root.name}", keys, starts, needed, link * 1e6)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -44,7 +44,7 @@ from energon_grain.formats.join_index import (
 )
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare import join_members as joining
-from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
+from energon_grain.prepare.join_build import build_join, energon_name_of, name_of, primary_of
 from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
@@ -68,29 +68,11 @@ JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
 
 
-class Join(Protocol):
-    """A join as it stands in a configuration: a `JoinedLeafDataset`."""
-
-    @property
-    def metadataset(self) -> str | None:
-        """The file that it stands in, whose `.cache` folder has its index; None: not in a file."""
-        ...
-
-    @property
-    def place(self) -> Place:
-        """Where it stands."""
-        ...
-
-    def inputs(self) -> tuple[joining.JoinMember, ...]:
-        """Open the datasets and arrays that are joined."""
-        ...
-
-
-def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
+def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
     """Open the index of a join.
 
-    What `energon-grain prepare` wrote is mapped; else an index that Energon wrote is taken over where all of its rows
-    fit; else a small join is made now, and kept beside the metadataset if that is writable.
+    What `energon-grain prepare` wrote is mapped; else a join that is small, or that Energon prepared (whose index would
+    take longer to check), is made now, and kept beside the metadataset if that is writable.
 
     Args:
         join: The join.
@@ -117,11 +99,10 @@ def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
         except IndexFileError as error:
             told = str(error).replace(str(cache), f"{join.metadataset}.cache")  # not the mirror of one in a store
             raise IndexFileError(f"{told}: {mending}") from error
-        found = find_join_index(cache, samples)
-        if found is not None:
-            return found
         _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
-    if len(primary) > joined_on_use:
+    energons = None if cache is None else energon_name_of(samples)
+    is_prepared = cache is not None and energons is not None and (cache / energons).exists()
+    if len(primary) > joined_on_use and not is_prepared:
         raise DatasetNotFoundError(
             f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
@@ -144,7 +125,7 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
 
 
 def _refuse_stale(
-    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: Join, mending: str
+    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, mending: str
 ) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]

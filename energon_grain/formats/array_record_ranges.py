@@ -32,7 +32,6 @@ def message_types(package: str, messages: dict[str, list[Field]], *, oneof: str 
     Messages of the same names that others declare (TensorFlow its Example) do not get in the way.
 
     Args:
-        package: The name of the package.
         messages: Their fields by name, each message behind those that it holds.
         oneof: The message of whose fields only one is there at a time; its choice is called `kind`.
     """
@@ -257,11 +256,9 @@ class RecordPlaces:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return int(self.first[-1])
 
     def chunk_of(self, record: Int64Array) -> Int64Array:
-        """(n,) chunk of each record."""
         if self.records == len(self.first) - 1:  # one a chunk
             return record
         return np.searchsorted(self.first, record, side="right") - 1

@@ -47,7 +47,6 @@ class JoinedDataset:
     """The samples of a split part of a dataset.
 
     Args:
-        path: A prepared dataset, a path or a URL.
         split_part: Its split part, unless its `dataset.yaml` insists on another.
         split_config: Name of its split file; default: what `dataset.yaml` says, else `split.yaml`.
         dataset_config: Name of its `dataset.yaml`, which may be missing.
@@ -152,19 +151,15 @@ class JoinedDataset:
         return bool((ranks >= 0).all()) and not np.isin(ranks, self._left_out).any()
 
     def release(self) -> None:
-        """Give back the memory of the parts of the index that were read."""
         self.index.release()
 
     def key(self, sample: int) -> str:
-        """The key of a sample."""
         return self.index.key(sample)
 
     def where(self, sample: int) -> str:
-        """The shard that a sample lies in."""
         return self.index.shards[int(self.index.shard_of(np.array([sample]))[0])]
 
     def describe(self, missing: int = 0) -> JoinedMember:
-        """What the header of a join says of this dataset."""
         return JoinedMember(
             path=self.written,
             split_part=self.split_part,
@@ -190,10 +185,8 @@ class JoinedArray:
     """The rows of an array.
 
     Args:
-        path: The array's folder, or its URL.
         keys: A text file, or its URL, with the key of each row; None: row i belongs to sample i of the whole primary
             dataset, its shards in the order of its columnar index, whatever its split parts and excludes.
-        nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
     Raises:
@@ -250,7 +243,6 @@ class JoinedArray:
             self.release()
 
     def release(self) -> None:
-        """Give back the memory of the keys that were read."""
         for column in self.columns:
             release_pages(column)
 
@@ -260,11 +252,9 @@ class JoinedArray:
         return text[start[row] : start[row + 1]].tobytes().decode("utf-8", "surrogateescape")
 
     def where(self, row: int) -> str:
-        """Where the key of a row stands."""
         return f"line {row + 1}"
 
     def describe(self, missing: int = 0) -> JoinedMember:
-        """What the header of a join says of this array."""
         return JoinedMember(
             path=self.written,
             split_part="",
@@ -295,13 +285,9 @@ class JoinedFiles(JoinedArray):
     """The samples of files that are read as they are: Parquet, Arrow, MDS, JSONL, tokens. Any of them may be a primary.
 
     Args:
-        source: All of them.
-        keys: How they are found.
-        nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
-    Raises:
-        ConfigError: A column of keys is asked for where there are no columns.
+    Raises ConfigError: a column of keys is asked for where there are no columns.
     """
 
     def __init__(self, source: Any, keys: Keys, *, nonmatch: Nonmatch = "error", written: str | None = None) -> None:
@@ -331,7 +317,6 @@ class JoinedFiles(JoinedArray):
         return samples
 
     def where(self, row: int) -> str:
-        """Where a sample lies."""
         return self._source.place_of(row)
 
 

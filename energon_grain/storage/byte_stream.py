@@ -32,15 +32,10 @@ class ByteStream(io.RawIOBase):
     place, at a few hundred bytes.
 
     Args:
-        store: Reads the file.
-        path: Its name there.
-        start: First byte.
-        size: How many.
         version: Of the file, as the store tells it; None: as it is now.
         inserted: What the stream has beside: in front of which byte, and what.
 
-    Raises:
-        ReadError: There is no such file, or it cannot be reached.
+    Raises ReadError: there is no such file, or it cannot be reached.
     """
 
     def __init__(
@@ -73,15 +68,12 @@ class ByteStream(io.RawIOBase):
         return f"ByteStream({self.path!r} @ {self.start}, {self.size} bytes)"
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -110,14 +102,12 @@ class ByteStream(io.RawIOBase):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read into a buffer as many bytes as it has. Raises as `read`."""
         view = memoryview(buffer).cast("B")
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
 
     def readall(self) -> bytes:
-        """All that is left. Raises as `read`."""
         return self.read()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:

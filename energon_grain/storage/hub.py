@@ -95,7 +95,6 @@ class HubStore:
     Args:
         address: Of the dataset; its bucket is `OWNER/NAME@REVISION`.
         folder: Where commits and lists are kept.
-        timeout_s: For a request.
     """
 
     def __init__(self, address: Address, folder: Path, timeout_s: float) -> None:
@@ -154,7 +153,6 @@ class HubStore:
             raise
 
     def put(self, key: str, data: bytes, **_: Any) -> Any:
-        """Refused."""
         raise ObjectError(
             "the Hub is only read", passing=False, way_out="write to a folder, and upload it by `hf upload`"
         )

@@ -60,7 +60,6 @@ class ScannedBytes(ABC):
         return len(data)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._window = b""
 
 
@@ -138,11 +137,9 @@ class ObjectBytes(ScannedBytes):
     """An object. One that changes is an error, and never a mixture.
 
     Args:
-        url: Of the object.
         keep: What is read in windows stays in the page cache, for those who read samples next.
 
-    Raises:
-        ReadError: There is none, or it cannot be reached.
+    Raises ReadError: there is none, or it cannot be reached.
     """
 
     pass_over_bytes = 256 << 10
@@ -222,7 +219,6 @@ class _WrittenObject(io.BytesIO):
         self._url: str | None = url
 
     def discard(self) -> None:
-        """Write nothing."""
         self._url = None
 
     def __exit__(self, kind: Any, *rest: Any) -> None:

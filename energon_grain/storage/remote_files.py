@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
+from energon_grain.storage.cores import over_forks
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.location import scheme_of, without_revision
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -69,7 +70,6 @@ class RemoteFiles:
         return RemoteFiles, (self.settings,)
 
     def size(self, path: str) -> int:
-        """Size of an object in bytes. Raises ReadError when there is none or it cannot be reached."""
         return self.versions.of(path).size_bytes
 
     def version(self, path: str) -> tuple[int, bytes]:
@@ -155,7 +155,6 @@ class RemoteFiles:
 
     @property
     def ahead_bytes(self) -> int:
-        """How much may be fetched ahead of need."""
         ahead_bytes = self.settings.ahead_bytes
         return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
@@ -318,7 +317,6 @@ class ObjectVersions:
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
 
     def known(self, path: str) -> Version | None:
-        """What was learnt of an object."""
         return self._known.get(path)
 
     def of(self, path: str) -> Version:
@@ -369,16 +367,8 @@ def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
 
 
-_holding = threading.Lock()
+_holding = over_forks(threading.Lock())
 """Of all ranges that are held. It is had for microseconds."""
-
-
-def _renew_lock() -> None:
-    global _holding
-    _holding = threading.Lock()  # in a forked child nobody is left to release what another thread held
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 class HeldRanges:

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given, strategies as st
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.yaml_dialect import WrittenFloat, cast_scalar, dump_yaml, parse_yaml
+from energon_grain.storage.yaml_dialect import WrittenFloat, cast_scalar, dump_yaml, parse_yaml
 
 
 def parse(text: str) -> Any:
