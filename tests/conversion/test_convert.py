@@ -397,7 +397,7 @@ def test_what_cannot_be_converted_is_named(bucket: Bucket, tmp_path: Path) -> No
 
 
 KILLS = int(os.environ.get("KILLS", "4"))
-"""In each form: 20 in `KILLS=20 python -m pytest tests/conversion/test_convert_from_hub.py`."""
+"""In each form: 20 in `KILLS=20 python -m pytest tests/conversion/test_convert.py`."""
 PROGRAM = """
 import random, shutil, sys
 from pathlib import Path

@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from columnar_cases import Sample, check_contents, shards_of, write_dataset
+from columnar_cases import Sample, check_contents, scan_of, shards_of, write_dataset
 from hypothesis import given, settings, strategies as st
-from made_scans import scan_of
 from object_server import Bucket
 from patience import PATIENCE_S
 

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from arrays import write_group
 from cli_runs import run
+from columnar_cases import scan_of
 from full_disk import size_limit
 from hypothesis import given, settings, strategies as st
-from made_scans import scan_of
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 from sqlite_rows import rows
@@ -316,7 +316,7 @@ def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from made_scans import scan_of
+from columnar_cases import scan_of
 from sqlite_rows import rows
 from energon_grain.formats.sqlite_index import write_sqlite_index
 

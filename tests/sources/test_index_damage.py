@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runs import run
-from made_scans import scan_of
+from columnar_cases import scan_of
 from metadatasets import write_v2
 from msgspec import convert
 from object_server import Bucket
