@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from media_files import FILMS, SOUNDS, encode_sound
-from media_kinds import PICTURES, sound, video
+from media_kinds import PICTURES, SOUNDS as VOICES, VIDEOS
 
 from energon_grain import AVDecoder, DecodingError, SampleDecoder
 from energon_grain.media.headers import HEADER_BYTES, read_header
@@ -77,13 +77,7 @@ def pictures() -> Files:
 
 def every_kind() -> Files:
     """Images, videos and sounds, with endings that say what they are."""
-    av = [
-        ("a.mp4", video("mp4", "mpeg4", 5)),
-        ("a.mkv", video("matroska", "mpeg4", 5)),
-        ("a.avi", video("avi", "mpeg4", 5)),
-    ]
-    av += [("a.wav", sound("wav", "pcm_s16le", 8000)), ("a.flac", sound("flac", "flac", 16000))]
-    return pictures() + av
+    return [*pictures(), *((name, make()) for name, make in (VIDEOS | VOICES).items())]
 
 
 def ask_decoder(name: str, data: bytes, choose: random.Random) -> Any:

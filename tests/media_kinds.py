@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import av
 import numpy as np
+from media_files import Film, encode_sound
 from PIL import Image
 
 
@@ -68,55 +69,29 @@ def _tiff_with_its_header_at_the_end() -> bytes:
     return struct.pack("<2sHI", b"II", 42, 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
-def sound(form: str, codec: str, rate: int, seconds: float = 1.5, layout: str = "stereo") -> bytes:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate, layout=layout)
-        channels = 2 if layout == "stereo" else 1
-        frame = av.AudioFrame.from_ndarray(
-            np.zeros((1, channels * int(rate * seconds)), np.int16), format="s16", layout=layout
-        )
-        frame.sample_rate = rate
-        resampler = av.AudioResampler(stream.format, layout, rate, frame_size=stream.frame_size or 1024)
-        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-            container.mux(stream.encode(piece))
-        container.mux(stream.encode())
-    return buffer.getvalue()
+def voice(form: str, codec: str, rate: int) -> bytes:
+    """A sound of one and a half seconds."""
+    return encode_sound(form, codec, rate * 3 // 2, rate)
 
 
-def video(form: str, codec: str, frames: int = 20, rate: int = 25, voice: str | None = None) -> bytes:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        heard = None if voice is None else container.add_stream(voice, rate=16000, layout="mono")
-        for number in range(frames):
-            shade = np.full((48, 64, 3), number * 5, np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(shade, format="rgb24")))
-        container.mux(stream.encode())
-        if heard is not None:
-            samples = av.AudioFrame.from_ndarray(np.zeros((1, 12800), np.int16), format="s16", layout="mono")
-            samples.sample_rate = 16000
-            resampler = av.AudioResampler(heard.format, "mono", 16000, frame_size=heard.frame_size or 1024)
-            for piece in [*resampler.resample(samples), *resampler.resample(None)]:
-                container.mux(heard.encode(piece))
-            container.mux(heard.encode())
-    return buffer.getvalue()
+def film(form: str, codec: str, frames: int = 20, sound: str | None = None) -> bytes:
+    """A video of 25 frames a second."""
+    return Film(form, codec, frames=frames, rate=Fraction(25), sound=sound).encode()
 
 
 SOUNDS: dict[str, Callable[[], bytes]] = {
-    "a.wav": partial(sound, "wav", "pcm_s16le", 16000),
-    "floats.wav": partial(sound, "wav", "pcm_f32le", 8000),
-    "a.flac": partial(sound, "flac", "flac", 44100),
-    "a.mp3": partial(sound, "mp3", "libmp3lame", 44100),
-    "a.ogg": partial(sound, "ogg", "libopus", 48000),
-    "a.m4a": partial(sound, "ipod", "aac", 44100),
-    "a.aac": partial(sound, "adts", "aac", 44100),
+    "a.wav": partial(voice, "wav", "pcm_s16le", 16000),
+    "floats.wav": partial(voice, "wav", "pcm_f32le", 8000),
+    "a.flac": partial(voice, "flac", "flac", 44100),
+    "a.mp3": partial(voice, "mp3", "libmp3lame", 44100),
+    "a.ogg": partial(voice, "ogg", "libopus", 48000),
+    "a.m4a": partial(voice, "ipod", "aac", 44100),
+    "a.aac": partial(voice, "adts", "aac", 44100),
 }
 VIDEOS: dict[str, Callable[[], bytes]] = {
-    "a.mp4": partial(video, "mp4", "mpeg4", voice="aac"),
-    "a.mov": partial(video, "mov", "mpeg4"),
-    "a.mkv": partial(video, "matroska", "mpeg4", voice="aac"),
-    "a.webm": partial(video, "webm", "libvpx"),
-    "a.avi": partial(video, "avi", "mpeg4"),
+    "a.mp4": partial(film, "mp4", "mpeg4", sound="aac"),
+    "a.mov": partial(film, "mov", "mpeg4"),
+    "a.mkv": partial(film, "matroska", "mpeg4", sound="aac"),
+    "a.webm": partial(film, "webm", "libvpx"),
+    "a.avi": partial(film, "avi", "mpeg4"),
 }

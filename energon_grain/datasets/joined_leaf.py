@@ -44,7 +44,7 @@ from energon_grain.formats.join_index import (
 )
 from energon_grain.forms import Place, asked_at
 from energon_grain.prepare import join_members as joining
-from energon_grain.prepare.join_build import build_join, find_join_index, name_of, primary_of
+from energon_grain.prepare.join_build import build_join, energon_name_of, name_of, primary_of
 from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
@@ -89,8 +89,8 @@ class Join(Protocol):
 def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
     """Open the index of a join.
 
-    What `energon-grain prepare` wrote is mapped; else an index that Energon wrote is taken over where all of its rows
-    fit; else a small join is made now, and kept beside the metadataset if that is writable.
+    What `energon-grain prepare` wrote is mapped; else a join that is small, or that Energon prepared (whose index would
+    take longer to check), is made now, and kept beside the metadataset if that is writable.
 
     Args:
         join: The join.
@@ -117,11 +117,10 @@ def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
         except IndexFileError as error:
             told = str(error).replace(str(cache), f"{join.metadataset}.cache")  # not the mirror of one in a store
             raise IndexFileError(f"{told}: {mending}") from error
-        found = find_join_index(cache, samples)
-        if found is not None:
-            return found
         _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
-    if len(primary) > joined_on_use:
+    energons = None if cache is None else energon_name_of(samples)
+    is_prepared = cache is not None and energons is not None and (cache / energons).exists()
+    if len(primary) > joined_on_use and not is_prepared:
         raise DatasetNotFoundError(
             f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"

@@ -210,7 +210,6 @@ class ArrayRecordFile:
         self._alone = group is not None and group[1] == "1"
 
     def read(self, records: list[int]) -> list[bytes]:
-        """Read records, in the order asked for. Raises ReadError."""
         read = self._reader.read
         try:
             return [read(record, record + 1)[0] for record in records] if self._alone else read(records)

@@ -257,11 +257,9 @@ class RecordPlaces:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return int(self.first[-1])
 
     def chunk_of(self, record: Int64Array) -> Int64Array:
-        """(n,) chunk of each record."""
         if self.records == len(self.first) - 1:  # one a chunk
             return record
         return np.searchsorted(self.first, record, side="right") - 1

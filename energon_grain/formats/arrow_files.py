@@ -91,7 +91,6 @@ class ArrowFiles(TableFiles):
         return super()._find()
 
     def schema(self, file: int = 0) -> Any:
-        """See `TableFiles.schema`."""
         return self._schema(file, self._heads[file])
 
     def _schema(self, file: int, head: _Head) -> Any:
@@ -215,7 +214,6 @@ class ArrowFiles(TableFiles):
         return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
 
     def close(self) -> None:
-        """See `TableFiles`."""
         self._maps.clear()
         super().close()
 
@@ -229,7 +227,6 @@ class _Stream:
         self._left = [memoryview(message) for message in reversed(messages)]
 
     def read(self, size: int) -> memoryview:
-        """The next bytes."""
         if not self._left:
             return memoryview(b"")
         message = self._left.pop()

@@ -88,7 +88,6 @@ class ColumnarIndex:
         object.__setattr__(self, "_seen", np.zeros(-(-len(self) >> _WINDOW_SHIFT), np.bool_))
 
     def __len__(self) -> int:
-        """The number of samples."""
         return len(self.part_start) - 1
 
     @property
@@ -102,7 +101,6 @@ class ColumnarIndex:
         return max(len(self), len(self.part_offset))
 
     def shard_of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the shard of each sample."""
         return np.searchsorted(self.shard_first, samples, side="right") - 1
 
     def shard_sample_start(self, shard: int) -> npt.NDArray[np.int64]:
@@ -171,7 +169,6 @@ class ColumnarIndex:
             self.release()
 
     def release(self) -> None:
-        """Give back the memory of mapped columns."""
         for column in self.columns:
             release_pages(column)
 
@@ -195,7 +192,6 @@ class ColumnarIndex:
         return [str(view[begin:end], "utf-8", "surrogateescape") for begin, end in bounds]
 
     def key(self, sample: int) -> str:
-        """Return the key of one sample."""
         return self._key_bytes(sample).decode("utf-8", "surrogateescape")
 
     def find(self, key: str) -> int | None:

@@ -88,7 +88,6 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def size_bytes(self) -> int:
-        """Of the file."""
         return column_file_bytes(self.dtype, self.column.rows, block_sums=self.column.block_sums)
 
     def made_by(self, name: str, dataset: str) -> str:
@@ -132,7 +131,6 @@ class ColumnFolder:
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
-        """That of a prepared dataset."""
         return cls(
             dataset=folder.bare or folder.location,
             location=f"{columnar_folder(folder.local)}" if folder.bare else folder.shard(_COLUMNAR),
@@ -323,7 +321,6 @@ class Measured:
 
     @classmethod
     def of(cls, index: ColumnarIndex) -> Measured:
-        """Those of a prepared dataset."""
         return cls(
             content_id=index.content_id,
             samples=len(index),
@@ -335,8 +332,6 @@ class Measured:
 
     @classmethod
     def of_jsonl(cls, starts: Int64Array) -> Measured:
-        """Those of a JSONL file, by its index."""
-
         def sizes(numbers: Int64Array | slice, _: int | None) -> Int64Array:
             if isinstance(numbers, slice):
                 return np.diff(starts[numbers.start : numbers.stop + 1])
@@ -408,12 +403,10 @@ class KeptColumns:
 
     @property
     def samples(self) -> int:
-        """How many numbers each column has."""
         return self._of.samples
 
     @property
     def content_id(self) -> str:
-        """Of the samples that they are of."""
         return self._of.content_id
 
     def at(self, name: str, samples: Int64Array | slice) -> npt.NDArray[Any]:

@@ -109,11 +109,9 @@ class DataFolder:
         return f"energon-grain prepare {self.location} --tar-index-only"
 
     def shard(self, name: str) -> str:
-        """The location of a shard."""
         return join(self.location, name)
 
     def shards(self, names: Sequence[str]) -> list[str]:
-        """The locations of shards."""
         if self.is_remote:
             return [self.shard(name) for name in names]
         before = os.path.join(self.location, "")

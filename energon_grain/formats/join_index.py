@@ -16,8 +16,7 @@ stops with an error at a folder.
     C x (shard_idx, byte_offset, byte_size) a row        int64 each; (-1, -1, -1): this dataset lacks the key
 
 `shard_idx` counts the shards that the split part lists, those included that it excludes; offset and size are those of
-the whole sample in its tar. All numbers in the order of the machine. Energon writes a join without rows as an empty
-file, which is read as no rows here.
+the whole sample in its tar. All numbers in the order of the machine. It is only written here.
 
 Energon makes the name of uuids, excludes and modes of the datasets, and leaves the split part out, so that its train
 and val joins share one file. The names that `join_name` makes tell them apart.
@@ -27,13 +26,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
-import math
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -65,11 +62,7 @@ _PREFIX = ".join_"
 _MENDING = "remove it; `energon-grain prepare` on the metadataset writes it anew"
 
 MAGIC = b"JIDX0001"
-_HEADER_BYTES = 16
 _WINDOW_SHIFT = 10
-_FIELDS = 3
-_MOST_ORDERS = 5_040
-"""Orders of excludes that `energon_join_names` tries at most: 7!, at about 2 µs each."""
 
 
 class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,7 +166,6 @@ class JoinIndex:
             self._seen[window] = True
 
     def release(self) -> None:
-        """Give back the memory of mapped rows that were read."""
         release_pages(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -362,26 +354,21 @@ def join_name(members: Sequence[tuple[str, str, Sequence[str], Sequence[str], st
     return hashlib.sha256(encode_json(["energon-grain join 1", described])).hexdigest()
 
 
-def energon_join_names(members: Sequence[tuple[str, Sequence[str], str]]) -> Iterator[str]:
-    """Give the names that Energon may have given to a join, the digits only.
+def energon_join_name(members: Iterable[tuple[str, Sequence[str], str]]) -> str:
+    """Return the name that Energon gives to a join, the digits only.
 
-    There are several where a dataset has two excludes or more: Energon takes them in the order of a set of strings,
-    which differs from process to process.
+    Of several excludes of a dataset it takes the order of a set of strings, which differs from process to process.
 
     Args:
         members: (uuid, excludes with a `/` in them, nonmatch) of each dataset, in order.
     """
-    excludes = [list(dict.fromkeys(each)) for _, each, _ in members]
-    if math.prod(math.factorial(len(each)) for each in excludes) > _MOST_ORDERS:
-        return
-    for orders in itertools.product(*(list(itertools.permutations(each)) for each in excludes)):
-        digest = hashlib.sha256()
-        for (uuid, _, nonmatch), order in zip(members, orders, strict=True):
-            digest.update(f"\0uuid={uuid}\0excludes=".encode())
-            for exclude in order:
-                digest.update(exclude.encode("utf-8", "surrogateescape") + b"\0")
-            digest.update(f"\0nonmatch={nonmatch}\0".encode())
-        yield digest.hexdigest()
+    digest = hashlib.sha256()
+    for uuid, excludes, nonmatch in members:
+        digest.update(f"\0uuid={uuid}\0excludes=".encode())
+        for exclude in excludes:
+            digest.update(exclude.encode("utf-8", "surrogateescape") + b"\0")
+        digest.update(f"\0nonmatch={nonmatch}\0".encode())
+    return digest.hexdigest()
 
 
 def write_join_index(path: str | os.PathLike[str], columns: int, blocks: Iterable[Int64Array]) -> int:
@@ -393,27 +380,3 @@ def write_join_index(path: str | os.PathLike[str], columns: int, blocks: Iterabl
             file.write(np.ascontiguousarray(block, np.int64).data.cast("B") if len(block) else b"")
             rows += len(block)
     return rows
-
-
-def read_join_index(path: str | os.PathLike[str]) -> Int64Array:
-    """Map a join index, read-only: (rows, datasets, 3); (0, 0, 3) for an empty file.
-
-    Raises FileNotFoundError and IndexFileError.
-    """
-    path = Path(path)
-    size = path.stat().st_size
-    if size == 0:
-        return np.zeros((0, 0, _FIELDS), np.int64)
-    with open(path, "rb") as file:
-        header = file.read(_HEADER_BYTES)
-    columns = int.from_bytes(header[8:], sys.byteorder)
-    row_bytes = 8 * _FIELDS * columns
-    if header[:8] != MAGIC or not 0 < columns <= size or (size - _HEADER_BYTES) % row_bytes:
-        raise IndexFileError(
-            f"{path}: is no join index: after {MAGIC!r} and the number of datasets come whole rows, but it begins with "
-            f"{header!r} and has {size} bytes; remove it and prepare the metadataset again"
-        )
-    rows = (size - _HEADER_BYTES) // row_bytes
-    if not rows:
-        return np.zeros((0, columns, _FIELDS), np.int64)
-    return np.asarray(np.memmap(path, np.int64, "r", offset=_HEADER_BYTES, shape=(rows, columns, _FIELDS)))

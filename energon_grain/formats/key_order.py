@@ -137,7 +137,6 @@ class KeyWords:
         return len(self._bounds) - 1
 
     def lengths(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Bytes of the keys of `rows`."""
         return self._bounds[rows + 1] - self._bounds[rows]
 
     def equal(
@@ -162,7 +161,6 @@ class KeyWords:
         return result
 
     def spans(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where the keys of `rows` start, and their bytes."""
         begin = self._bounds[rows]
         return begin, self._bounds[rows + 1] - begin
 

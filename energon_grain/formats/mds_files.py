@@ -104,7 +104,6 @@ class MdsFiles(TableFiles):
         return root, names, None
 
     def schema(self, file: int = 0) -> Any:
-        """See `TableFiles.schema`."""
         import pyarrow as pa
 
         shard = self._shards[file]

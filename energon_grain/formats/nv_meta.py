@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 import yaml
 
-from energon_grain.errors import DatasetNotFoundError, IndexFileError, ReadError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.formats.table_files import names_at
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
-from energon_grain.storage.bounded_yaml import load_yaml
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, name_of, no_such_path
 from energon_grain.storage.object_bytes import read_beginning
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.storage.yaml_dialect import parse_yaml
 
 _LONGEST_LIST_SECONDS = 10.0
 
@@ -222,7 +222,7 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     try:
         return _INFO.from_json(data)
     except msgspec.MsgspecError as error:
-        raise _damaged(meta / INFO_JSON, error) from error
+        raise _damaged(Path(root), f"{meta / INFO_JSON}: {error}") from error
 
 
 def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
@@ -256,11 +256,13 @@ def write_uuid(root: str | os.PathLike[str], value: str | None = None) -> str:
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
-        return _INFO.from_value(load_yaml(path.read_bytes()))
+        return _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
-    except (yaml.YAMLError, msgspec.MsgspecError) as error:
-        raise _damaged(path, error) from error
+    except ConfigError as error:
+        raise _damaged(root, str(error)) from error
+    except msgspec.MsgspecError as error:
+        raise _damaged(root, f"{path}: {error}") from error
 
 
 def _plain(info: DatasetInfo) -> dict[str, Any]:
@@ -268,10 +270,9 @@ def _plain(info: DatasetInfo) -> dict[str, Any]:
     return {**version, "shard_counts": info.shard_counts}
 
 
-def _damaged(path: Path, error: Exception) -> IndexFileError:
-    root = path.parent.parent
+def _damaged(root: Path, said: str) -> IndexFileError:
     return IndexFileError(
-        f"{path}: {error}. It must hold `shard_counts` (samples by shard) and may hold `energon_version`, "
+        f"{said}. It must hold `shard_counts` (samples by shard) and may hold `energon_version`, "
         f"nothing else; `energon-grain prepare {root} --force-overwrite` writes it anew"
     )
 

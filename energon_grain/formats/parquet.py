@@ -47,7 +47,6 @@ class ParquetFiles(TableFiles):
         super().__init__(path, cache_dir=cache_dir)
 
     def schema(self, file: int = 0) -> Any:
-        """See `TableFiles.schema`."""
         import pyarrow
         import pyarrow.parquet
 
@@ -106,7 +105,6 @@ class ParquetFiles(TableFiles):
             return pyarrow.parquet.read_metadata(pyarrow.BufferReader(whole))
 
     def _record(self, file: int, head: bytes) -> Record:
-        """See `TableFiles`."""
         import pyarrow
         import pyarrow.parquet
 

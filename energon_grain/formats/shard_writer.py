@@ -104,7 +104,6 @@ class _Tar:
         return offsets, end
 
     def close(self) -> None:
-        """Write the end of the archive and flush it to disk."""
         marker = 2 * BLOCK
         self._file.write(bytes(marker + -(self.end + marker) % _TAR_RECORD))
         self._file.flush()
@@ -112,7 +111,6 @@ class _Tar:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file as it is."""
         self._file.raw.close()  # type: ignore[attr-defined] (what is in the buffer is not to be written)
 
 
@@ -146,13 +144,11 @@ class _Records:
         return [0] * len(parts), self.end
 
     def close(self) -> None:
-        """Finish the file and flush it to disk."""
         self._writer.close()
         with open(self._path, "rb") as file:
             os.fsync(file.fileno())
 
     def abandon(self) -> None:
-        """Close the file as it is."""
         self._writer.close()
 
 
@@ -177,7 +173,6 @@ class ShardWriter:
 
     @property
     def samples(self) -> int:
-        """How many were added."""
         return len(self._keys)
 
     @property

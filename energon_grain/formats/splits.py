@@ -16,12 +16,12 @@ from typing import Annotated
 import msgspec
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
-from energon_grain.formats.brace_patterns import MOST_NAMES, BracePattern
+from energon_grain.formats.brace_patterns import MOST_NAMES, TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
-from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, did_you_mean
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.atomic import atomic_write_text
+from energon_grain.storage.yaml_dialect import dump_yaml, parse_yaml
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
 DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
@@ -66,7 +66,7 @@ def read_split_config(
 
     JSON or YAML by its ending. `split.yaml`, the default, falls back to `split.json`. Braces expand as in bash
     (`shard_{000..007}.tar`), by the rules of `brace_patterns`. A file names at most ten times as many shards as there
-    are `shards`, and a million more; of an exclude that stands for more, only the names of shards are kept.
+    are `shards`, and a million more.
 
     Raises SplitError: The file is missing, is not valid, has other keys than `split_parts` and `exclude`, or names far
     more than there is.
@@ -278,28 +278,24 @@ class _Names:
     """Makes the names that the patterns of a file stand for, as long as they are not far more than there are."""
 
     def __init__(self, path: Path, shards: Collection[str]) -> None:
-        self._path = path
-        self._shards = shards
+        self._path, self._shards = path, len(shards)
         self._left = self._most = MOST_NAMES + 10 * len(shards)
 
     def of(self, place: str, patterns: Iterable[str] | None) -> tuple[str, ...]:
-        return tuple(name for text in patterns or () for name in self._made(place, text))
-
-    def _made(self, place: str, text: str) -> Iterable[str]:
-        try:
-            pattern = BracePattern(text)
-        except ValueError as error:
-            raise SplitError(f"{self._path}: $.{place}: {error}") from error
-        if pattern.cost <= self._left:
-            self._left -= pattern.cost
-            return pattern.names()
-        if place == "exclude" and not any(pattern.begins_with(f"{shard}/") for shard in self._shards):
-            return filter(pattern.matches, self._shards)
-        advice = "exclude only samples that it has" if place == "exclude" else "list only shards that it has"
-        raise SplitError(
-            f"{self._path}: $.{place}: {pattern} stands for {pattern.counted()} names, and the dataset has "
-            f"{len(self._shards):,} shards; all patterns of the file together may stand for {self._most:,}: {advice}"
-        )
+        found: list[str] = []
+        for text in patterns or ():
+            try:
+                found += (names := expand_braces(text, self._left))
+            except TooManyNamesError as error:
+                advice = "exclude only samples that it has" if place == "exclude" else "list only shards that it has"
+                raise SplitError(
+                    f"{self._path}: $.{place}: {error.said}, and the dataset has {self._shards:,} shards; all patterns "
+                    f"of the file together may stand for {self._most:,}: {advice}"
+                ) from error
+            except ValueError as error:
+                raise SplitError(f"{self._path}: $.{place}: {error}") from error
+            self._left -= len(names) + sum(map(len, names)) // 256
+        return tuple(found)
 
 
 def excluded_sample(exclude: str, info: DatasetInfo) -> tuple[str, str] | None:

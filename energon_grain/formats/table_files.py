@@ -278,7 +278,6 @@ class TableFiles(ABC):
         return _opened, (type(self), self.location, self._cache_dir, self.content_id)
 
     def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
-        """See `find_files`."""
         return find_files(self.location, self.endings)
 
     @abstractmethod
@@ -304,12 +303,10 @@ class TableFiles(ABC):
         """These columns of a group. What pyarrow raises, and ValueError, become a FormatError."""
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return int(self.groups.first[-1])
 
     @cached_property
     def groups(self) -> RowGroups:
-        """The row groups."""
         place = {name: number for number, name in enumerate(self.columns)}
         counts = [len(record.rows) // 8 for record in self._records]
         rows = np.concatenate([np.frombuffer(record.rows, "<i8") for record in self._records])
@@ -359,7 +356,6 @@ class TableFiles(ABC):
         return table
 
     def _read(self, file: int, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file. Raises ReadError."""
         one = np.zeros(1, np.int64)
         return self.store.read_spans([self.paths[file]], one, one + start, one + stop)[0]
 
@@ -487,7 +483,6 @@ class TableFiles(ABC):
         return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
 
     def close(self) -> None:
-        """Close the files; reading again opens them anew."""
         self.store.close()
 
 
@@ -555,26 +550,21 @@ class HeldFile:
         return self._store.read_spans([self._path], one, np.array([at]), np.array([stop]))[0] if stop > at else b""
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.IOBase`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: 0}[whence]
         self._at = (self._store.size(self._path) if whence == io.SEEK_END else base) + offset
         return self._at
 
     def tell(self) -> int:
-        """See `io.IOBase`."""
         return self._at
 
     def close(self) -> None:
         """Nothing is open."""
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def writable(self) -> bool:
-        """False."""
         return False

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
-from energon_grain.gallery.fields import Failed, Shown, show_part
+from energon_grain.gallery.fields import Shown, show_part
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.sample import Fields
 from energon_grain.sources.joined import JoinedBatch
@@ -323,7 +323,7 @@ def _unread(number: int, source: Source, chosen: _Chosen, error: Exception) -> C
         key, shard = place.key, place.shard
     except (EnergonGrainError, OSError):
         key, shard = f"sample {index}", ""
-    failed = Failed(name="", note="not read", error=f"{type(error).__name__}: {error}")
+    failed = Shown(kind="failed", name="", note="not read", text=f"{type(error).__name__}: {error}")
     return Card(dataset=number, key=key, shard=shard, place=said, fields=(failed,))
 
 

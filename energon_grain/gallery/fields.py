@@ -7,11 +7,12 @@ page only as far as a bound allows; what is kept besides is small: a thumbnail, 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -73,6 +74,9 @@ _PLAYED = frozenset({"h264", "vp8", "vp9", "av1", "theora"})
 _DECODER = SampleDecoder(image_decode="pilrgba")
 
 
+Kind = Literal["picture", "film", "sound", "failed", "text", "json", "numbers", "bytes"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
     """A part, as far as it is shown.
@@ -80,12 +84,26 @@ class Shown:
     Attributes:
         name: Of the part.
         note: What it is: sizes, lengths, formats.
+        kind: How it is shown.
         field: What of the sample it becomes, where a field map says so.
+        text: A text, or a value written as one; of a part that does not decode, why not.
+        images: The picture; of a film some frames, evenly spread, none where it could not be decoded.
+        peaks: (n,) of a sound, the loudest of each stretch of it, 0 to 1; none where it could not be decoded.
+        data: The file, where a browser shows or plays it and it is small enough; else None.
+        mime: Of the file.
+        left_out: Why it is not there, where it is not.
     """
 
     name: str
     note: str
+    kind: Kind
     field: str = ""
+    text: str = ""
+    images: Sequence[Image.Image] = ()
+    peaks: npt.NDArray[np.float32] = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))
+    data: bytes | None = None
+    mime: str = ""
+    left_out: str = ""
 
     @property
     def heading(self) -> str:
@@ -94,73 +112,10 @@ class Shown:
 
     def summary(self) -> dict[str, str]:
         """What it is, as JSON."""
-        said = {"name": self.name, "field": self.field, "kind": type(self).__name__.lower(), "note": self.note}
-        match self:
-            case Words():
-                return {**said, "kind": self.form, "text": self.text}
-            case Failed():
-                return {**said, "error": self.error}
-            case _:
-                return said
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Medium(Shown):
-    """What has a file of its own to be seen or heard.
-
-    Attributes:
-        data: The file, where a browser shows or plays it and it is small enough; else None.
-        mime: Of the file.
-        left_out: Why it is not there, where it is not.
-    """
-
-    data: bytes | None = None
-    mime: str = ""
-    left_out: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture(Medium):
-    """A picture."""
-
-    image: Image.Image
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sound(Medium):
-    """A sound.
-
-    Attributes:
-        peaks: (n,) the loudest of each stretch of it, 0 to 1; none where it could not be decoded.
-    """
-
-    peaks: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Film(Medium):
-    """A video.
-
-    Attributes:
-        frames: Some, evenly spread; none where it could not be decoded.
-    """
-
-    frames: tuple[Image.Image, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Words(Shown):
-    """A text, or a value written as one."""
-
-    text: str
-    form: Literal["text", "json", "numbers", "bytes"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failed(Shown):
-    """A part that does not decode."""
-
-    error: str
+        said = {"name": self.name, "field": self.field, "kind": self.kind, "note": self.note}
+        if self.kind in ("picture", "film", "sound"):
+            return said
+        return {**said, "error" if self.kind == "failed" else "text": self.text}
 
 
 def show_part(name: str, value: Any, *, most_bytes: int) -> Shown:
@@ -179,7 +134,7 @@ def show_part(name: str, value: Any, *, most_bytes: int) -> Shown:
         raise
     except Exception as error:  # of a decoder: bad data makes them raise anything
         note = decimal(len(value)) if isinstance(value, bytes) else type(value).__name__
-        return Failed(name=name, note=note, error=f"{type(error).__name__}: {error}")
+        return Shown(kind="failed", name=name, note=note, text=f"{type(error).__name__}: {error}")
 
 
 def _file(name: str, data: bytes, most_bytes: int) -> Shown:
@@ -199,7 +154,7 @@ def _file(name: str, data: bytes, most_bytes: int) -> Shown:
     return _words(name, plain, unpacked)
 
 
-def _picture(name: str, data: bytes, most_bytes: int) -> Picture:
+def _picture(name: str, data: bytes, most_bytes: int) -> Shown:
     with Image.open(io.BytesIO(data)) as header:
         width, height = header.size
         check_size(width, height, MAX_PIXELS)
@@ -208,10 +163,11 @@ def _picture(name: str, data: bytes, most_bytes: int) -> Picture:
     if image is None:
         image = cast("Image.Image", cast("Callable[[bytes], Any]", _DECODER.decoder_for("png"))(data))
     kept, left_out = _kept(data, kind, min(most_bytes, _PICTURE_BYTES))
-    return Picture(
+    return Shown(
+        kind="picture",
         name=name,
         note=f"{width} × {height}, {kind}, {decimal(len(data))}",
-        image=_small(image, THUMBNAIL_PIXELS),
+        images=[_small(image, THUMBNAIL_PIXELS)],
         data=kept,
         mime=_MIME.get(kind, ""),
         left_out=f"shown at {THUMBNAIL_PIXELS} pixels" if left_out and max(width, height) > THUMBNAIL_PIXELS else "",
@@ -243,7 +199,7 @@ def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.nan_to_num(scaled).astype(np.uint8)
 
 
-def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Sound:
+def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
     kept, left_out = _kept(data, ending, most_bytes)
     file: dict[str, Any] = {"data": kept, "left_out": left_out, "mime": _MIME.get(ending, "")}
     try:
@@ -255,11 +211,11 @@ def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Sound:
             peaks, samples = _outline(container, rate)
             known = container.duration
     except MissingPackageError as error:
-        return Sound(name=name, note=f"{decimal(len(data))}; {error}", peaks=np.zeros(0, np.float32), **file)
+        return Shown(kind="sound", name=name, note=f"{decimal(len(data))}; {error}", **file)
     seconds = max(samples / rate, known / 1e6 if known else 0)
     said = {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
     note = f"{_seconds(seconds)}, {rate / 1000:g} kHz, {said}, {codec}, {decimal(len(data))}"
-    return Sound(name=name, note=note, peaks=peaks, **file)
+    return Shown(kind="sound", name=name, note=note, peaks=peaks, **file)
 
 
 def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
@@ -287,7 +243,7 @@ def _peaks(loud: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return np.maximum.reduceat(loud, cuts[:-1]).astype(np.float32)
 
 
-def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
+def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
     mime = _MIME.get(ending, "")
     try:
         with opened(io.BytesIO(data), Bounds()) as container:
@@ -301,16 +257,17 @@ def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Film:
     except MissingPackageError as error:
         kept, left_out = _kept(data, ending, most_bytes)
         note = f"{decimal(len(data))}; {error}"
-        return Film(name=name, note=note, frames=(), data=kept, mime=mime, left_out=left_out)
+        return Shown(kind="film", name=name, note=note, data=kept, mime=mime, left_out=left_out)
     if not frames:
         raise DecodingError("the video stream has no frames")
     kept, left_out = _kept(data, ending, most_bytes, codec)
     note = f"{_seconds(seconds)}, {width} × {height}, " if seconds else f"{width} × {height}, "
     note += f"{float(rate):.4g} frames/s, " if rate else ""
-    return Film(
+    return Shown(
+        kind="film",
         name=name,
         note=f"{note}{codec}, {decimal(len(data))}",
-        frames=frames,
+        images=frames,
         data=kept,
         mime=mime,
         left_out=f"frames only; {left_out}" if left_out else "",
@@ -349,23 +306,23 @@ def _words(name: str, plain: str, data: bytes) -> Shown:
     except UnicodeDecodeError:
         text = "\0"
     if any(ord(letter) < 9 for letter in text[:1000]):
-        return Words(name=name, note=note, text=value[:64].hex(" "), form="bytes")
-    return Words(name=name, note=note, text=text, form="text")
+        return Shown(kind="bytes", name=name, note=note, text=value[:64].hex(" "))
+    return Shown(kind="text", name=name, note=note, text=text)
 
 
 def _value(name: str, value: Any, note: str) -> Shown:
     if isinstance(value, Image.Image):
         said = f"{value.width} × {value.height}, {value.mode}"
-        return Picture(name=name, note=said, image=_small(value.convert("RGBA"), THUMBNAIL_PIXELS))
+        return Shown(kind="picture", name=name, note=said, images=[_small(value.convert("RGBA"), THUMBNAIL_PIXELS)])
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and np.ndim(value)):  # of torch and JAX, too
         return _array(name, np.asarray(value), note)
     if isinstance(value, str):
         letters = f"{len(value):,} letters" if len(value) > 200 else ""
-        return Words(name=name, note=", ".join(filter(None, [letters, note])), text=_cut(value), form="text")
+        return Shown(kind="text", name=name, note=", ".join(filter(None, [letters, note])), text=_cut(value))
     text = json.dumps(value, ensure_ascii=False, default=_summary)
     if len(text) > _ONE_LINE:
         text = json.dumps(value, indent=2, ensure_ascii=False, default=_summary)
-    return Words(name=name, note=note, text=_cut(text), form="json")
+    return Shown(kind="json", name=name, note=note, text=_cut(text))
 
 
 def _array(name: str, array: npt.NDArray[Any], note: str) -> Shown:
@@ -376,15 +333,13 @@ def _array(name: str, array: npt.NDArray[Any], note: str) -> Shown:
         chosen = np.unique(np.linspace(0, len(shots) - 1, FRAMES).astype(np.int64)) if len(shots) else []
         longest = _FRAME_PIXELS if array.ndim == 4 else THUMBNAIL_PIXELS
         frames = [_small(frame, longest) for frame in map(_pixels, shots[chosen]) if frame is not None]
-        if frames and array.ndim == 4:
-            return Film(name=name, note=note, frames=tuple(frames))
         if frames:
-            return Picture(name=name, note=note, image=frames[0])
+            return Shown(kind="film" if array.ndim == 4 else "picture", name=name, note=note, images=frames)
     if array.dtype.kind == "f" and 1 <= array.ndim <= 2 and array.shape[-1] >= _LEAST_HEARD and array[..., 0].size <= 2:
         loud = np.abs(array.reshape(-1, array.shape[-1])).max(axis=0)
         if loud.max() <= 1 and array.min() < 0 < array.max():
-            return Sound(name=name, note=note, peaks=_peaks(loud))
-    return Words(name=name, note=note, text=_summary(array), form="numbers")
+            return Shown(kind="sound", name=name, note=note, peaks=_peaks(loud))
+    return Shown(kind="numbers", name=name, note=note, text=_summary(array))
 
 
 def _pixels(array: npt.NDArray[Any]) -> Image.Image | None:

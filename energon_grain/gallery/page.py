@@ -22,7 +22,7 @@ from rich.filesize import decimal
 
 from energon_grain._version import __version__
 from energon_grain.gallery.cards import Card, Column, Contents
-from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words
+from energon_grain.gallery.fields import Shown
 from energon_grain.gallery.visible import visible
 
 _PAGE_BYTES = 64_000_000
@@ -30,7 +30,7 @@ _PAGE_BYTES = 64_000_000
 _COLOURS = 10
 _STRIP_HEIGHT, _FRAME_WIDTH = 90, 1000
 _FAILED = "does not decode"
-_FIELD_ORDER = (Picture, Film, Sound, Failed, Words)
+_FIRST_KINDS = ["picture", "film", "sound", "failed"]
 
 
 def page(contents: Contents) -> str:
@@ -68,7 +68,7 @@ def _text(text: str, *, lines: bool = False) -> str:
 
 
 def _part(field: Shown) -> str:
-    return _FAILED if isinstance(field, Failed) else field.name
+    return _FAILED if field.kind == "failed" else field.name
 
 
 def _chip(label: str, number: int, kind: str, more: str) -> str:
@@ -104,10 +104,10 @@ def _mixture(contents: Contents) -> Iterator[str]:
 def _card(contents: Contents, card: Card, parts: dict[str, int], files: _Files) -> Iterator[str]:
     own = " ".join(str(number) for number in sorted({parts[_part(field)] for field in card.fields}))
     yield f'<article class="card {_colour(card.dataset)}" data-of="{card.dataset}" data-parts="{own}">'
-    fields = sorted(card.fields, key=lambda field: _FIELD_ORDER.index(type(field)))
+    fields = sorted(card.fields, key=lambda field: [*_FIRST_KINDS, field.kind].index(field.kind))
     below: list[str] = []  # what is said of the pictures stands under the key
     for field in fields:
-        if isinstance(field, Picture | Film):
+        if field.kind in ("picture", "film"):
             shot, why = _shot(card, field, files)
             yield shot
             below.append(f'<section class="field said">{_heading(field)}{why}</section>')
@@ -125,35 +125,35 @@ def _heading(field: Shown) -> str:
     return f"<h4><bdi>{_text(field.heading)}</bdi> <small>{_text(field.note)}</small></h4>"
 
 
-def _shot(card: Card, field: Picture | Film, files: _Files) -> tuple[str, str]:
+def _shot(card: Card, field: Shown, files: _Files) -> tuple[str, str]:
     """What is to be seen, and why it is less than there is."""
     called = f"{_text(field.name)} of {_text(card.key)}"
     kept = files.take(field.data, field.mime)
     why = "" if kept else _why(field, files)
-    if isinstance(field, Picture):
-        width, height = field.image.size
+    if field.kind == "picture":
+        width, height = field.images[0].size
         tiny = ' class="tiny"' if max(width, height) <= 64 else ""
-        source = kept or _image(field.image)
+        source = kept or _image(field.images[0])
         shown = f'<img{tiny} src="{source}" alt="{called}" width="{width}" height="{height}" loading="lazy">'
         return f'<div class="shot">{shown}</div>', why
     shown = ""
     if kept:
-        poster = f' poster="{_image(field.frames[0])}"' if field.frames else ""
+        poster = f' poster="{_image(field.images[0])}"' if field.images else ""
         shown = f'<video controls playsinline preload="none" src="{kept}"{poster} aria-label="{called}"></video>'
-    if field.frames:
-        strip = _image(_strip(field.frames))
+    if field.images:
+        strip = _image(_strip(field.images))
         shown += f'<img class="strip" src="{strip}" alt="Frames of {called}" loading="lazy">'
     return f'<div class="shot">{shown}</div>', why
 
 
-def _why(field: Picture | Sound | Film, files: _Files) -> str:
+def _why(field: Shown, files: _Files) -> str:
     why = field.left_out or ("" if field.data is None else files.full)
     return f'<p class="why">{_text(why)}</p>' if why else ""
 
 
 def _field(field: Shown, files: _Files) -> Iterator[str]:
-    match field:
-        case Sound():
+    match field.kind:
+        case "sound":
             yield f'<section class="field sound">{_heading(field)}'
             if len(field.peaks):
                 yield _wave(field.peaks)
@@ -161,14 +161,13 @@ def _field(field: Shown, files: _Files) -> Iterator[str]:
                 yield f'<audio controls preload="none" src="{kept}" aria-label="{_text(field.name)}"></audio>'
             else:
                 yield _why(field, files)
-        case Words():
-            tag = "p" if field.form == "text" else "pre"
-            yield f'<section class="field">{_heading(field)}<{tag} dir="auto">{_text(field.text, lines=True)}</{tag}>'
-        case _:
-            assert isinstance(field, Failed)
+        case "failed":
             name = f"{field.heading}: {_FAILED}" if field.name else "not read"
             yield f'<section class="field bad"><h4><bdi>{_text(name)}</bdi> <small>{_text(field.note)}</small></h4>'
-            yield f"<pre>{_text(field.error, lines=True)}</pre>"
+            yield f"<pre>{_text(field.text, lines=True)}</pre>"
+        case _:
+            tag = "p" if field.kind == "text" else "pre"
+            yield f'<section class="field">{_heading(field)}<{tag} dir="auto">{_text(field.text, lines=True)}</{tag}>'
     yield "</section>"
 
 

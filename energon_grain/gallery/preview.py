@@ -20,7 +20,7 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.get_datasets import get_train_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.gallery.cards import Card, Contents, gather
-from energon_grain.gallery.fields import Failed, Film, Picture, Shown, Sound, Words
+from energon_grain.gallery.fields import Shown
 from energon_grain.gallery.page import framed, page
 from energon_grain.gallery.visible import visible
 from energon_grain.storage.atomic import atomic_write_text
@@ -175,25 +175,21 @@ def _card(contents: Contents, card: Card, width: int, colours: bool) -> Iterator
 
 
 def _drawn(field: Shown, width: int, colours: bool) -> Iterator[str]:
-    match field:
-        case Picture():
-            yield from _pixels(field.image, min(width, _PICTURE_COLUMNS), _PICTURE_ROWS, colours)
-        case Film():
-            if field.frames:
-                yield from _strip(field.frames, width, colours)
-        case Sound():
-            if len(field.peaks):
-                yield _outline(field.peaks, width)
-        case Words():
-            yield from _words(field, width)
-        case Failed():
-            yield _cut(f"does not decode: {visible(field.error)}", width)
+    match field.kind:
+        case "picture":
+            yield from _pixels(field.images[0], min(width, _PICTURE_COLUMNS), _PICTURE_ROWS, colours)
+        case "film":
+            yield from _strip(field.images, width, colours)
+        case "sound":
+            yield from [_outline(field.peaks, width)] if len(field.peaks) else []
+        case "failed":
+            yield _cut(f"does not decode: {visible(field.text)}", width)
         case _:
-            raise AssertionError(field)
+            yield from _words(field, width)
 
 
-def _words(field: Words, width: int) -> Iterator[str]:
-    text = " ".join(field.text.split()) if field.form == "json" else field.text
+def _words(field: Shown, width: int) -> Iterator[str]:
+    text = " ".join(field.text.split()) if field.kind == "json" else field.text
     lines = [visible(line) for line in text.split("\n")]
     wrapped = [piece for line in lines[: _TEXT_LINES + 1] for piece in _wrapped(line, width)]
     yield from wrapped[:_TEXT_LINES]
@@ -221,6 +217,8 @@ def _outline(peaks: npt.NDArray[np.float32], width: int) -> str:
 
 def _strip(frames: Sequence[Image.Image], width: int, colours: bool) -> Iterator[str]:
     """Frames side by side, as many as there is room for."""
+    if not frames:
+        return
     first = frames[0]
     columns = max(4, round(2 * _FRAME_ROWS * first.width / first.height))
     fitting = max(1, (width + 1) // (columns + 1))

@@ -70,6 +70,7 @@ class AVDecoder:
         *,
         max_pixels: int | None = MAX_PIXELS,
         max_part_bytes: int | None = MAX_PART_BYTES,
+        threads: int = 1,
     ) -> None:
         """Hold a file; nothing is read.
 
@@ -79,9 +80,11 @@ class AVDecoder:
             suppress_warnings: As in Energon, where frames can be off by some; here there is nothing to warn of.
             max_pixels: Of a frame; all frames of a call may have 16 times as many. None: any number.
             max_part_bytes: Of the audio that a call gives. None: any number.
+            threads: How many decode pictures of the video side by side during a call; 0: one for each processor. A
+                loader whose workers keep all processors busy gains nothing by more than one. May be set later on, too.
 
         Raises:
-            ConfigError: The stream gives text, or is none.
+            ConfigError: The stream gives text, or is none; or `threads` is negative.
         """
         text = "t" in getattr(stream, "mode", "rb") or isinstance(stream, io.TextIOBase)
         if text or not hasattr(stream, "read"):
@@ -89,9 +92,12 @@ class AVDecoder:
                 f"AVDecoder: the stream must be a binary file, such as open(path, 'rb') or io.BytesIO(data); got "
                 f"{'one of text' if text else f'a value of type {type(stream).__name__}'}"
             )
+        if threads < 0:
+            raise ConfigError(f"AVDecoder: threads={threads}: expected a number from 0 on")
         self.stream = stream
         self.suppress_warnings = suppress_warnings
-        self._bounds = Bounds(max_pixels, max_part_bytes)
+        self.threads = threads
+        self._max_pixels, self._max_part_bytes = max_pixels, max_part_bytes
 
     def get_video(self) -> AVData:
         """All frames, without audio."""
@@ -153,14 +159,14 @@ class AVDecoder:
             raise ConfigError(f"video_out_frame_size={video_out_frame_size}: width and height must be at least 1")
         clips: list[VideoClip | None] | None = None
         times: list[int | None] = []
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._bounds, for_frames=True) as container:
             track = self._video(container)
             if video_unit == "seconds" or track.stated_times is not None:
                 clips = track.clips(ranges, video_unit, video_out_frame_size)
             else:
                 times, _ = track.scan()
         if clips is None:
-            with opened(self.stream, self._bounds) as container:
+            with opened(self.stream, self._bounds, for_frames=True) as container:
                 clips = self._video(container).clips(ranges, video_unit, video_out_frame_size, times)
         present = [clip for clip in clips if clip is not None]
         if not present and any(first <= 0 for first, _ in ranges):
@@ -312,6 +318,10 @@ class AVDecoder:
         """The file as a PyAV container, to be closed by the caller."""
         self.stream.seek(0)
         return open_container(self.stream, self._bounds)
+
+    @property
+    def _bounds(self) -> Bounds:
+        return Bounds(self._max_pixels, self._max_part_bytes, self.threads)
 
     def array(self, values: npt.NDArray[Any]) -> Any:
         """What frames and samples become: the array itself; a tensor in the torch adapter."""

@@ -1,4 +1,4 @@
-"""Video and audio files, opened with PyAV: bounded, without threads, and with everything that is wrong in them named.
+"""Video and audio files, opened with PyAV: bounded, and with everything that is wrong in them named.
 
 A file is opened anew for every request, so a decoder holds nothing but its stream: it can be pickled, forked, and left
 behind. Opening reads the header; of the rest, what is asked for is read, from the keyframe before it.
@@ -8,7 +8,7 @@ What libav may do with a file is limited, since anybody may have written it:
 * Only the formats in `FORMATS` are tried. Playlists and the like, which name other files and addresses, are not.
 * A picture of more than `max_pixels` is refused by libav itself, before memory is asked for.
 * Packets that lie on top of each other are read as long as together they are no more than 16 files of that length.
-* Threads are not started: they do not survive a fork, and a loader has as many things to do as there are cores.
+* Threads are not started unless asked for: a loader has as many things to do as there are cores. None outlives a call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any, BinaryIO
 
 from energon_grain.errors import DecodingError, EnergonGrainError
 from energon_grain.extras import needed_for
-from energon_grain.media.seek_index import MP4_OPTIONS
 from energon_grain.transforms.image import MAX_PIXELS, PASSES
 
 MAX_PART_BYTES = 1 << 31
@@ -36,13 +35,15 @@ MAX_PART_BYTES = 1 << 31
 FORMATS = "aac,aiff,amr,asf,au,avi,caf,flac,flv,gif,matroska,webm,mov,mp4,mp3,mpeg,mpegts,mxf,ogg,rm,tta,w64,wav,wv"
 """Demultiplexers of libav that a file may be read by."""
 
+MP4_OPTIONS = {"use_mfra_for": "pts"}
+"""With these libav looks for `mfra` when it opens an mp4; other formats take no notice."""
 _FORMATS_WITH_INDEX = ("mov", "avi")
 """Their headers say where every frame lies."""
 _RUN, _FRAGMENTED = b"trun", b"mvex"
 _FIRST_BYTES = 4096
 _SLACK_S = Fraction(1, 4)
-_REORDERED_FRAMES = 16
-"""A frame may be shown so many places after it is stored, and a decoder with threads asks for some more before."""
+_FRAMES_BEHIND = 4
+"""A decoder gives a frame when it has so many behind it, and as many more as frames are shown behind their place."""
 _FAR = 1 << 62
 _CLOCK = re.compile(r"(\d{1,6}):(\d{1,2}):(\d{1,2}(?:\.\d{1,12})?)")
 
@@ -61,14 +62,21 @@ class Bounds:
     """Of a frame. All frames of one request may have 16 times as many together."""
     max_part_bytes: int | None = MAX_PART_BYTES
     """Of the decoded audio of one request."""
+    threads: int = 1
+    """That decode pictures of a video side by side; 0: one for each processor."""
 
 
 Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 
 
 @contextmanager
-def opened(stream: BinaryIO, bounds: Bounds) -> Generator[Any]:
+def opened(stream: BinaryIO, bounds: Bounds, *, for_frames: bool = False) -> Generator[Any]:
     """The file in `stream` as a PyAV container, to be read inside the block.
+
+    Args:
+        stream: The file.
+        bounds: How much it may ask for.
+        for_frames: Nothing but its frames is asked for: what only decoding tells of streams need not be known before.
 
     Raises:
         DecodingError: The file is damaged, or breaks a bound. (What goes wrong inside the block counts as that.)
@@ -79,7 +87,7 @@ def opened(stream: BinaryIO, bounds: Bounds) -> Generator[Any]:
     source = _Source(stream)
     container: Any = None
     try:
-        container = open_container(source, bounds)
+        container = open_container(source, bounds, for_frames)
         yield container
     except Exception as error:
         if source.failure is not None:
@@ -98,24 +106,36 @@ def opened(stream: BinaryIO, bounds: Bounds) -> Generator[Any]:
         raise source.failure
 
 
-def open_container(file: Any, bounds: Bounds) -> Any:
+def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
     """The PyAV container of a seekable binary file, to be closed by the caller; what PyAV raises passes."""
     av = require_av()
     options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
-    if _FRAGMENTED in file.read(_FIRST_BYTES):
+    head = file.read(_FIRST_BYTES)
+    if _FRAGMENTED in head:
         # Else libav goes to the fragment with the sound of a keyframe, which mostly is the one before the keyframe's.
         options["seek_streams_individually"] = "0"
+    elif for_frames and head[4:8] == b"ftyp":
+        # libav decodes the first picture when it opens a file, to learn of it what a table of samples says as well: how
+        # far pictures are reordered. With no decoder at hand it goes by that.
+        file.seek(0)
+        container = av.open(file, "r", options={**options, "codec_whitelist": "none"}, metadata_errors="replace")
+        if all(stream.frames for stream in container.streams.video):
+            return _limited(container, bounds)
+        container.close()
     file.seek(0)
     if bounds.max_pixels is not None:
         options["max_pixels"] = str(bounds.max_pixels)
-    container = av.open(file, "r", options=options, metadata_errors="replace")
+    return _limited(av.open(file, "r", options=options, metadata_errors="replace"), bounds)
+
+
+def _limited(container: Any, bounds: Bounds) -> Any:
     for stream in container.streams:
         codec = stream.codec_context
         if codec is not None:
-            codec.thread_type = "NONE"
-            codec.thread_count = 1
+            codec.thread_type = "NONE" if bounds.threads == 1 else "FRAME"
+            codec.thread_count = bounds.threads
             if bounds.max_pixels is not None and stream.type == "video":
-                codec.options = {"max_pixels": options["max_pixels"]}
+                codec.options = {"max_pixels": str(bounds.max_pixels)}
     return container
 
 
@@ -207,7 +227,9 @@ class Track:
         What its index does not know by now is read when it is asked for.
         """
         if self.prefetch is not None:
-            self.prefetch(byte_ranges(self.index, clips))
+            self.prefetch(
+                byte_ranges(self.index, clips, self.codec.reorder_depth if self.stream.type == "video" else 0)
+            )
 
     def jump(self, time: int, *, backward: bool = True) -> None:
         """Go to the last keyframe before a time of decoding, in ticks, or the next one behind it.
@@ -314,7 +336,7 @@ def tagged_end_s(stream: Any) -> Fraction | None:
     return None if clock is None else sum(map(operator.mul, map(Fraction, clock.groups()), (3600, 60, 1)), Fraction(0))
 
 
-def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tuple[int, int]]:
+def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]], reordered: int) -> list[tuple[int, int]]:
     """The bytes that decoding clips of a stream takes: from the keyframe before each to a little behind its end.
 
     Costs 5 µs a clip: libav searches through its index in C.
@@ -323,6 +345,7 @@ def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tupl
         entries: The `index_entries` of a stream of a container opened with PyAV, of all of its frames or keyframes.
             (libav reads the index of an mkv when something is sought in it.)
         clips: (first, last) time of each, in units of the stream's `time_base`.
+        reordered: How many places after its own a frame may be shown.
 
     Returns:
         (first byte, one past the last) of each; none where the container has no index.
@@ -337,7 +360,7 @@ def byte_ranges(entries: Any, clips: Iterable[tuple[float, float]]) -> list[tupl
         if after < 0:  # behind the last one
             after = count
         elif not entries[after].is_keyframe:
-            after = min(after + _REORDERED_FRAMES, count)
+            after = min(after + reordered + _FRAMES_BEHIND, count)
         begin, end = entries[key].pos, entries[min(after, count - 1)]
         stop = end.pos + (end.size or _FAR if after == count else 0)
         if not end.size and key < after < count:  # of an mkv, which has keyframes and no sizes: about so far

@@ -145,23 +145,7 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xf2", "mp3"),
 )
 _RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
-_MP4_BRANDS = frozenset(
-    {
-        b"mp41",
-        b"mp42",
-        b"isom",
-        b"iso2",
-        b"iso3",
-        b"iso4",
-        b"iso5",
-        b"iso6",
-        b"avc1",
-        b"dash",
-        b"mmp4",
-        b"M4V ",
-        b"M4VH",
-    }
-)
+_MP4_BRANDS = frozenset(b"mp41,mp42,isom,iso2,iso3,iso4,iso5,iso6,avc1,dash,mmp4,M4V ,M4VH".split(b","))
 
 
 def media_extension(data: Buffer) -> str | None:

@@ -14,39 +14,39 @@ Sources: ISO/IEC 14496-12 (8.8, movie fragments; 8.8.10, mfra); RFC 9559 (Matros
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-MP4_OPTIONS = {"use_mfra_for": "pts"}
-"""With these libav looks for `mfra` when it opens an mp4; other formats take no notice."""
+from energon_grain.errors import DecodingError
+from energon_grain.media.container import Bounds, opened
+
 _MOST_HEADER_BYTES = 64 << 20
 _MOST_ENTRIES = 1 << 20
-_LAST_TIME = (1 << 63) - 1
-
-_EBML, _SEGMENT, _CLUSTER, _CUES = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0x1C53BB6B
-_SEEK_HEAD, _SEEK, _SEEK_ID, _TRACKS, _TRACK = 0x114D9B74, 0x4DBB, 0x53AB, 0x1654AE6B, 0xAE
-_TRACK_NUMBER, _TRACK_TYPE, _VIDEO = 0xD7, 0x83, 1
-_TIMESTAMP, _SIMPLE_BLOCK, _BLOCK_GROUP, _BLOCK, _REFERENCE = 0xE7, 0xA3, 0xA0, 0xA1, 0xFB
-_INSIDE_SEGMENT = frozenset({_CLUSTER, _CUES, _SEEK_HEAD, _TRACKS, 0x1549A966, 0x1941A469, 0x1043A770, 0x1254C367})
-"""These end a cluster of unknown length."""
+_MKV_HEAD_BYTES = 1 << 20
+"""Recorders write a few hundred bytes in front of the first cluster."""
+_EBML, _SEGMENT, _CLUSTER, _CUES = (bytes.fromhex(name) for name in ("1A45DFA3", "18538067", "1F43B675", "1C53BB6B"))
 
 
 def missing_index(file: BinaryIO) -> tuple[int, bytes] | None:
     """The index that a file lacks.
 
-    Reads the beginning of a file, then the headers of all fragments of an mp4 that has some, or of all blocks of an mkv
-    without Cues, up to where they make no sense any more. Of a damaged file it gives what it finds, or None.
+    Reads the beginning of a file, then the headers of all fragments of an mp4 that has some, or all of an mkv without
+    Cues, up to where they make no sense any more. Of a damaged file it gives what it finds, or None.
 
     Returns:
         In front of which byte it belongs, and the index; None: the file has one, or nothing to be indexed.
+
+    Raises:
+        MissingPackageError: It is an mkv, and PyAV is not installed.
     """
     file.seek(0)
     head = file.read(12)
     if head[4:8] in (b"ftyp", b"styp", b"moov"):
         return _fragments_index(file)
-    if head[:4] == b"\x1a\x45\xdf\xa3":
+    if head[:4] == _EBML:
         return _clusters_index(file)
     return None
 
@@ -138,129 +138,40 @@ def _box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I4s", len(content) + 8, kind) + content
 
 
-_Element = tuple[int, int, int | None]  # id, first byte of the content, one past its last (None: unknown)
-
-
-def _element(file: BinaryIO, start: int) -> _Element | None:
-    """The header of the EBML element at a place; None: there is none."""
-    file.seek(start)
-    head = file.read(12)
-    if len(head) < 2 or not head[0] & 0xF0:
-        return None
-    width = 9 - head[0].bit_length()
-    if len(head) <= width or not head[width]:
-        return None
-    name, long = int.from_bytes(head[:width], "big"), 9 - head[width].bit_length()
-    digits = head[width : width + long]
-    if len(digits) < long:
-        return None
-    length = int.from_bytes(digits, "big") & ((1 << 7 * long) - 1)
-    begin = start + width + long
-    return name, begin, None if length == (1 << 7 * long) - 1 else begin + length
-
-
-def _elements(file: BinaryIO, start: int, stop: int) -> Iterator[_Element]:
-    """The elements between two places, up to one of unknown length, as far as they make sense."""
-    while start < stop and (found := _element(file, start)) is not None:
-        yield found
-        if found[2] is None:
-            return
-        start = found[2]
-
-
-def _number(file: BinaryIO, element: _Element) -> int:
-    _, begin, end = element
-    file.seek(begin)
-    return int.from_bytes(file.read(min((end or begin) - begin, 8)), "big")
-
-
 def _clusters_index(file: BinaryIO) -> tuple[int, bytes] | None:
-    """Cues of an mkv: the time and the cluster of every keyframe of its first video track, else of every cluster."""
-    size = file.seek(0, io.SEEK_END)
-    header = _element(file, 0)
-    segment = None if header is None or header[2] is None else _element(file, header[2])
-    if segment is None or segment[0] != _SEGMENT:
+    """Cues of an mkv: time and cluster of every keyframe of its first video track, else of every block of sound.
+
+    libav notes these, for its own seeking, when it reads the file.
+    """
+    file.seek(0)
+    head = file.read(_MKV_HEAD_BYTES)
+    content, first = head.find(_SEGMENT) + 4, head.find(_CLUSTER)
+    if first < content or _CUES in head[:first]:  # they are there, or `SeekHead` says where
         return None
-    base, stop = segment[1], min(segment[2] or size, size)
-    first: int | None = None
-    track = None
-    cues: list[tuple[int, int]] = []  # time, place of the cluster in the segment
-    place = base
-    while place < stop and (found := _element(file, place)) is not None:
-        name, begin, end = found
-        if name == _CUES or (name == _SEEK_HEAD and _points_to_cues(file, begin, end or begin)):
-            return None
-        if name == _TRACKS:
-            track = _first_track(file, begin, end or begin)
-        if name == _CLUSTER:
-            if track is None:
-                return None
-            first = place if first is None else first
-            end = _cue_cluster(file, (begin, end or stop), end is not None, track, place - base, cues)
-        if end is None or end <= place or len(cues) > _MOST_ENTRIES:
-            break
-        place = end
-    if first is None or track is None or len(cues) < 2:
+    base = content + _width(head[content])
+    block, found = 0, list[tuple[int, int]]()
+    with contextlib.suppress(DecodingError), opened(file, Bounds()) as container:
+        for stream in (*container.streams.video, *container.streams.audio)[:1]:
+            try:
+                for packet in container.demux(stream):
+                    block = packet.pos or block
+            finally:  # of a damaged file what lies in front of the damage
+                found = [(max(0, entry.timestamp), entry.pos - base) for entry in stream.index_entries]
+    cues = [(time, place) for time, place in found if place >= first - base]
+    if len(cues) < 2:
         return None
+    file.seek(block)
+    number = file.read(8)  # a block begins with that of its track
+    width = _width(number[0])
+    track = int.from_bytes(number[:width], "big") & ((1 << 7 * width) - 1)
     # Places are written in eight bytes, so that the length of what stands in front of clusters is known beforehand.
     shift = len(_written(track, cues, 0))
     return first, _written(track, cues, shift)
 
 
-def _points_to_cues(file: BinaryIO, begin: int, end: int) -> bool:
-    seeks = [each for each in _elements(file, begin, end) if each[0] == _SEEK]
-    return any(
-        name == _SEEK_ID and _number(file, (name, start, stop)) == _CUES
-        for _, inside, after in seeks
-        for name, start, stop in _elements(file, inside, after or inside)
-    )
-
-
-def _first_track(file: BinaryIO, begin: int, end: int) -> int | None:
-    """Number of the first video track, else of the first one."""
-    tracks: list[tuple[bool, int]] = []
-    for name, start, stop in _elements(file, begin, end):
-        if name == _TRACK:
-            facts = {each[0]: _number(file, each) for each in _elements(file, start, stop or start)}
-            if _TRACK_NUMBER in facts:
-                tracks.append((facts.get(_TRACK_TYPE) != _VIDEO, facts[_TRACK_NUMBER]))
-    return min(tracks)[1] if tracks else None
-
-
-def _cue_cluster(
-    file: BinaryIO, extent: tuple[int, int], sized: bool, track: int, place: int, cues: list[tuple[int, int]]
-) -> int:
-    """Note the keyframes of a cluster; gives where it ends."""
-    at, stop = extent
-    time = 0
-    while at < stop and (found := _element(file, at)) is not None:
-        name, begin, end = found
-        if end is None or (not sized and name in _INSIDE_SEGMENT):
-            break
-        if name == _TIMESTAMP:
-            time = _number(file, found)
-        elif name == _SIMPLE_BLOCK:
-            _cue_block(file, begin, track, time, place, cues, None)
-        elif name == _BLOCK_GROUP:
-            inside = {each[0]: each[1] for each in _elements(file, begin, end)}
-            if _BLOCK in inside:
-                _cue_block(file, inside[_BLOCK], track, time, place, cues, _REFERENCE not in inside)
-        at = end
-    return stop if sized else at
-
-
-def _cue_block(
-    file: BinaryIO, begin: int, track: int, time: int, place: int, cues: list[tuple[int, int]], key: bool | None
-) -> None:
-    """Note a block if it is a keyframe of the track; whether it is one its own flags say if `key` is None."""
-    file.seek(begin)
-    head = file.read(11)
-    width = 9 - head[0].bit_length() if head and head[0] else len(head)
-    if len(head) < width + 3 or int.from_bytes(head[:width], "big") & ((1 << 7 * width) - 1) != track:
-        return
-    if head[width + 2] & 0x80 if key is None else key:
-        at = time + int.from_bytes(head[width : width + 2], "big", signed=True)
-        cues.append((min(max(0, at), _LAST_TIME), place))
+def _width(first: int) -> int:
+    """How many bytes a number of EBML has, by its first one."""
+    return 9 - first.bit_length()
 
 
 def _written(track: int, cues: list[tuple[int, int]], shift: int) -> bytes:
@@ -270,7 +181,7 @@ def _written(track: int, cues: list[tuple[int, int]], shift: int) -> bytes:
         points = _ebml(0xB3, time) + b"\xb7" + bytes([0x80 | len(where)]) + where
         pieces.append(b"\xbb" + bytes([0x80 | len(points)]) + points)
     content = b"".join(pieces)
-    return _CUES.to_bytes(4, "big") + (1 << 56 | len(content)).to_bytes(8, "big") + content
+    return _CUES + (1 << 56 | len(content)).to_bytes(8, "big") + content
 
 
 def _ebml(name: int, number: int) -> bytes:

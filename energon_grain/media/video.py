@@ -200,7 +200,7 @@ class VideoTrack(Track):
     def _shown(self, base: int | None) -> Iterator[_Shown]:
         """The frames from where the container stands; `base` is the number of the first, None: the index says."""
         # Where every packet is a frame of its own, the next one need not be decoded to know when it begins.
-        peeks = bool(self.codec.codec.intra_only) and not self.by_order
+        peeks = bool(self.codec.codec.intra_only) and not self.by_order and self._bounds.threads == 1
         ranked = self.stated_times is not None and not self.by_order
         times: list[int] = []
         held: _Shown | None = None  # until it is known when the next one begins

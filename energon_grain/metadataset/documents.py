@@ -27,7 +27,6 @@ from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.join_index import index_file_name
 from energon_grain.formats.splits import SplitRatio
 from energon_grain.formats.tar_list import lists_tars, one_text
-from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
 from energon_grain.metadataset.forms import (
@@ -51,6 +50,7 @@ from energon_grain.samplers.subset import Subset
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 

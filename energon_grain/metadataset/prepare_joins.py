@@ -24,7 +24,7 @@ from energon_grain.formats.join_index import (
 from energon_grain.prepare.join_build import (
     JOIN_MEMORY_BYTES,
     build_join,
-    energon_names_of,
+    energon_name_of,
     name_of,
     only_datasets,
     write_energon_form,
@@ -130,7 +130,7 @@ class _Pending:
     keys: int
     inputs: Sequence[JoinMember]
     has_arrays: bool
-    energon_names: list[str]
+    energon_name: str | None
 
 
 def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
@@ -147,7 +147,7 @@ def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
                 keys=sum(each.total for each in samples),
                 inputs=samples,
                 has_arrays=only_datasets(samples) is None,
-                energon_names=energon_names_of(samples),
+                energon_name=energon_name_of(samples),
             )
         if str(join.place) not in found[folder, name].places:
             found[folder, name].places.append(str(join.place))
@@ -183,9 +183,9 @@ def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
         own = [each for each in pending if each.folder == cache]
         names: list[str] = []
         for each in own:
-            files = [index_file_name(each.name), *each.energon_names]
+            files = [index_file_name(each.name), each.energon_name]
             names += [join_folder(each.folder, each.name).name]
-            names += [name for name in files if (each.folder / name).exists()]
+            names += [name for name in files if name and (each.folder / name).exists()]
         removed += store_joins(metadataset, {each.name for each in own}, names, only=metadataset == path)
     return removed
 
@@ -240,28 +240,26 @@ def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
     for join in joins:
         ours = join.folder / index_file_name(join.name)
         where = join.places[0]
-        names = join.energon_names
+        name = join.energon_name
         rivals = [
             other.places[0]
             for other in joins
-            if other is not join and other.folder == join.folder and set(other.energon_names) & set(names)
+            if other is not join and other.folder == join.folder and other.energon_name == name
         ]
         if join.has_arrays:
             notes.append(f"{where}: Energon cannot load this join, as it knows no arrays")
-        elif not names:
-            notes.append(f"{where}: Energon cannot load this join, as a dataset has no index.uuid (or many excludes)")
+        elif name is None:
+            notes.append(
+                f"{where}: Energon cannot load this join, as a dataset has no index.uuid, or has several sample "
+                "excludes, for which it looks for another name in every process"
+            )
         elif rivals:
             notes.append(
                 f"{where}: Energon has one name for this join and for {', '.join(rivals)}, so it is not given to either"
             )
-        elif len(names) > 1:
-            notes.append(
-                f"{where}: Energon finds this join by chance only: with several sample excludes it looks for another "
-                "name in every process"
-            )
-        elif not (join.folder / names[0]).exists():
-            _link(ours, join.folder / names[0])
-        elif not (ours.samefile(theirs := join.folder / names[0]) or filecmp.cmp(ours, theirs, shallow=False)):
+        elif not (theirs := join.folder / name).exists():
+            _link(ours, theirs)
+        elif not (ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)):
             notes.append(
                 f"{where}: {theirs}, which Energon would load, has other rows or another order and is "
                 "left as it is; remove it and prepare again to put ours in its place"

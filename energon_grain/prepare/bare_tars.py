@@ -158,7 +158,6 @@ class BareTars:
         )
 
     def are(self, state: _State) -> bool:
-        """Whether they are those that were indexed."""
         names = tuple(shard.name for shard in state.shards)
         return names == self.names and len(self.unchanged(state)) == len(names)
 

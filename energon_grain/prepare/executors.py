@@ -185,7 +185,6 @@ class Processes(ThreadPoolExecutor):
             self._idle.put(self._start())
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a call in a child when one is free."""
         return super().submit(self._call, fn, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Building the index of a join, from datasets and arrays, or from one that Energon built.
+"""Building the index of a join, from datasets and arrays.
 
 A sort-merge over hashed keys, in bounded memory. The hashes of the keys of each member go with the numbers of their
 samples into buckets by their upper bits, so that equal keys meet in one bucket; there both sides are sorted by hash
@@ -12,7 +12,6 @@ Then the keys themselves are compared, so that nothing depends on hashes being d
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import tempfile
@@ -23,19 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError, IndexFileError
+from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
 from energon_grain.formats.columnar_header import ColumnWriter, release_pages
 from energon_grain.formats.join_index import (
     ROWS_NAME,
     JoinHeader,
     JoinIndex,
-    energon_join_names,
+    energon_join_name,
     index_file_name,
     join_folder,
     join_name,
     new_join_folder,
     open_join_index,
-    read_join_index,
     write_join_header,
     write_join_index,
     writing_joins,
@@ -358,97 +356,12 @@ def _energon_blocks(members: Sequence[JoinedDataset], rows: Int64Array) -> Itera
         yield places
 
 
-def energon_names_of(members: Sequence[JoinMember]) -> list[str]:
-    """Return the file names that Energon may have given to a join; none where a dataset has no uuid, or with arrays."""
+def energon_name_of(members: Sequence[JoinMember]) -> str | None:
+    """Return the file name that Energon gives to a join: see `formats.join_index.energon_join_name`; None: none."""
     described: list[tuple[str, Sequence[str], str]] = []
     for member in only_datasets(members) or ():
         uuid = read_uuid(member.folder.local)
-        if uuid is None:
-            return []
+        if uuid is None or len(member.energon_excludes) > 1:
+            return None
         described.append((uuid, member.energon_excludes, member.nonmatch))
-    return [index_file_name(digest) for digest in energon_join_names(described)]
-
-
-def find_join_index(cache: Path, members: Sequence[JoinMember]) -> JoinIndex | None:
-    """Find and check an index file for these members, of ours or of Energon; None where none fits.
-
-    Energon's name for a file says nothing of the split part, so a file counts only when all of its rows fit: see
-    `adopt_join_index`. Such files have no place for arrays.
-    """
-    datasets = only_datasets(members)
-    there = {path.name for path in cache.glob(index_file_name("*"))} if datasets is not None else ()
-    if datasets is None or not there:
-        return None
-    for name in dict.fromkeys([index_file_name(name_of(datasets)), *energon_names_of(datasets)]):
-        if name in there and (index := adopt_join_index(cache / name, datasets)) is not None:
-            return index
-    return None
-
-
-def adopt_join_index(path: Path, members: Sequence[JoinedDataset]) -> JoinIndex | None:
-    """Read an index file as the join of `members`, or return None where it is not that.
-
-    Every row must lie on samples of the split parts that are not excluded, with equal keys; no sample of the primary
-    may come twice; all of them must come unless a dataset has `nonmatch: skip`; and only datasets with `nonmatch: none`
-    may lack one. Rows are put into the order in which we write them: Energon leaves it open inside a shard. Takes 16
-    bytes a row and dataset, and about 2 µs a row.
-    """
-    try:
-        stored = read_join_index(path)
-    except IndexFileError:
-        return None
-    if not len(stored) or stored.shape[1] != len(members):
-        return None
-    rows = np.empty(stored.shape[:2], np.int64)
-    for number, member in enumerate(members):
-        column = _samples_at(stored[:, number], member)
-        if column is None:
-            return None
-        rows[:, number] = column
-    for begin in range(0, len(rows), _BLOCK_ROWS):
-        block = rows[begin : begin + _BLOCK_ROWS]
-        if not all(keys_agree(members[0], block[:, 0], each, block[:, n]) for n, each in enumerate(members)):
-            return None
-    ranks = members[0].ranks_of(rows[:, 0])
-    order = np.argsort(ranks, kind="stable")
-    complete = len(rows) == len(members[0]) or any(member.nonmatch == "skip" for member in members)
-    if not complete or (np.diff(ranks[order]) == 0).any():
-        return None
-    rows = rows[order]
-    rows.flags.writeable = False
-    header = JoinHeader(
-        members=[each.describe(int(np.count_nonzero(rows[:, n] < 0))) for n, each in enumerate(members)],
-        rows=len(rows),
-        skipped=len(members[0]) - len(rows),
-        checksum=hashlib.blake2b(rows.data.cast("B"), digest_size=16).hexdigest(),
-    )
-    return JoinIndex(rows=rows, header=header)
-
-
-def _samples_at(places: Int64Array, member: JoinedDataset) -> Int64Array | None:
-    """The sample at each (shard, offset, size), -1 for (-1, -1, -1); None if one is no sample that may be joined."""
-    result = np.full(len(places), -1, np.int64)
-    there = np.flatnonzero((places != -1).any(axis=1))
-    if len(there) < len(places) and member.nonmatch != "none":
-        return None
-    listed, start, size = places[there].T
-    if not len(there):
-        return result
-    index, numbers = member.index, {name: number for number, name in enumerate(member.index.shards)}
-    if listed.min() < 0 or listed.max() >= len(member.listed) or (start < 0).any():
-        return None
-    shard = np.array([numbers.get(name, -1) for name in member.listed])[listed]
-    if (shard < 0).any() or (start > index.shard_bytes[shard]).any():
-        return None
-    # One ascending column: the shards laid end to end, a byte apart.
-    base = np.cumsum(index.shard_bytes + 1) - index.shard_bytes - 1
-    starts = index.sample_start + np.repeat(base, np.diff(index.shard_first) + 1)
-    place = np.searchsorted(starts, base[shard] + start)
-    if (starts[place] != base[shard] + start).any():
-        return None
-    sample = place - shard
-    if (sample >= index.shard_first[shard + 1]).any() or (starts[place + 1] - starts[place] != size).any():
-        return None
-    result[there] = sample
-    member.release()
-    return result if member.may_be_joined(sample) else None
+    return index_file_name(energon_join_name(described)) if described else None

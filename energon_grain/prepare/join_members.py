@@ -152,19 +152,15 @@ class JoinedDataset:
         return bool((ranks >= 0).all()) and not np.isin(ranks, self._left_out).any()
 
     def release(self) -> None:
-        """Give back the memory of the parts of the index that were read."""
         self.index.release()
 
     def key(self, sample: int) -> str:
-        """The key of a sample."""
         return self.index.key(sample)
 
     def where(self, sample: int) -> str:
-        """The shard that a sample lies in."""
         return self.index.shards[int(self.index.shard_of(np.array([sample]))[0])]
 
     def describe(self, missing: int = 0) -> JoinedMember:
-        """What the header of a join says of this dataset."""
         return JoinedMember(
             path=self.written,
             split_part=self.split_part,
@@ -250,7 +246,6 @@ class JoinedArray:
             self.release()
 
     def release(self) -> None:
-        """Give back the memory of the keys that were read."""
         for column in self.columns:
             release_pages(column)
 
@@ -260,11 +255,9 @@ class JoinedArray:
         return text[start[row] : start[row + 1]].tobytes().decode("utf-8", "surrogateescape")
 
     def where(self, row: int) -> str:
-        """Where the key of a row stands."""
         return f"line {row + 1}"
 
     def describe(self, missing: int = 0) -> JoinedMember:
-        """What the header of a join says of this array."""
         return JoinedMember(
             path=self.written,
             split_part="",
@@ -331,7 +324,6 @@ class JoinedFiles(JoinedArray):
         return samples
 
     def where(self, row: int) -> str:
-        """Where a sample lies."""
         return self._source.place_of(row)
 
 

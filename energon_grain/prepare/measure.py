@@ -336,7 +336,6 @@ class _Log:
 
     @property
     def samples(self) -> int:
-        """How many are measured."""
         return sum(count for _, count, _, _ in self._found)
 
     def missing(self, total: int) -> Iterator[tuple[int, int]]:
@@ -400,11 +399,9 @@ class _Log:
         )
 
     def close(self) -> None:
-        """Take no more records."""
         self._file.close()
 
     def remove(self) -> None:
-        """Remove the file, which is of no use any more."""
         self._path.unlink()
 
 

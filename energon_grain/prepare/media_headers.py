@@ -24,7 +24,6 @@ from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
-from energon_grain.forms import Form
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
 from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.media.seek_index import missing_index
@@ -70,7 +69,6 @@ class _Found:
             self.texts.append(serialize_media_metadata(metadata)[1])
 
     def rows(self) -> MediaRows:
-        """All of it."""
         texts = "\n".join(self.texts).encode()
         return MediaRows(part=np.array(self.part, np.int64), is_av=np.array(self.is_av, np.bool_), texts=texts)
 
@@ -176,32 +174,16 @@ def _opened(root: str, names: Sequence[str]) -> Iterator[tuple[int, bytes, _Read
             os.close(descriptor)
 
 
-class _Facts(msgspec.Struct):
-    """What `serialize_media_metadata` gives, as far as it is numbers."""
-
-    width: float | None = None
-    height: float | None = None
-    video_width: float | None = None
-    video_height: float | None = None
-    video_num_frames: float | None = None
-    video_fps: float | None = None
-    video_duration: float | None = None
-    audio_duration: float | None = None
-    audio_sample_rate: float | None = None
-    audio_channels: float | None = None
-
-
-_FACTS = Form(list[_Facts])
-_COLUMNS: dict[str, Callable[[_Facts], float | None]] = {
-    "width": lambda facts: facts.width if facts.width is not None else facts.video_width,
-    "height": lambda facts: facts.height if facts.height is not None else facts.video_height,
-    "frames": lambda facts: facts.video_num_frames,
-    "fps": lambda facts: facts.video_fps,
-    "duration": lambda facts: facts.video_duration if facts.video_duration is not None else facts.audio_duration,
-    "sample_rate": lambda facts: facts.audio_sample_rate,
-    "channels": lambda facts: facts.audio_channels,
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "width": ("width", "video_width"),
+    "height": ("height", "video_height"),
+    "frames": ("video_num_frames",),
+    "fps": ("video_fps",),
+    "duration": ("video_duration", "audio_duration"),
+    "sample_rate": ("audio_sample_rate",),
+    "channels": ("audio_channels",),
 }
-"""By name, what each holds."""
+"""By name, what of metadata each holds: the first that is known."""
 
 
 def write_media_columns(
@@ -284,15 +266,16 @@ def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[An
 
 def media_numbers(metadata: ImageMetadata | AVMetadata) -> dict[str, float | None]:
     """What the columns of media say of one file."""
-    (facts,) = _FACTS.from_json(b"[" + serialize_media_metadata(metadata)[1].encode() + b"]")
-    return {name: get(facts) for name, get in _COLUMNS.items()}
+    known = metadata.to_dict()
+    return {name: next((known[fact] for fact in facts if fact in known), None) for name, facts in _COLUMNS.items()}
 
 
 def _values(media: MediaRows) -> npt.NDArray[np.float64]:
     """(k, number of columns) NaN for what is not known."""
-    facts = _FACTS.from_json(b"[" + media.texts.replace(b"\n", b",") + b"]")
-    rows = [[np.nan if (value := get(each)) is None else value for get in _COLUMNS.values()] for each in facts]
-    return np.array(rows, np.float64).reshape(len(facts), len(_COLUMNS))
+    files: list[dict[str, Any]] = msgspec.json.decode(b"[" + media.texts.replace(b"\n", b",") + b"]")
+    columns = _COLUMNS.values()
+    rows = [[next((each[fact] for fact in facts if fact in each), np.nan) for facts in columns] for each in files]
+    return np.array(rows, np.float64).reshape(len(files), len(_COLUMNS))
 
 
 ENDINGS = frozenset({"mp4", "mov", "mkv", "webm"})
@@ -319,6 +302,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
         RefusedError: It lies in an object store: index it where it is prepared. Or it is of ArrayRecord files, whose
             records are read whole.
         ReadError: A tar cannot be read.
+        MissingPackageError: There is an mkv without Cues, and PyAV is not installed.
     """
     folder = open_folder(path)
     if folder.is_remote:

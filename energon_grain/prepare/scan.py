@@ -115,7 +115,6 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def name(self) -> str:
-        """The shard, relative to the dataset."""
         return self.task.name
 
     def holds(self, root: str) -> bool:
@@ -236,7 +235,6 @@ class ScanLog:
         os.truncate(path, self._end)
 
     def close(self) -> None:
-        """Take no more records."""
         self._file.close()
 
     def add(self, record: bytes) -> ScannedShard:
@@ -257,11 +255,9 @@ class ScanLog:
 
     @property
     def shards(self) -> list[ScannedShard]:
-        """What is known of each shard that was added."""
         return [shard for shard, _, _ in self._found.values()]
 
     def records(self) -> Iterator[bytes]:
-        """What was added."""
         return (self._read(start, size_bytes) for _, start, size_bytes in self._found.values())
 
     def find(self, task: ShardTask, root: str) -> ScannedShard | None:
@@ -427,27 +423,22 @@ class ScannedDataset:
 
     @property
     def shard_counts(self) -> dict[str, int]:
-        """Samples of each shard."""
         return {shard.name: shard.samples for shard in self.shards}
 
     @property
     def size_bytes(self) -> int:
-        """Size of all shards."""
         return sum(shard.size_bytes for shard in self.shards)
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Distinct part names."""
         return tuple(dict.fromkeys(part for shard in self.shards for part in shard.part_names))
 
     @property
     def media_parts(self) -> tuple[str, ...]:
-        """Distinct names of parts that media are in."""
         return tuple(dict.fromkeys(part for shard in self.shards for part in shard.media_parts))
 
     @property
     def media(self) -> MediaReport:
-        """What came of looking for media."""
         failed = itertools.chain.from_iterable(shard.media_failed for shard in self.shards)
         return MediaReport(
             found=sum(shard.media for shard in self.shards),
@@ -456,11 +447,9 @@ class ScannedDataset:
         )
 
     def scans(self) -> Iterator[ShardScan]:
-        """The scans, read one by one."""
         return (self.log.scan(shard.task) for shard in self.shards)
 
     def progress(self, stage: Literal["index", "commit"]) -> PrepareProgress:
-        """Describe a later stage."""
         shards, size_bytes, samples = len(self.shards), self.size_bytes, sum(self.shard_counts.values())
         return PrepareProgress(
             stage=stage,

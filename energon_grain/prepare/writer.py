@@ -333,7 +333,6 @@ class _Target:
         return max([len(self.indexed), *(int(match[1]) + 1 for match in map(numbered.fullmatch, found) if match)])
 
     def task(self, name: str) -> ShardTask:
-        """A shard."""
         return ShardTask(name=name, records=records_of(self.container))
 
     def prepare(

@@ -62,7 +62,6 @@ class OpenFiles(Generic[File]):
         return file
 
     def close(self) -> None:
-        """Let go of all files."""
         self._process, self._lock = os.getpid(), threading.Lock()
         self._open: OrderedDict[str, File] = OrderedDict()
 
@@ -197,7 +196,6 @@ class RecordShards:
 
     @staticmethod
     def of(folder: DataFolder, index: ColumnarIndex) -> RecordShards:
-        """All files of a dataset."""
         paths = folder.shards(index.shards)
         return RecordShards(folder.location, paths, index.shard_bytes.tolist(), np.diff(index.shard_first).tolist())
 
@@ -272,7 +270,6 @@ class ArrayRecordSource(IndexedSource):
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the files where they lie in an object store."""
         return () if self._objects is None else (self._objects.store,)
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
@@ -335,7 +332,6 @@ class ArrayRecordSource(IndexedSource):
         return [rows[place] for place in back.tolist()]
 
     def close(self) -> None:
-        """Close the files; reading again opens them anew."""
         self._reader.close()
 
 
@@ -360,7 +356,6 @@ class ArrayRecordFileStore(IndexedFileStore[Any]):
     _kind = ArrayRecordSource
 
     def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
-        """Read parts in the order asked for. See `FileStore.read`."""
         samples, rows = self._found(keys)
         names = [self._index.part_names[number] for number in self._index.part_name[rows].tolist()]
         records = self._source._records(samples, self._index.keys(samples))

@@ -177,7 +177,6 @@ class ArraySource:
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row."""
         return self.dtype.itemsize * math.prod(self.row_shape)
 
     @property
@@ -313,7 +312,6 @@ class ArrayGroupSource(Cut):
 
     @property
     def shard(self) -> str:
-        """The name of the folder."""
         return name_of(self.path)
 
     @property
@@ -323,7 +321,6 @@ class ArrayGroupSource(Cut):
 
     @property
     def arrays(self) -> dict[str, ArraySource]:
-        """The arrays that are read, by part."""
         return self._arrays
 
     @property
@@ -365,7 +362,6 @@ class ArrayGroupSource(Cut):
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes of each sample: the same for all."""
         return np.full(len(self._numbers(indices)), self._row_bytes, np.int64)
 
     @property
@@ -414,7 +410,6 @@ class ArrayGroupSource(Cut):
         return f"{place.shard}: {place.key}"
 
     def close(self) -> None:
-        """Let go of the arrays; reading again opens them anew."""
         for array in self._arrays.values():
             array.close()
 

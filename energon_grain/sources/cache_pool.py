@@ -130,7 +130,6 @@ class HeldLazy(Lazy[T]):
         self._value = value
 
     def get(self, sample: Any = None) -> T:
-        """The value itself."""
         return self._value
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
@@ -140,6 +140,38 @@ class FileStore(ABC, Generic[T_co]):
         """Release file handles; reading again opens them anew."""
 
 
+class OwnFileStore(FileStore[T_co]):
+    """One of ours, equal to another of its kind that has the same `_identity`."""
+
+    @property
+    def _identity(self) -> Any:
+        return self.get_path()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.get_path()!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._identity == cast("Any", other)._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+
+class MediaFileStore(OwnFileStore[T_co]):
+    """One whose files may be media that `prepare` has looked at."""
+
+    @abstractmethod
+    def _place(self, key: str) -> object:
+        """Where the file of a key lies. Raises KeyNotFoundError."""
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        return self._media.get(key, lambda: self._place(key))
+
+    @cached_property
+    def _media(self) -> MediaTable:
+        return MediaTable(self.get_path())
+
+
 def with_sources(
     path: str, keys: Iterable[str], shards: Iterable[str], values: Iterable[T]
 ) -> list[tuple[T, SourceInfo]]:
@@ -159,7 +191,7 @@ def _least(key: str, lazy: LazyFrom) -> int | None:
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-class SystemFileStore(FileStore[bytes]):
+class SystemFileStore(MediaFileStore[bytes]):
     """Reads whole files below a folder; a key is a path relative to it, `train/000012.jpg`.
 
     Keys come from data, so none may lead out of the folder: neither an absolute path, nor `..`, nor a symbolic link.
@@ -185,15 +217,6 @@ class SystemFileStore(FileStore[bytes]):
     def __reduce__(self) -> tuple[Any, ...]:
         return SystemFileStore, (self._base,)
 
-    def __repr__(self) -> str:
-        return f"SystemFileStore({self._base!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SystemFileStore) and self._base == other._base
-
-    def __hash__(self) -> int:
-        return hash(self._base)
-
     def get_path(self) -> str:
         """The folder."""
         return self._base
@@ -201,7 +224,7 @@ class SystemFileStore(FileStore[bytes]):
     def __contains__(self, key: object) -> bool:
         """Whether a key leads to a file below the folder."""
         try:
-            return isinstance(key, str) and bool(self._path(key))
+            return isinstance(key, str) and bool(self._place(key))
         except KeyNotFoundError:
             return False
 
@@ -210,7 +233,7 @@ class SystemFileStore(FileStore[bytes]):
         return SystemFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        contents = [self._content(self._path(key), _least(key, lazy)) for key in keys]
+        contents = [self._content(self._place(key), _least(key, lazy)) for key in keys]
         return with_sources(self._base, keys, repeat(self._base), contents)
 
     def _content(self, path: str, lazy_bytes: int | None) -> bytes | ByteStream:
@@ -221,7 +244,7 @@ class SystemFileStore(FileStore[bytes]):
         file = np.zeros(1, np.int64)
         return self._files.read_spans([path], file, file, np.array([size], np.int64))[0]
 
-    def _path(self, key: str) -> str:
+    def _place(self, key: str) -> str:
         """The real path of a key. Raises KeyNotFoundError."""
         if not key or "\0" in key:
             raise KeyNotFoundError(f"{self._base}: {key!r} is no file name")
@@ -241,14 +264,6 @@ class SystemFileStore(FileStore[bytes]):
             raise KeyNotFoundError(f"{self._base}: {key!r} is not a file; a key is the path of a regular file")
         return path
 
-    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """What is known of a file that is an image, a video or a sound. See `FileStore.get_media_metadata`."""
-        return self._media.get(key, lambda: self._path(key))
-
-    @cached_property
-    def _media(self) -> MediaTable:
-        return MediaTable(self._base)
-
     def close(self) -> None:
         """Close what is open; reading again opens it anew."""
         self._files.close()
@@ -257,7 +272,7 @@ class SystemFileStore(FileStore[bytes]):
 _LONGEST_NAME_BYTES = 1024
 
 
-class ObjectFileStore(FileStore[bytes]):
+class ObjectFileStore(MediaFileStore[bytes]):
     """Reads whole objects below a folder of an object store; a key is a name relative to it, `train/000012.jpg`.
 
     Each read of a key is one request for all of an object, which must come within `timeout_s` of the storage settings;
@@ -286,15 +301,6 @@ class ObjectFileStore(FileStore[bytes]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self._base, self._client.settings)
 
-    def __repr__(self) -> str:
-        return f"ObjectFileStore({self._base!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectFileStore) and self._base == other._base
-
-    def __hash__(self) -> int:
-        return hash(self._base)
-
     def get_path(self) -> str:
         """The folder's URL."""
         return self._base
@@ -304,7 +310,7 @@ class ObjectFileStore(FileStore[bytes]):
         if not isinstance(key, str):
             return False
         try:
-            return self._client.read(ObjectRange(self._url(key), 0, 1)) is not None
+            return self._client.read(ObjectRange(self._place(key), 0, 1)) is not None
         except KeyNotFoundError:
             return False
         except RangeError:
@@ -316,20 +322,9 @@ class ObjectFileStore(FileStore[bytes]):
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
-        wanted = {key: (key, self._url(key), _least(key, lazy)) for key in keys}
+        wanted = {key: (key, self._place(key), _least(key, lazy)) for key in keys}
         contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
         return with_sources(self._base, keys, repeat(self._base), (copy(contents[key]) for key in keys))
-
-    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """What is known of an image, a video or a sound, from a copy of the folder's `index.sqlite`.
-
-        See `FileStore.get_media_metadata`.
-        """
-        return self._media.get(key, lambda: self._url(key))
-
-    @cached_property
-    def _media(self) -> MediaTable:
-        return MediaTable(self._base)
 
     def _content(self, item: tuple[str, str, int | None]) -> bytes | ByteStream:
         key, url, lazy_bytes = item
@@ -343,7 +338,7 @@ class ObjectFileStore(FileStore[bytes]):
             raise KeyNotFoundError(f"{self._base}: there is no object {key!r} in this folder")
         return found.data
 
-    def _url(self, key: str) -> str:
+    def _place(self, key: str) -> str:
         """The URL of a key. Raises KeyNotFoundError."""
         name = posixpath.normpath(key)
         if posixpath.isabs(key) or name.split("/", 1)[0] == "..":

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict, Unpack, cast
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,10 @@ from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.sqlite_index import MediaTable
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.file_store import FileStore, T_co, with_sources
+from energon_grain.sources.file_store import MediaFileStore, T_co, with_sources
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.source import (
     CLIP_BYTES,
@@ -225,7 +223,6 @@ class IndexedSource(Selected):
 
     @property
     def path(self) -> str:
-        """The dataset's folder, path or URL."""
         return self._folder.location
 
     @property
@@ -334,7 +331,6 @@ class IndexedSource(Selected):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        """What was measured of all samples, by their numbers, and what else is known of them."""
         with naming(self._folder):
             return KeptColumns(ColumnFolder.of(self._folder), Measured.of(self._index))
 
@@ -413,7 +409,7 @@ class IndexedSource(Selected):
         return f"{place.shard}: {place.key}"
 
 
-class IndexedFileStore(FileStore[T_co]):
+class IndexedFileStore(MediaFileStore[T_co]):
     """Single parts of the samples of a prepared dataset: what its kinds have in common.
 
     All shards are served: splits, subsets and excluded samples have no meaning here. Opening maps the columnar index
@@ -444,22 +440,18 @@ class IndexedFileStore(FileStore[T_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (type(self), *self._arguments)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.get_path()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._arguments == cast("Any", other)._arguments
-
-    def __hash__(self) -> int:
-        return hash(self._arguments)
-
     def get_path(self) -> str:
-        """The dataset's folder, path or URL."""
         return self._source.path
 
     def __contains__(self, key: object) -> bool:
-        """Whether a sample has such a part."""
         return isinstance(key, str) and self._find(key) is not None
+
+    @property
+    def _identity(self) -> Any:
+        return self._arguments
+
+    def _place(self, key: str) -> object:
+        return self._found((key,))
 
     @abstractmethod
     def _find(self, key: str) -> tuple[int, int] | None:
@@ -475,14 +467,6 @@ class IndexedFileStore(FileStore[T_co]):
             found.append(place)
         sample, row = np.array(found, np.int64).reshape(len(found), 2).T
         return sample, row
-
-    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """What is known of a part that is an image, a video or a sound. See `FileStore.get_media_metadata`."""
-        return self._media.get(key, lambda: self._found((key,)))
-
-    @cached_property
-    def _media(self) -> MediaTable:
-        return MediaTable(self.get_path())
 
     @abstractmethod
     def _why_not(self, key: str) -> str:
@@ -500,7 +484,6 @@ class IndexedFileStore(FileStore[T_co]):
         return with_sources(self.get_path(), keys, shards, values)
 
     def close(self) -> None:
-        """Close the shards; reading again opens them anew."""
         self._source.close()
 
 

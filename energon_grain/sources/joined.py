@@ -53,7 +53,6 @@ class MemberBatch:
     batch: RawBatch | list[npt.NDArray[Any]] | None
 
     def nbytes(self) -> int:
-        """Payload bytes."""
         if isinstance(self.batch, RawBatch):
             return self.batch.nbytes()
         return sum(row.nbytes for row in self.batch or ())
@@ -162,7 +161,6 @@ class JoinedSource(Selected):
 
     @property
     def path(self) -> str:
-        """The folder of the primary."""
         return self._members[0].path
 
     @property
@@ -209,12 +207,10 @@ class JoinedSource(Selected):
 
     @property
     def members(self) -> tuple[MemberSource, ...]:
-        """The datasets and arrays, the primary first."""
         return self._members
 
     @property
     def primary(self) -> PreparedSource | Source:
-        """The first dataset."""
         primary = self._members[0]
         assert not isinstance(primary, ArraySource)
         return primary
@@ -257,7 +253,6 @@ class JoinedSource(Selected):
         return self.primary.keys(self.samples(indices)[:, 0])
 
     def read(self, indices: Int64Array) -> JoinedBatch:
-        """Read rows in the order asked for. See `Source.read`."""
         indices = np.asarray(indices, np.int64)
         samples = self.samples(indices)
         primary = self.primary.read(samples[:, 0])
@@ -374,7 +369,6 @@ class JoinedSource(Selected):
         return f"{place.shard}: {place.key}"
 
     def close(self) -> None:
-        """Close the files of all members; reading again opens them anew."""
         for member in self._members:
             member.close()
 

@@ -18,7 +18,7 @@ from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.sources.file_store import FileStore, with_sources
+from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.one_file import OneFile
 from energon_grain.sources.source import PartFilter, accepts
@@ -138,7 +138,6 @@ class JsonlSource(OneFile):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        """What was measured of all samples, by their numbers, and what else is known of them."""
         return KeptColumns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
 
     @property
@@ -171,7 +170,7 @@ class JsonlSource(OneFile):
         super().close()
 
 
-class JsonlFileStore(FileStore[bytes]):
+class JsonlFileStore(OwnFileStore[bytes]):
     """Reads single samples of a JSONL file; the key of sample 12 is `12.json`.
 
     The whole file is served, whatever the subset of a leaf.
@@ -189,21 +188,10 @@ class JsonlFileStore(FileStore[bytes]):
     def __reduce__(self) -> tuple[Any, ...]:
         return JsonlFileStore, (self._source.file,)
 
-    def __repr__(self) -> str:
-        return f"JsonlFileStore({self.get_path()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JsonlFileStore) and self.get_path() == other.get_path()
-
-    def __hash__(self) -> int:
-        return hash(self.get_path())
-
     def get_path(self) -> str:
-        """The file, path or URL."""
         return self._source.path
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a sample of this number."""
         return isinstance(key, str) and self._number(key) is not None
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
@@ -229,5 +217,4 @@ class JsonlFileStore(FileStore[bytes]):
         return number if number < len(self._source) else None
 
     def close(self) -> None:
-        """Close the file; reading again opens it anew."""
         self._source.close()

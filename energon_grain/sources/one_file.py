@@ -53,12 +53,10 @@ class OneFile(Cut):
 
     @property
     def shard(self) -> str:
-        """The name of the file."""
         return name_of(self.path)
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The one part, where it is read."""
         return (self._part,) if self._reads else ()
 
     @property
@@ -72,7 +70,6 @@ class OneFile(Cut):
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the file where it lies in an object store, and is read at all."""
         return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
@@ -82,7 +79,6 @@ class OneFile(Cut):
         return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
 
     def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`."""
         numbers = self._numbers(indices)
         start, stop = self._bounds(numbers)
         self._verify()
@@ -96,7 +92,6 @@ class OneFile(Cut):
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each sample takes."""
         numbers = self._numbers(indices)
         start, stop = self._bounds(numbers)
         self._pages.touch(numbers)
@@ -110,5 +105,4 @@ class OneFile(Cut):
         return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), start=start, stop=stop, parts=parts)
 
     def close(self) -> None:
-        """Close the file; reading again opens it anew."""
         self._store.close()

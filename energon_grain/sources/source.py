@@ -144,7 +144,6 @@ class Cut(Selected):
         raise NotImplementedError
 
     def _identify(self) -> str:
-        """Digest of the files."""
         raise NotImplementedError
 
     def cut(

@@ -38,7 +38,7 @@ from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
-from energon_grain.sources.file_store import FileStore, with_sources
+from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote_files import RemoteFiles
@@ -282,7 +282,6 @@ class TableSource(Cut):
 
     @property
     def shard_counts(self) -> dict[str, int]:
-        """See `Cut`."""
         return self._counts
 
     def _identify(self) -> str:
@@ -369,7 +368,6 @@ class TableSource(Cut):
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the files where they lie in an object store."""
         return (self.files.store,) if isinstance(self.files.store, RemoteFiles) else ()
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
@@ -432,7 +430,6 @@ class TableSource(Cut):
         )
 
     def _values(self, name: str, number: int, decoded: _Group, within: list[int]) -> list[Any]:
-        """Values of rows of a row group."""
         try:
             take = decoded.takes.get(name)
             if take is None:
@@ -568,7 +565,6 @@ class TableSource(Cut):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        """What was measured of all rows, by their numbers, and does not lie in the files."""
         of = Measured(content_id=self.files.content_id, samples=len(self.files), parts=())
         return KeptColumns(ColumnFolder.of_tables(self.files), of)
 
@@ -642,12 +638,11 @@ class TableSource(Cut):
         return with_nan(numbers, values_there(array))
 
     def close(self) -> None:
-        """Close the files, and let go of what is decoded; reading again opens them anew."""
         decoded_groups().forget(self._owner)
         self.files.close()
 
 
-class TableFileStore(FileStore[Any]):
+class TableFileStore(OwnFileStore[Any]):
     """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
 
     All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
@@ -666,26 +661,18 @@ class TableFileStore(FileStore[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return TableFileStore, (self._whole.files,)
 
-    def __repr__(self) -> str:
-        return f"TableFileStore({self.get_path()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TableFileStore) and self._whole.content_id == other._whole.content_id
-
-    def __hash__(self) -> int:
-        return hash(self._whole.content_id)
+    @property
+    def _identity(self) -> Any:
+        return self._whole.content_id
 
     @property
     def endings(self) -> dict[str, str]:
-        """See `TableSource.endings`."""
         return self._whole.endings
 
     def get_path(self) -> str:
-        """The files, as they were given."""
         return self._whole.path
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is such a row, with something in that column."""
         try:
             return isinstance(key, str) and bool(self.read((key,)))
         except KeyNotFoundError:
@@ -750,7 +737,6 @@ class TableFileStore(FileStore[Any]):
         return rows
 
     def close(self) -> None:
-        """Close the files; reading again opens them anew."""
         self._whole.close()
 
 

@@ -73,15 +73,12 @@ class ByteStream(io.RawIOBase):
         return f"ByteStream({self.path!r} @ {self.start}, {self.size} bytes)"
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -110,14 +107,12 @@ class ByteStream(io.RawIOBase):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read into a buffer as many bytes as it has. Raises as `read`."""
         view = memoryview(buffer).cast("B")
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
 
     def readall(self) -> bytes:
-        """All that is left. Raises as `read`."""
         return self.read()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:

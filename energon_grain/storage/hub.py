@@ -154,7 +154,6 @@ class HubStore:
             raise
 
     def put(self, key: str, data: bytes, **_: Any) -> Any:
-        """Refused."""
         raise ObjectError(
             "the Hub is only read", passing=False, way_out="write to a folder, and upload it by `hf upload`"
         )

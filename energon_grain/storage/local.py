@@ -216,7 +216,6 @@ class LocalFiles:
             raise self._changed(path)
 
     def size(self, path: str) -> int:
-        """Size of a file in bytes. Raises ReadError when it cannot be opened."""
         file = self._file(path)  # held until it was asked: who opens another file may close it
         return os.fstat(file.descriptor).st_size
 

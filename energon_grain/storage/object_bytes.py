@@ -60,7 +60,6 @@ class ScannedBytes(ABC):
         return len(data)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._window = b""
 
 
@@ -222,7 +221,6 @@ class _WrittenObject(io.BytesIO):
         self._url: str | None = url
 
     def discard(self) -> None:
-        """Write nothing."""
         self._url = None
 
     def __exit__(self, kind: Any, *rest: Any) -> None:

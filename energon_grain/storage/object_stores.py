@@ -194,7 +194,6 @@ class ObjectStores:
         return Fetched(pieces, generation, size, came)
 
     def look(self, url: str) -> Fetched | None:
-        """Size, generation and time of an object, without its bytes; None: there is none."""
         from obstore.exceptions import GenericError, NotSupportedError
 
         place = self._place(url)
@@ -214,11 +213,9 @@ class ObjectStores:
         return Fetched(None, place.generation(told), told["size"], modified=told["last_modified"])
 
     def list(self, url: str) -> list[str]:
-        """Keys below a folder, relative to it, sorted."""
         return sorted(self.list_versions(url))
 
     def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
-        """Size and generation of what lies below a folder, by keys relative to it."""
         place = self._place(url)
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
@@ -238,19 +235,16 @@ class ObjectStores:
         return with_revisions(url, lambda dataset: self._place(dataset).store.commit)
 
     def write(self, url: str, data: bytes) -> bytes:
-        """Put an object, whole; give its generation."""
         place = self._place(url)
         with place.failures():
             return place.generation(place.store.put(place.key, data, use_multipart=False))
 
     def delete(self, url: str) -> None:
-        """Remove an object, if it is there."""
         place = self._place(url)
         with contextlib.suppress(FileNotFoundError), place.failures():
             place.store.delete(place.key)
 
     def refuse_fork(self, url: str) -> None:
-        """Raises WorkerError in a process that was forked from one that had used a store."""
         if is_forked():
             raise WorkerError(
                 f"{url}: this process was forked from one that had used object stores, and their connections do not "

@@ -69,7 +69,6 @@ class RemoteFiles:
         return RemoteFiles, (self.settings,)
 
     def size(self, path: str) -> int:
-        """Size of an object in bytes. Raises ReadError when there is none or it cannot be reached."""
         return self.versions.of(path).size_bytes
 
     def version(self, path: str) -> tuple[int, bytes]:
@@ -155,7 +154,6 @@ class RemoteFiles:
 
     @property
     def ahead_bytes(self) -> int:
-        """How much may be fetched ahead of need."""
         ahead_bytes = self.settings.ahead_bytes
         return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
@@ -318,7 +316,6 @@ class ObjectVersions:
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
 
     def known(self, path: str) -> Version | None:
-        """What was learnt of an object."""
         return self._known.get(path)
 
     def of(self, path: str) -> Version:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Generator
+from pathlib import Path
 
 import msgspec
 
@@ -147,17 +148,12 @@ _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
 
 def read_settings(path: str) -> StorageSettings:
     """Read a file with settings, in YAML. Raises ConfigError."""
-    import yaml
-
-    from energon_grain.storage.bounded_yaml import load_yaml
+    from energon_grain.storage.yaml_dialect import parse_yaml
 
     try:
-        with open(path, "rb") as file:
-            content = load_yaml(file.read())
+        content = parse_yaml(Path(path).read_bytes(), where=path, written_floats=False)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     place = Place(path)
     given = as_mapping(content, place, _SHAPE)
     stores = as_mapping(given.get("stores", {}), place.at("stores"), _SHAPE)

@@ -207,8 +207,8 @@ def test_a_step_shows_what_hooks_made_of_it(folder: Path, hosts: int) -> None:
         found = {field.name: field for field in card.fields if not field.name.startswith("batch")}
         assert f"[{batch['tokens'][row][0]}, " in found["encoded tokens"].text
         pixels = (batch["image"][row] * 255).astype(np.uint8).transpose(1, 2, 0)
-        assert np.abs(np.asarray(found["encoded image"].image).astype(int) - pixels).max() <= 1
-        assert (len(found["encoded film"].frames), found["encoded tone"].peaks.max()) == (6, pytest.approx(1, abs=0.1))
+        assert np.abs(np.asarray(found["encoded image"].images[0]).astype(int) - pixels).max() <= 1
+        assert (len(found["encoded film"].images), found["encoded tone"].peaks.max()) == (6, pytest.approx(1, abs=0.1))
         assert found["encoded rows"].text == "xyz"[row]
         others = [field.name for field in card.fields if field.name.startswith("batch")]
         assert others == (["batch mask", "batch name"] if place < hosts else [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -464,18 +463,6 @@ def test_many_patterns_share_one_bound(bounded: Path) -> None:
     split(bounded, "split_parts: {train: [" + ", ".join(["'{0..99999}.tar'"] * 20) + "]}")
     with pytest.raises(SplitError, match=r"all patterns of the file together may stand for 1,000,030"):
         keys_of(bounded)
-
-
-def test_an_exclude_for_more_shards_than_there_are_excludes_those_that_there_are(bounded: Path) -> None:
-    shards = sorted(path.name for path in bounded.glob("*.tar"))
-    head, number = re.fullmatch(r"(.*?)([0-9]+)\.tar", shards[1]).groups()
-    numbers = f"{{{number}..{'9' * len(number)}}}"
-    split(bounded, f"split_parts: {{train: {shards}}}\nexclude: ['{head}{numbers}.tar']")
-    rest = keys_of(bounded)
-    assert 0 < len(rest) < 12
-    many = f"{{{head},x}}{numbers}.tar{{,{{0..99999999}}}}"
-    split(bounded, f"split_parts: {{train: {shards}}}\nexclude: ['{many}']")
-    assert keys_of(bounded) == rest
 
 
 def test_an_exclude_for_samples_without_end_is_refused(bounded: Path) -> None:

@@ -79,9 +79,12 @@ def test_every_frame_is_found_by_its_number_and_by_its_time(name: str, films: di
             assert np.array_equal(clips[0], whole[place : place + 1])
 
 
-@pytest.mark.parametrize("name", ["mp4-reordered", "mkv-uneven", "webm-vp9", "avi-reordered", "mp4-uneven"])
-def test_clips_have_both_their_ends_in_any_order(name: str, films: dict[str, bytes]) -> None:
-    whole, decoder = decoded(films[name]), AVDecoder(io.BytesIO(films[name]))
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "name", ["mp4-reordered", "mkv-uneven", "webm-vp9", "avi-reordered", "mp4-uneven", "mov-mjpeg"]
+)
+def test_clips_have_both_their_ends_in_any_order(name: str, threads: int, films: dict[str, bytes]) -> None:
+    whole, decoder = decoded(films[name]), AVDecoder(io.BytesIO(films[name]), threads=threads)
     generator = np.random.default_rng(1)
     ranges = [tuple(sorted(generator.integers(0, len(whole), 2).tolist())) for _ in range(12)]
     clips, times = decoder.get_video_clips([*ranges, (38, 1e9), (len(whole), 1e9), (7.9, math.inf)], "frames")

@@ -15,7 +15,7 @@ from typing import Any
 import av
 import pytest
 from media_fuzzing import mutated
-from media_kinds import PICTURES, picture, saved, sound, video
+from media_kinds import PICTURES, film, picture, saved, voice
 from PIL import Image
 
 from energon_grain import (
@@ -69,7 +69,7 @@ def test_of_most_pictures_the_first_bytes_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "codec", "voice"),
+    ("form", "codec", "sound"),
     [
         ("mp4", "mpeg4", "aac"),
         ("mov", "mpeg4", None),
@@ -78,14 +78,14 @@ def test_of_most_pictures_the_first_bytes_are_enough() -> None:
         ("avi", "mpeg4", None),
     ],
 )
-def test_videos_are_described(form: str, codec: str, voice: str | None) -> None:
-    found = look(video(form, codec, voice=voice), "a.bin")
+def test_videos_are_described(form: str, codec: str, sound: str | None) -> None:
+    found = look(film(form, codec, sound=sound), "a.bin")
     assert isinstance(found, AVMetadata)
     assert (found.video_width, found.video_height, found.video_num_frames, found.video_fps) == (64, 48, 20, 25.0)
     assert found.video_duration == pytest.approx(0.8, abs=1e-3)
-    assert found.audio_sample_rate == (None if voice is None else 16000)
-    if voice is not None:
-        assert found.audio_channels == 1
+    assert found.audio_sample_rate == (None if sound is None else 48000)
+    if sound is not None:
+        assert found.audio_channels == 2
         assert found.audio_duration == pytest.approx(0.8, abs=0.1)
 
 
@@ -102,7 +102,7 @@ def test_videos_are_described(form: str, codec: str, voice: str | None) -> None:
     ],
 )
 def test_sounds_are_described(name: str, form: str, codec: str, rate: int, exact: bool) -> None:
-    data = sound(form, codec, rate)
+    data = voice(form, codec, rate)
     with av.open(io.BytesIO(data)) as container:
         decoded = sum(frame.samples for frame in container.decode(audio=0))
     for by in (BY_HEADER, BY_EXTENSION):
@@ -141,7 +141,7 @@ def test_the_first_bytes_decide_unless_the_ending_is_asked_for() -> None:
     with pytest.raises(DecodingError, match="no readable header of a medium"):
         look(data[:40] + b"?", "a.mp4", BY_EXTENSION)
     with pytest.raises(DecodingError, match="no readable header of an image"):
-        look(video("mp4", "mpeg4", 2), "a.jpg", BY_EXTENSION)
+        look(film("mp4", "mpeg4", 2), "a.jpg", BY_EXTENSION)
 
 
 def test_filters_are_checked() -> None:
@@ -168,8 +168,8 @@ def test_damaged_headers_are_named_and_take_no_more_than_a_bound() -> None:
     """Whatever the bytes are, the answer is metadata or a DecodingError, from little memory."""
     dice = random.Random(7)
     files = [(name, make()) for name, make in PICTURES.items() if "large" not in name]
-    files += [("a.wav", sound("wav", "pcm_s16le", 8000)), ("a.flac", sound("flac", "flac", 16000))]
-    files += [("a.mp4", video("mp4", "mpeg4", 5)), ("a.mkv", video("matroska", "mpeg4", 5))]
+    files += [("a.wav", voice("wav", "pcm_s16le", 8000)), ("a.flac", voice("flac", "flac", 16000))]
+    files += [("a.mp4", film("mp4", "mpeg4", 5)), ("a.mkv", film("matroska", "mpeg4", 5))]
     failed = 0
     tracemalloc.start()
     try:

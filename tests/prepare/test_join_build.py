@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, EmptyDatasetError
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.join_index import JoinIndex, read_join_index
+from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.prepare import join_build, prepare_dataset
@@ -69,6 +69,11 @@ def keys(members: Sequence[JoinedDataset], index: JoinIndex) -> Rows:
     ]
 
 
+def stored_rows(file: Path, members: int) -> np.ndarray:
+    """What Energon reads of a join."""
+    return np.fromfile(file, np.int64, offset=16).reshape(-1, members, 3)
+
+
 def test_the_three_datasets_of_the_documentation(make: Make, tmp_path: Path) -> None:
     members = inputs(
         make("one", "s1 s2", "s3 s5 s6"), (make("two", "s7", "s1 s3 s4 s6"), "skip"), (make("three", "s1 s3"), "none")
@@ -79,7 +84,7 @@ def test_the_three_datasets_of_the_documentation(make: Make, tmp_path: Path) -> 
     assert [member.missing for member in index.header.members] == [0, 0, 1]
     assert np.array_equal(build_join(members, None).rows, index.rows)
     (file,) = (tmp_path / "cache").glob("*.bin")
-    stored = read_join_index(file)
+    stored = stored_rows(file, 3)
     assert stored[2, 2].tolist() == [-1, -1, -1]
     assert stored[:, 0, 0].tolist() == [0, 1, 1]
     assert stored[:, 1, 0].tolist() == [1, 1, 1]
@@ -121,7 +126,7 @@ def test_excludes_on_either_side(make: Make, tmp_path: Path) -> None:
     index = build_join(members, tmp_path / "cache")
     assert keys(members, index) == [("c", "c"), ("e", "e"), ("f", None)]
     (file,) = (tmp_path / "cache").glob("*.bin")
-    assert read_join_index(file)[:, :, 0].tolist() == [[1, 0], [2, 1], [2, -1]]
+    assert stored_rows(file, 2)[:, :, 0].tolist() == [[1, 0], [2, 1], [2, -1]]
 
 
 def test_excludes_make_repeated_keys_unique(make: Make) -> None:

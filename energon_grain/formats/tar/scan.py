@@ -218,13 +218,11 @@ class ShardScan:
         )
 
     def key(self, index: int) -> str:
-        """Give the key of sample `index`, 0 to n-1."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of a shard of {len(self)}")
         return self.key_bytes[self.key_start[index] : self.key_start[index + 1]].tobytes().decode(*_UTF8)
 
     def keys(self) -> list[str]:
-        """Give all keys, in the order of the samples."""
         data, ends = self.key_bytes.tobytes(), self.key_start.tolist()
         return [data[start:end].decode(*_UTF8) for start, end in itertools.pairwise(ends)]
 

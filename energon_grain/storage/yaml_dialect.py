@@ -9,21 +9,29 @@ Energon reads scalars by these rules, which are neither those of YAML 1.1 nor of
   `1_000` is 1000 and `012` is 12, while `0x1f`, `.inf` and `2024-01-31` are text;
 * keys are text, and of equal keys the last one counts, which a warning in the log says.
 
-Depth and aliases are bounded, see `bounded_yaml`. Beyond Energon's own reader, an empty value is None, anchors, aliases
-and merge keys (`<<`) work, and the standard tags (`!!str 12`) are obeyed. Other tags are refused: a file cannot name
-code to run.
+Beyond Energon's own reader, an empty value is None, anchors, aliases and merge keys (`<<`) work, and the standard tags
+(`!!str 12`) are obeyed. Other tags are refused: a file cannot name code to run.
+
+Aliases and depth are bounded, so that a small file cannot stand for more than a machine holds: what reads a document
+walks through every repetition of an alias, and nine lists of nine aliases each make 9^9 values of 300 bytes. A document
+may be ten times as large as it is written, or a million values; it is at most a hundred levels deep, and nothing in it
+contains itself.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.bounded_yaml import SafeLoader, composed
+
+if TYPE_CHECKING:
+    SafeLoader = yaml.SafeLoader
+else:
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _logger = logging.getLogger("energon_grain")
 
@@ -32,6 +40,13 @@ _TAGS = "tag:yaml.org,2002:"
 _MERGE = "<<"
 _UNNAMED = re.compile(r'in "<[a-z ]+>", line')
 """How messages of the parser name text that was not read from a file by it."""
+_MOST_VALUES = 1_000_000
+_MOST_GROWTH = 10
+_MOST_DEPTH = 100
+_COUNTED = 10**18
+"""Sizes are counted up to here."""
+_OPENING = re.compile(rb"[\[{:?-]")
+"""One of these stands before each value that lies in another."""
 
 
 class WrittenFloat(float):
@@ -54,11 +69,63 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
     ones, is nested too deeply or grows too much by its aliases.
     """
     try:
-        with composed(data, _Loader) as (_, node):
-            return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
+        encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MOST_DEPTH:
+            _check(data)
+        loader = _Loader(data)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+        return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = _UNNAMED.sub("at line", str(error))
         raise ConfigError(f"{where}: not valid YAML: {said}") from error
+
+
+def _check(data: bytes | str) -> None:
+    """Count values and levels with every alias replaced by what it stands for; long texts count as several values.
+
+    This goes from event to event: composing a document of 100,000 levels would overflow the stack.
+    """
+    known: dict[str, tuple[int, int]] = {}  # values, and levels below, by anchor
+    opened: list[Any] = [None]
+    values, levels = [0], [0]  # in what is open
+    written = 0
+    for event in yaml.parse(data, SafeLoader):
+        if isinstance(event, yaml.ScalarEvent):
+            found, below = 1 + len(event.value) // 256, 1
+            written += 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append(event)
+            values.append(1)
+            levels.append(0)
+            found, below = 0, 1
+            written += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            event, found, below = opened.pop(), min(values.pop(), _COUNTED), 1 + levels.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if any(start is not None and start.anchor == event.anchor for start in opened):
+                raise yaml.MarkedYAMLError(
+                    problem="an alias inside of what it stands for", problem_mark=event.start_mark
+                )
+            found, below = known.get(event.anchor, (0, 0))  # what is not known is complained of later
+        else:
+            continue
+        if len(opened) + below > _MOST_DEPTH + 1:
+            problem = f"nested too deeply: at most {_MOST_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        if event.anchor and found:
+            known[event.anchor] = found, below
+        values[-1] += found
+        if below > levels[-1]:
+            levels[-1] = below
+    if values[0] > max(_MOST_VALUES, _MOST_GROWTH * written):
+        shown = f"{values[0]:,}" if values[0] < _COUNTED else "more than 10^18"
+        raise yaml.YAMLError(
+            f"with its aliases it stands for {shown} values, though {written:,} are written; at most {_MOST_VALUES:,} "
+            f"or {_MOST_GROWTH} times as many are read. Write fewer aliases"
+        )
 
 
 def dump_yaml(content: Any) -> str:
