@@ -12,7 +12,6 @@ A ratio is here / there, pair by pair: above 1, rates are better here; times and
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,30 +21,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.contender import REPO, Contender, MeasurementFailedError, measure
+import typer
+
+from benchmarks.child import program
+from benchmarks.contender import REPO, Contender, MeasurementFailedError, Row, measure
 from benchmarks.datasets import DATA_SETS, link, once
 from benchmarks.object_store import bucket_of
-from benchmarks.row import Row
+from benchmarks.resources import CACHE
 from benchmarks.rows import table
-from benchmarks.run import build_needed
+from benchmarks.run import build_needed, chosen
 
 DEFAULT_ROWS = ("text-crude", "text-sample", "blobs", "jpeg-rgb8", "prepare-no-sqlite", "million", "import", "resume")
 """What a change of the house could make slower, in a few minutes."""
 _BUILD = """
 import sys
-from functools import partial
 from pathlib import Path
-from benchmarks.datasets import DATA_SETS, build, once
-from benchmarks.joins import JOINS, write_join
-from benchmarks.mixtures import MIXTURES, write_mixture
-cache = Path(sys.argv[1])
-for name in sys.argv[2:]:
-    if name in DATA_SETS: build(cache, [name])
-    if name in MIXTURES: once(cache / name, name, partial(write_mixture, cache / name, MIXTURES[name]))
-    if name in JOINS: once(cache / name, name, partial(write_join, cache / name, JOINS[name]))
+from benchmarks.resources import CACHE
+from benchmarks.run import build_needed, chosen
+build_needed(Path(sys.argv[1]), sys.argv[2:])
 """
+"""Run by the other revision, in its own words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,18 +60,18 @@ class Side:
         return measure(replace(contender, arguments=json.loads(told)), repo=self.repo, python=self.python)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    options = _parse(arguments)
-    home = Side(repo=REPO, python=sys.executable, cache=options.cache)
-    rows = table(home.cache, warmup_s=0.5, seconds=options.seconds)
-    wanted = options.rows or DEFAULT_ROWS
-    if unknown := set(wanted) - {row.name for row in rows}:
-        sys.exit(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
-    rows = [row for row in rows if row.name in wanted]
-    names = list(dict.fromkeys(name for row in rows for name in row.data_sets))
+def main(
+    revision: Annotated[str, typer.Argument(help="What git calls it: a commit, branch or tag.")],
+    rows: Annotated[list[str] | None, typer.Argument(metavar="ROW", help=f"Default: {', '.join(DEFAULT_ROWS)}")] = None,
+    rounds: Annotated[int, typer.Option(help="Pairs of measurements of each program.")] = 7,
+    seconds: Annotated[float, typer.Option(help="Length of a measurement.")] = 2.0,
+    cache: Annotated[Path, typer.Option(help="Folder for the data sets and the other revision.")] = CACHE,
+) -> None:
+    home = Side(repo=REPO, python=sys.executable, cache=cache.resolve())
+    compared = chosen(table(home.cache, warmup_s=0.5, seconds=seconds), rows or DEFAULT_ROWS)
+    names = list(dict.fromkeys(name for row in compared for name in row.data_sets))
     build_needed(home.cache, names)
-    there = _other(options.revision, home, names)
+    there = _other(revision, home, names)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # both sides start from compiled modules
     for side in (home, there):
         subprocess.run(
@@ -82,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cwd=side.repo,
             check=True,
         )
-    print(f"this checkout / {options.revision}, {options.rounds} pairs a row: median (smallest to largest)")
-    for row in rows:
-        for line in _compared(row, home, there, options.rounds):
+    print(f"this checkout / {revision}, {rounds} pairs a row: median (smallest to largest)")
+    for row in compared:
+        for line in _compared(row, home, there, rounds):
             print(line, flush=True)
 
 
@@ -137,22 +134,5 @@ def _compared(row: Row, home: Side, there: Side, rounds: int) -> Iterator[str]:
                 )
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.against", description="Measure two revisions in turns.")
-    parser.add_argument("revision", help="what git calls it: a commit, branch or tag")
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"rows of the table; default: {', '.join(DEFAULT_ROWS)}")
-    parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements of each program (default 7)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a measurement (default 2)")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path(os.environ.get("ENERGON_BENCH_CACHE", REPO / ".bench")),
-        help="folder for the data sets and the other revision (default: ENERGON_BENCH_CACHE or .bench)",
-    )
-    options = parser.parse_args(arguments)
-    options.cache = options.cache.resolve()
-    return options
-
-
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -12,20 +12,22 @@ ran is taken first. The best of a grid is the highest of several medians, which 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks import contents
+from benchmarks.child import program
 from benchmarks.datasets import DATA_SETS, DataSet, build
 from benchmarks.object_store import BUCKET, bucket_of, own_cache, server_here
+from benchmarks.resources import CACHE
 from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_loader, get_train_dataset
 
 TARGET = 0.95
@@ -146,20 +148,16 @@ def measure(name: str, cache: Path, settle_s: float, rounds: int, seconds: float
     return ratio
 
 
-def main() -> int:
-    """Measure. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], default=[])
-    parser.add_argument("--settle", type=float, default=30.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    options = parser.parse_args()
-    cache = Path(os.environ.get("ENERGON_BENCH_CACHE") or Path(tempfile.gettempdir()) / "energon-grain-bench")
-    cache.mkdir(parents=True, exist_ok=True)
-    names = options.workloads or list(WORKLOADS)
-    ratios = [measure(name, cache, options.settle, options.rounds, options.seconds) for name in names]
-    return int(min(ratios) < TARGET)
+def main(
+    workloads: Annotated[list[str] | None, typer.Argument()] = None,
+    settle: float = 30.0,
+    rounds: int = 5,
+    seconds: float = 1.0,
+) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    ratios = [measure(name, CACHE, settle, rounds, seconds) for name in workloads or WORKLOADS]
+    sys.exit(min(ratios) < TARGET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

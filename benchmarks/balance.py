@@ -16,16 +16,17 @@ draws the largest over the mean.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import token_packing
+from benchmarks.child import program
 from benchmarks.picture import bars, texts
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.samplers import balance
@@ -37,11 +38,7 @@ Array = npt.NDArray[np.int64]
 SHAPES = ((64, 8), (16, 8), (64, 32), (256, 4))
 TARGET, TARGET_US = 1.03, 5.0
 _RNG = np.random.default_rng(0)
-LAWS: dict[str, Callable[[int], Array]] = {
-    "Zipf(1.2)": lambda n: np.minimum(_RNG.zipf(1.2, n), 32768).astype(np.int64),
-    "log-normal": lambda n: np.clip(_RNG.lognormal(6.2, 1.1, n), 16, 8192).astype(np.int64),
-    "uniform": lambda n: _RNG.integers(1, 4097, n),
-}
+LAWS = {name: partial(law, np.random.default_rng(0)) for name, law in token_packing.LAWS.items()}
 _WIDTH = 4096
 
 
@@ -167,7 +164,7 @@ def planning() -> bool:
     return fine
 
 
-def chart(file: str, steps: int) -> None:
+def draw(file: str, steps: int) -> None:
     """Draw the largest over the mean of what hosts have to do in the steps of real streams."""
     hosts, size = SHAPES[0]
     drawn = dict[str, dict[str, float]]()
@@ -199,20 +196,14 @@ def chart(file: str, steps: int) -> None:
     bars(file, f"The most laden of {hosts} hosts, {size} samples each, over the mean", drawn, least=1, digits=3)
 
 
-def main() -> int:
-    """Print all; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description="How equal `balance=` makes the work of hosts.")
-    parser.add_argument("--steps", type=int, default=200, help="of each row")
-    parser.add_argument("--chart", help="a file to draw to, in place of the tables")
-    arguments = parser.parse_args()
-    steps = arguments.steps
-    if arguments.chart:
-        chart(arguments.chart, min(steps, 40))
-        return 0
+def main(steps: int = 200, chart: str = "") -> None:
+    if chart:
+        draw(chart, min(steps, 40))
+        return
     equal = equality(steps)
     saved(steps)
-    return 0 if planning() and equal else 1
+    sys.exit(not (planning() and equal))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

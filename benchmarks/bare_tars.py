@@ -10,48 +10,46 @@ drop them before. Of ours, the time of processors says more where other programs
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from benchmarks.peer_python import peer_python
+from benchmarks.child import ask, program
+from benchmarks.machine import peer_python
+from benchmarks.resources import processor_s
 
-_OURS = """
-import resource, sys, time
-import energon_grain as eg, energon_grain.loader.iterator, energon_grain.stream.stream
-import energon_grain.prepare.preparation
-eg.get_savable_loader, eg.get_train_dataset  # imported here
-path, prepare = sys.argv[1], sys.argv[2] == "prepare"
-def now():
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return time.perf_counter(), sum(each.ru_utime + each.ru_stime for each in used)
-began = now()
-if prepare:
-    eg.prepare.prepare_dataset(path, crude=True, split_ratio={"train": 1}, sqlite=False)
-encoder = eg.DefaultTaskEncoder()
-encoder.decoder = None
-shuffle = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
-dataset = eg.get_train_dataset(path, batch_size=64, task_encoder=encoder, **shuffle)
-with eg.get_savable_loader(dataset) as loader:
-    next(iter(loader))
-print(*(after - before for before, after in zip(began, now())))
-"""
-_WEBDATASET = """
-import sys, time, glob
-import webdataset as wds
-path, buffer = sys.argv[1], int(sys.argv[2])
-began = time.perf_counter()
-found = sorted(glob.glob(path + "/**/*.tar", recursive=True))
-dataset = wds.WebDataset(found, shardshuffle=len(found), empty_check=False)
-if buffer:
-    dataset = dataset.shuffle(buffer, initial=buffer)
-next(iter(dataset.batched(64)))
-print(time.perf_counter() - began)
-"""
+
+def ours(path: str, first: bool) -> dict[str, float]:
+    """Seconds, and those of processors, to the first batch; `first`: prepare them before."""
+    import energon_grain as eg
+    from energon_grain.prepare import prepare_dataset
+
+    opened = eg.get_savable_loader, eg.get_train_dataset, eg.Stream  # imported here
+    began, used = time.perf_counter(), processor_s()
+    if first:
+        prepare_dataset(path, crude=True, split_ratio={"train": 1}, sqlite=False)
+    encoder = eg.DefaultTaskEncoder()
+    encoder.decoder = None
+    shuffle = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    with opened[0](opened[1](path, batch_size=64, task_encoder=encoder, **shuffle)) as loader:
+        next(iter(loader))
+    return {"seconds": time.perf_counter() - began, "cpu_s": processor_s() - used}
+
+
+def webdataset(path: str, buffer: int) -> dict[str, float]:
+    """The same by webdataset, whose list of shards is shuffled, and so many samples; not of processors."""
+    import webdataset as wds
+
+    began = time.perf_counter()
+    found = [str(tar) for tar in sorted(Path(path).rglob("*.tar"))]
+    dataset = wds.WebDataset(found, shardshuffle=len(found), empty_check=False)
+    if buffer:
+        dataset = dataset.shuffle(buffer, initial=buffer)
+    next(iter(dataset.batched(64)))
+    return {"seconds": time.perf_counter() - began}
 
 
 def write_shards(root: Path, shards: int, samples: int, image_bytes: int) -> None:
@@ -72,41 +70,37 @@ def drop(root: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def main() -> None:
-    """Write, measure, print and remove."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--shards", default="100,1000")
-    parser.add_argument("--samples", type=int, default=100, help="of a shard")
-    parser.add_argument("--image-bytes", type=int, default=10_000)
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--scratch", default=None)
-    chosen = parser.parse_args()
-    for shards in map(int, chosen.shards.split(",")):
-        root = Path(tempfile.mkdtemp(prefix="bare-tars-", dir=chosen.scratch))
-        try:
-            write_shards(root, shards, chosen.samples, chosen.image_bytes)
+def main(
+    shards: str = "100,1000",
+    samples: int = 100,
+    image_bytes: int = 10_000,
+    cold: bool = False,
+    scratch: str | None = None,
+) -> None:
+    for count in map(int, shards.split(",")):
+        with tempfile.TemporaryDirectory(prefix="bare-tars-", dir=scratch) as folder:
+            root = Path(folder)
+            write_shards(root, count, samples, image_bytes)
 
-            def seconds(program: str, *arguments: str, python: object = sys.executable, root: Path = root) -> str:
-                if chosen.cold:
+            def seconds(call: str, python: str = sys.executable, root: Path = root, **arguments: object) -> str:
+                if cold:
                     drop(root)
-                command = [str(python), "-c", program, str(root), *arguments]
-                taken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-                return f"{float(taken[0]):.3f} s" + "".join(f" ({float(each):.2f} of processors)" for each in taken[1:])
+                found = ask("bare_tars", call, python=python, path=str(root), **arguments)
+                cpu = f" ({found['cpu_s']:.2f} of processors)" if "cpu_s" in found else ""
+                return f"{found['seconds']:.3f} s{cpu}"
 
-            row: dict[str, object] = {"shards": shards, "samples": shards * chosen.samples}
-            row["bare, first use"] = seconds(_OURS, "bare")
-            row["bare, later"] = seconds(_OURS, "bare")
+            row: dict[str, object] = {"shards": count, "samples": count * samples}
+            row["bare, first use"] = seconds("ours", first=False)
+            row["bare, later"] = seconds("ours", first=False)
             peers = peer_python()
             if peers is not None:
-                row["webdataset"] = seconds(_WEBDATASET, "1000", python=peers)
-                row["webdataset, no buffer"] = seconds(_WEBDATASET, "0", python=peers)
+                row["webdataset"] = seconds("webdataset", str(peers), buffer=1000)
+                row["webdataset, no buffer"] = seconds("webdataset", str(peers), buffer=0)
             shutil.rmtree(root / ".nv-meta")
-            row["prepare and open"] = seconds(_OURS, "prepare")
-            row["prepared"] = seconds(_OURS, "bare")
+            row["prepare and open"] = seconds("ours", first=True)
+            row["prepared"] = seconds("ours", first=False)
             print("\n".join(f"{name:22} {value}" for name, value in row.items()), end="\n\n")
-        finally:
-            shutil.rmtree(root)
 
 
 if __name__ == "__main__":
-    main()
+    program(main, ours=ours, webdataset=webdataset)

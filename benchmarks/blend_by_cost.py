@@ -11,29 +11,24 @@ package is needed. With `--chart FILE` it draws the picture of the docs in place
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import token_packing
+from benchmarks.child import program
 from energon_grain import BatchDataset, BlendDataset, WorkerConfig, get_loader, get_train_dataset
 from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.testing import make_text_dataset
 
 Costs = npt.NDArray[np.int64]
 
-LAWS: dict[str, Any] = {
-    "Zipf 1.2": lambda r, n: np.minimum(r.zipf(1.2, n), 32768),
-    "log-normal": lambda r, n: np.clip(r.lognormal(6.2, 1.1, n), 16, 8192),
-    "uniform": lambda r, n: r.integers(1, 4097, n),
-    "all equal": lambda r, n: np.full(n, 7),
-}
+LAWS = {**token_packing.LAWS, "all equal": lambda _, n: np.full(n, 7)}
 WEIGHTS = {2: [9, 1], 3: [5, 3, 2], 10: [1, 1, 2, 3, 5, 8, 13, 21, 34, 55], 100: [100, *[1] * 99], 1000: [1] * 1000}
 
 
@@ -45,7 +40,7 @@ def child(costs: Costs, positions: Costs) -> Costs:
 def blended(law: str, children: int) -> tuple[CostBlend, list[Costs]]:
     """A blend, and the costs of its children."""
     random = np.random.default_rng(children)
-    costs = [LAWS[law](random, 20_000).astype(np.int64) for _ in range(children)]
+    costs = [LAWS[law](random, 20_000) for _ in range(children)]
     return CostBlend([(0, WEIGHTS[children])], [partial(child, each) for each in costs], key=1), costs
 
 
@@ -120,7 +115,7 @@ def _rate(folder: Path, unit: str | None) -> float:
         return 32 * steps / (time.perf_counter() - begin)
 
 
-def chart(file: str) -> None:
+def draw(file: str) -> None:
     """Shares of three datasets of different lengths along a stream: by samples, and by tokens."""
     random = np.random.default_rng(0)
     names, weights, medians = ["short texts", "articles", "books"], [5, 3, 2], [60, 600, 3000]
@@ -162,21 +157,14 @@ def chart(file: str) -> None:
     Path(file).write_text("\n".join([*drawn, "</svg>", ""]), encoding="utf-8")
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chart")
-    arguments = parser.parse_args()
-    if arguments.chart:
-        chart(arguments.chart)
+def main(items: int = 1_000_000, samples: int = 100_000, rounds: int = 3, chart: str = "") -> None:
+    if chart:
+        draw(chart)
         return
-    exactness(arguments.items)
-    far_on(arguments.items)
-    reading(arguments.samples, arguments.rounds)
+    exactness(items)
+    far_on(items)
+    reading(samples, rounds)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

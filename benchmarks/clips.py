@@ -3,6 +3,7 @@
     python -m benchmarks.clips                    # all files, on disk and in a bucket
     python -m benchmarks.clips mp4 mkv --clips 3
     python -m benchmarks.clips --indexed          # after `index_videos`
+    python -m benchmarks.clips mp4 --from-start 60  # and a clip there, all pictures in front of it decoded
 
 One video of 1080p with sound (H.264, groups of 120 pictures with B-frames, 6 Mbit/s; AAC) in every container, each a
 sample of 450 MB of its own in one tar. Shapes move under the grain of a camera, so that pictures between keyframes
@@ -18,13 +19,10 @@ every picture, and scales those of the clip.
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
-import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -32,13 +30,15 @@ from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import av
 import numpy as np
+import typer
 
+from benchmarks.child import program
 from benchmarks.object_store import BUCKET, bucket_of, server_here
-from benchmarks.page_cache import warm
+from benchmarks.resources import CACHE, warm
 from energon_grain import AVDecoder, SampleDecoder, WebdatasetFileStore
 from energon_grain.datasets.aux_stores import DecodeFileStore
 from energon_grain.formats.seek_table import SEEK_TABLE
@@ -249,35 +249,39 @@ def counting(remote: bool, link_bytes_s: float = math.inf) -> Generator[list[int
         LocalFiles.read_spans = read  # type: ignore[method-assign]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("containers", nargs="*", default=[*CONTAINERS])
-    parser.add_argument("--clips", type=int, default=5)
-    parser.add_argument("--only", choices=["disk", "bucket"])
-    parser.add_argument("--link", type=float, default=100.0, help="of the bucket, megabytes a second (default: 100)")
-    parser.add_argument("--indexed", action="store_true", help="make the indices that videos lack beforehand")
-    repository = Path(__file__).resolve().parent.parent
-    parser.add_argument(
-        "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
-    )
-    given = parser.parse_args()
-    given.cache.mkdir(parents=True, exist_ok=True)
-    root = made_dataset(given.cache)
+def main(
+    containers: Annotated[list[str] | None, typer.Argument()] = None,
+    clips: int = 5,
+    only: Literal["disk", "bucket"] | None = None,
+    link: Annotated[float, typer.Option(help="Of the bucket, megabytes a second.")] = 100.0,
+    indexed: Annotated[bool, typer.Option("--indexed", help="Make the indices that videos lack beforehand.")] = False,
+    from_start: Annotated[
+        float | None, typer.Option(help="Time of a clip to decode from the beginning on, in seconds.")
+    ] = None,
+    cache: Path = CACHE,
+) -> None:
+    keys = containers or [*CONTAINERS]
+    cache.mkdir(parents=True, exist_ok=True)
+    root = made_dataset(cache)
     warm(root)
     chance = random.Random(0)
-    starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(given.clips)] for key in given.containers}
+    starts = {key: [chance.uniform(10, SECONDS - 10) for _ in range(clips)] for key in keys}
     store = WebdatasetFileStore(root)
-    needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in given.containers for at in starts[key]}
-    if given.indexed:
+    needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in keys for at in starts[key]}
+    if indexed:
         print(f"{index_videos(root)} videos lack an index, which is made beforehand")
     else:
         (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
-    if given.only != "bucket":
-        measure(str(root), given.containers, starts, needed, math.inf)
-    if given.only != "disk":
+    if from_start is not None:
+        data = store.get(NAMES[keys[0]])
+        clock_s, cpu_s = seconds(partial(decode_bare, data, from_start, from_start=True))
+        print(f"decoded from the beginning to {from_start} s: {clock_s:.1f} s, {cpu_s:.1f} s of a processor")
+    if only != "bucket":
+        measure(str(root), keys, starts, needed, math.inf)
+    if only != "disk":
         with bucket_of(root):
-            measure(f"s3://{BUCKET}/{root.name}", given.containers, starts, needed, given.link * 1e6)
+            measure(f"s3://{BUCKET}/{root.name}", keys, starts, needed, link * 1e6)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -1,11 +1,10 @@
-"""One program in a row of the table, and how one measurement of it is taken: in a process of its own."""
+"""A row of the table, the programs in it, and how one of them is measured: in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,11 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.child import ANSWER_PREFIX
-from benchmarks.page_cache import warm
-from benchmarks.peer_python import peer_python
+from benchmarks.child import answer_in
+from benchmarks.machine import peer_python
+from benchmarks.resources import processor_s, warm
 
 REPO = Path(__file__).resolve().parent.parent
 _TIMEOUT_S = 300
@@ -47,6 +46,36 @@ class Contender:
         return not self.in_peer_python or peer_python() is not None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A bound on `ours / other` of a metric, pair by pair; without `against`, on the metric itself.
+
+    `against` names a contender, or a family: then the one of it with the best median counts.
+    """
+
+    metric: str
+    bound: float
+    sense: Literal["at least", "at most"]
+    against: str | None = None
+
+    def met(self, value: float) -> bool:
+        """Whether a measured value keeps the bound."""
+        return value >= self.bound if self.sense == "at least" else value <= self.bound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Contenders measured in turns; the first is ours. `served` names the data set that lies in a bucket meanwhile."""
+
+    name: str
+    title: str
+    data_sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    contenders: tuple[Contender, ...]
+    targets: tuple[Target, ...] = ()
+    served: str = ""
+
+
 class MeasurementFailedError(RuntimeError):
     """A contender's process failed; the message holds the end of what it printed."""
 
@@ -61,14 +90,13 @@ def measure(contender: Contender, *, repo: Path = REPO, python: str = sys.execut
     request = json.dumps({"call": contender.call, **contender.arguments})
     if "folder" in contender.arguments:
         warm(Path(contender.arguments["folder"]))
-    busy, own, started = _busy_seconds(), _child_seconds(), time.perf_counter()
+    busy, own, started = _busy_seconds(), processor_s(own=False), time.perf_counter()
     code, output, errors = _run_group([*command, request], repo)
     elapsed = time.perf_counter() - started
-    other = (_busy_seconds() - busy) - (_child_seconds() - own)
-    lines = [line for line in output.splitlines() if line.startswith(ANSWER_PREFIX)]
-    if code or not lines:
+    other = (_busy_seconds() - busy) - (processor_s(own=False) - own)
+    answer = answer_in(output)
+    if code or answer is None:
         raise MeasurementFailedError(f"{contender.name} ended with {code}:\n{errors[-1500:]}")
-    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(ANSWER_PREFIX))
     return {**answer, "process_s": elapsed, "other_cores": max(0.0, other / elapsed)}
 
 
@@ -92,8 +120,3 @@ def _busy_seconds() -> float:
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _, _, irq, softirq, steal = fields[:8]
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _child_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -1,11 +1,12 @@
-"""What the samples of the data sets hold; the same bytes for the same seed."""
+"""What the samples of the data sets hold, the same bytes for the same seed, and shards of them."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -98,3 +99,56 @@ def tiny(start: int, stop: int) -> Iterator[Sample]:
     offsets = np.random.default_rng((5, start)).integers(0, len(words) - 84, stop - start)
     for index, offset in zip(range(start, stop), offsets.tolist(), strict=True):
         yield f"{index:09d}", {"txt": words[offset : offset + 84]}
+
+
+_BLOCK = 512
+_RECORD = 20 * _BLOCK
+
+
+def _header_template() -> bytes:
+    header = bytearray(_BLOCK)
+    header[100:108] = b"0000644\0"
+    header[108:116] = header[116:124] = b"0000000\0"
+    header[136:148] = b"14720000000\0"
+    header[148:156] = b" " * 8
+    header[156:157] = b"0"
+    header[257:265] = b"ustar\x0000"
+    return bytes(header)
+
+
+_TEMPLATE = _header_template()
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def _member(name: str, data: bytes) -> bytes:
+    raw_name = name.encode("ascii")
+    if len(raw_name) > 100:
+        raise ValueError(f"{name!r} has {len(raw_name)} bytes; a ustar name has at most 100")
+    size = b"%011o" % len(data)
+    checksum = _TEMPLATE_SUM + sum(raw_name) + sum(size)
+    padding = bytes(-len(data) % _BLOCK)
+    return b"".join(
+        (
+            raw_name.ljust(100, b"\0"),
+            _TEMPLATE[100:124],
+            size,
+            _TEMPLATE[135:148],
+            b"%06o\0 " % checksum,
+            _TEMPLATE[156:],
+            data,
+            padding,
+        )
+    )
+
+
+def write_shard(path: Path, samples: Iterable[Sample]) -> None:
+    """Write samples as one plain ustar file, at about 2 µs a member: a million of them take seconds.
+
+    Only what the data sets need: regular files with names of at most 100 ASCII bytes, all with the same owner and time.
+    """
+    written = 0
+    with path.open("wb", buffering=1 << 20) as file:
+        for key, parts in samples:
+            for part, data in parts.items():
+                written += file.write(_member(f"{key}.{part}", data))
+        file.write(bytes(2 * _BLOCK + -(written + 2 * _BLOCK) % _RECORD))

@@ -8,7 +8,6 @@ is counted in both.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import program
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.samples.registration import register_value
 from energon_grain.storage.given_up import wanted_until
@@ -91,26 +91,21 @@ def ratio(path: Path, batch_size: int | None, workers: int, pairs: int, steps: i
     return statistics.median(counted), statistics.median(control), statistics.median(plain) / steps / 1e3
 
 
-def main() -> int:
-    """Measure. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=1000)
-    options = parser.parse_args()
+def main(pairs: int = 300, steps: int = 1000) -> None:
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = make_text_dataset(Path(folder) / "texts", n=20_000, shards=4)
         for workers in (0, 1):
             for batch_size in (None, 1, 16):
-                found, control, step_us = ratio(path, batch_size, workers, options.pairs, options.steps)
+                found, control, step_us = ratio(path, batch_size, workers, pairs, steps)
                 what = "single samples" if batch_size is None else f"batches of {batch_size}"
                 print(
                     f"{what}, {workers} workers: {found:.4f}, without twice {control:.4f} ({step_us:.2f} µs a step)",
                     flush=True,
                 )
                 worst = max(worst, found)
-    return int(worst > TARGET)
+    sys.exit(worst > TARGET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -6,10 +6,17 @@ CACHE/NAME/.nv-meta/             prepared (by Megatron-Energon where it is insta
 CACHE/NAME-crude/                hard links to the same shards, prepared as a crude data set
 CACHE/NAME-records/              the same samples in ArrayRecord files, as `energon-grain convert` writes them
 CACHE/NAME.PEER/                 the same samples in a peer's own format
+CACHE/MIXTURE/leaf_000/ …        data sets that a mixture's samples are dealt to, prepared
+CACHE/MIXTURE/blend.yaml         a blend of them, weights all equal
+CACHE/JOIN/first/                hard links to the first data set of a join, index and all
+CACHE/JOIN/second/               a second one with the keys of the first, prepared
+CACHE/JOIN/ours.yaml             the join, as energon-grain is told to make samples of its rows
+CACHE/JOIN/energon.yaml          the same for Megatron-Energon
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -20,10 +27,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import contents
-from benchmarks.peer_python import energon_program, peer_python
-from benchmarks.tar_writer import write_shard
+import numpy as np
+import numpy.typing as npt
 
+from benchmarks import contents
+from benchmarks.contents import write_shard
+from benchmarks.machine import energon_program, peer_python
+
+METADATASET, OURS_YAML, ENERGON_YAML = "blend.yaml", "ours.yaml", "energon.yaml"
 REPO = Path(__file__).resolve().parent.parent
 
 
@@ -109,14 +120,62 @@ DATA_SETS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """The samples of `data`, dealt to `leaves` data sets."""
+
+    name: str
+    data: DataSet
+    leaves: int
+    shards_per_leaf: int
+    by_energon: bool  # who prepares: where Energon reads it too, Energon, as in `datasets.py`
+    alike: bool = False  # all leaves are copies of the first one
+
+
+MIXTURES = {
+    mixture.name: mixture
+    for mixture in (
+        Mixture(name="text-2", data=DATA_SETS["text"], leaves=2, shards_per_leaf=10, by_energon=True),
+        Mixture(name="text-100", data=DATA_SETS["text"], leaves=100, shards_per_leaf=1, by_energon=False),
+        Mixture(name="text-1000", data=DATA_SETS["text"], leaves=1000, shards_per_leaf=1, by_energon=False, alike=True),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoWayJoin:
+    """The samples of `data` joined with as many others of the same kind, in `shards` shards."""
+
+    name: str
+    data: DataSet
+    shards: int
+    same_order: bool
+
+
+JOINS = {
+    join.name: join
+    for join in (
+        TwoWayJoin(name="text-join", data=DATA_SETS["text"], shards=16, same_order=True),
+        TwoWayJoin(name="text-join-mixed", data=DATA_SETS["text"], shards=16, same_order=False),
+        TwoWayJoin(name="tiny-join", data=DATA_SETS["tiny"], shards=100, same_order=True),
+    )
+}
+
+
 def shards(folder: Path) -> list[Path]:
     """The tar files of a data set, in order."""
     return sorted(folder.glob("shard_*.tar"))
 
 
 def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
-    """Write what is missing; what is complete is kept."""
+    """Write the data sets, mixtures and joins of these names that are missing; what is complete is kept."""
     for name in names:
+        if name in MIXTURES:
+            once(cache / name, f"{name}: mixture", partial(write_mixture, cache / name, MIXTURES[name]))
+            continue
+        if name in JOINS:
+            once(cache / name, f"{name}: join", partial(write_join, cache / name, JOINS[name]))
+            continue
         data = DATA_SETS[name]
         folder = cache / name
         once(folder, f"{data.name}: tars", partial(_write_tars, folder, data))
@@ -180,15 +239,77 @@ def once(target: Path, title: str, make: Callable[[], None]) -> None:
 
 def _write_tars(folder: Path, data: DataSet) -> None:
     folder.mkdir(parents=True)
-    bounds = [data.samples * shard // data.shards for shard in range(data.shards + 1)]
-    for shard in range(data.shards):
-        write_shard(folder / f"shard_{shard:06d}.tar", data.contents(bounds[shard], bounds[shard + 1]))
+    for shard, (begin, end) in enumerate(_bounds(data, data.shards)):
+        write_shard(folder / f"shard_{shard:06d}.tar", data.contents(begin, end))
+
+
+def _bounds(data: DataSet, shards: int) -> list[tuple[int, int]]:
+    """First sample of each of so many shards, and the first one behind it."""
+    return list(itertools.pairwise(data.samples * shard // shards for shard in range(shards + 1)))
 
 
 def _convert(folder: Path, target: Path, peer: str, option: str) -> None:
     call = {"call": "build", "tars": [str(shard) for shard in shards(folder)], "target": str(target), "option": option}
     command = [str(peer_python()), "-m", f"benchmarks.peers.{peer}", json.dumps(call)]
     subprocess.run(command, check=True, cwd=REPO, stdout=sys.stderr)
+
+
+def write_mixture(folder: Path, mixture: Mixture) -> None:
+    """Write shards, indices and the metadataset."""
+    data, leaves = mixture.data, mixture.leaves
+    bounds = _bounds(data, leaves * mixture.shards_per_leaf)
+    for leaf in range(leaves):
+        target = folder / f"leaf_{leaf:03d}"
+        if leaf and mixture.alike:
+            shutil.copytree(folder / "leaf_000", target)
+            continue
+        target.mkdir(parents=True)
+        for number in range(mixture.shards_per_leaf):
+            samples = data.contents(*bounds[leaf * mixture.shards_per_leaf + number])
+            write_shard(target / f"shard_{number:06d}.tar", samples)
+        if mixture.by_energon:
+            prepare(target, data)
+        else:
+            command = [*OURS, "prepare", *prepare_options(data), str(target)]
+            subprocess.run(command, check=True, cwd=REPO, stdout=sys.stderr)
+    lines = ["__module__: megatron.energon", "__class__: MetadatasetV2", "splits:", "  train:", "    blend:"]
+    for leaf in range(leaves):
+        lines += [f"      - path: leaf_{leaf:03d}", "        weight: 1"]
+    (folder / METADATASET).write_text("\n".join(lines) + "\n")
+
+
+def write_join(folder: Path, join: TwoWayJoin) -> None:
+    """Write the second data set and the metadatasets, and prepare both; the first data set must have been built."""
+    data, second = join.data, folder / "second"
+    second.mkdir(parents=True)
+    shutil.copytree(folder.parent / data.name, folder / "first", copy_function=os.link)
+    numbers = np.arange(data.samples)
+    if not join.same_order:
+        numbers = np.random.default_rng(6).permutation(data.samples)
+    for shard, (begin, end) in enumerate(_bounds(data, join.shards)):
+        write_shard(second / f"shard_{shard:06d}.tar", _renumbered(data, begin, numbers[begin:end]))
+    prepare(second, data)
+    prepare_joins(folder)
+
+
+def prepare_joins(folder: Path) -> None:
+    """Write the join once for each program, which differ in the module of the joiner alone, and have it prepared."""
+    programs = [(OURS_YAML, "benchmarks.ours", OURS)]
+    if peer_python():
+        programs.append((ENERGON_YAML, "benchmarks.peers.energon", energon_program()))
+    for name, module, program in programs:
+        joiner = {"__module__": module, "__class__": "Pair"}
+        split = {"join": [{"path": "first"}, {"path": "second"}], "joiner": joiner}
+        document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": split}}
+        (folder / name).write_text(json.dumps(document, indent=2) + "\n")
+        subprocess.run([*program, "prepare", str(folder / name)], check=True, cwd=REPO, stdout=sys.stderr)
+
+
+def _renumbered(data: DataSet, begin: int, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Samples of `data` under the keys of others."""
+    samples = data.contents(begin, begin + len(numbers))
+    for number, (_, parts) in zip(numbers.tolist(), samples, strict=True):
+        yield f"{number:09d}", dict(parts)
 
 
 if __name__ == "__main__":

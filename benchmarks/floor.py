@@ -14,11 +14,12 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.peers.tar_samples import tar_samples
+from benchmarks.peers.samples import pixels, tar_samples
 from benchmarks.steady import steady
 
 _Range = tuple[int, int, int]  # file descriptor, bytes, offset
@@ -104,28 +105,10 @@ def _simplejpeg() -> Callable[[bytes], Any]:
     return simplejpeg.decode_jpeg
 
 
-def _pillow() -> Callable[[bytes], Any]:
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    return lambda payload: np.asarray(Image.open(io.BytesIO(payload)).convert("RGB"))
-
-
-def _pillow_256() -> Callable[[bytes], Any]:
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    return lambda payload: np.asarray(Image.open(io.BytesIO(payload)).convert("RGB").resize((256, 256)))
-
-
 _DECODERS: dict[str, Callable[[], Callable[[bytes], Any]]] = {
     "simplejpeg": _simplejpeg,
-    "pillow": _pillow,
-    "pillow-256": _pillow_256,
+    "pillow": lambda: pixels,
+    "pillow-256": lambda: partial(pixels, side=256),
 }
 
 

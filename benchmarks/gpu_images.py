@@ -9,7 +9,6 @@ fewer images a second than `--least`, and says so where it found no GPU.
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.child import program
 from energon_grain import SampleDecoder
 
 SIDE = 512
@@ -71,31 +71,24 @@ class _Warnings(logging.Handler):
         self.seen.append(record.getMessage())
 
 
-def main() -> None:
-    """Print a row for each decoder."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--least", type=float, default=0.0)
-    options = parser.parse_args()
+def main(threads: int = 2, batch_size: int = 64, seconds: float = 5.0, least: float = 0.0) -> None:
     warnings = _Warnings()
     logging.getLogger("energon_grain").addHandler(warnings)
     files = [draw(seed) for seed in range(PICTURES)]
-    column = [files[place % PICTURES] for place in range(options.batch_size)]
+    column = [files[place % PICTURES] for place in range(batch_size)]
     expected = SampleDecoder(image_decode="rgb8").decode_column("jpg", files)
-    print(f"{SIDE} x {SIDE}, {sum(map(len, files)) / PICTURES / 1000:.0f} kB, {options.threads} threads")
+    print(f"{SIDE} x {SIDE}, {sum(map(len, files)) / PICTURES / 1000:.0f} kB, {threads} threads")
     print("| decoder | images/s | CPU ms an image | least PSNR, dB |")
     rate = 0.0
     for name in ("pillow", "nvimgcodec"):
         decoder = SampleDecoder(image_decode="rgb8", image_decoder=name)
-        rate, milliseconds = speed(decoder, column, options.threads, options.seconds)
+        rate, milliseconds = speed(decoder, column, threads, seconds)
         print(
             f"| {name} | {rate:.0f} | {milliseconds:.2f} | {psnr(decoder.decode_column('jpg', files), expected):.1f} |"
         )
     print("\n".join(warnings.seen[:1]))
-    sys.exit(rate < options.least)
+    sys.exit(rate < least)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

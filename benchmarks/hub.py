@@ -9,71 +9,74 @@ those of the Hub, which it limits, and of the content network.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
-from energon_grain.testing import make_blob_dataset
+from benchmarks.child import ask, program
 
 ROOT = Path(__file__).parents[1]
 LINES, LINE_FILES, ROWS, TARS, BLOB_BYTES = 200_000, 8, 96_000, 32, 50_000
 
-_OURS = """
-import json, sys, time
-from energon_grain import Stream, WorkerConfig, get_train_dataset
-began = time.perf_counter()
-parts = [{"path": path} for path in sys.argv[2:]]
-(meta,) = [{"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"concat": parts}}}]
-open("meta.yaml", "w").write(json.dumps(meta))
-workers = WorkerConfig(rank=0, world_size=1, num_workers=2)
-shuffled = {"shuffle_buffer_size": 1000, "max_samples_per_sequence": 100}
-dataset = get_train_dataset("meta.yaml", worker_config=workers, batch_size=100, **shuffled)
-wanted = {"lines": 200_000, "rows": 96_000, "tars": 8_000}[sys.argv[1]]  # it has no end
-n, first = 0, 0.0
-with Stream.of(dataset) as stream:
-    for batch in stream:
-        n += 100
+
+def ours(kind: str, paths: list[str]) -> Iterator[int]:
+    """How many samples each batch has; without end."""
+    from energon_grain import Stream, WorkerConfig, get_train_dataset
+
+    parts = [{"path": path} for path in paths]
+    meta = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"concat": parts}}}
+    workers = WorkerConfig(rank=0, world_size=1, num_workers=2)
+    dataset = get_train_dataset(
+        meta, worker_config=workers, batch_size=100, shuffle_buffer_size=1000, max_samples_per_sequence=100
+    )
+    with Stream.of(dataset) as stream:
+        for _ in stream:
+            yield 100
+
+
+def datasets(kind: str, paths: list[str]) -> Iterator[int]:
+    """The same by Hugging Face's `datasets`, once."""
+    from datasets import load_dataset
+
+    form = {"lines": "json", "rows": "parquet", "tars": "webdataset"}[kind]
+    dataset = load_dataset(form, data_files=paths, split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
+    for batch in dataset.batch(100):
+        yield len(next(iter(batch.values())))
+
+
+def litdata(kind: str, paths: list[str]) -> Iterator[int]:
+    """The same by LitData, once."""
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming.item_loader import ParquetLoader
+
+    dataset = StreamingDataset(paths[0], item_loader=ParquetLoader(), shuffle=True, seed=1)
+    yield from map(len, StreamingDataLoader(dataset, batch_size=100, num_workers=0, collate_fn=list))
+
+
+def once(name: str, kind: str, paths: list[str]) -> dict[str, float]:
+    """Go through all samples: how many, and seconds to the first batch and to the last."""
+    wanted = {"lines": LINES, "rows": ROWS, "tars": TARS * 250}[kind]
+    began, samples, first = time.perf_counter(), 0, 0.0
+    for count in {"ours": ours, "datasets": datasets, "litdata": litdata}[name](kind, paths):
+        samples += count
         first = first or time.perf_counter() - began
-        if n >= wanted:
+        if samples >= wanted:
             break
-print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
-"""
-_PEER = """
-import json, sys, time
-from datasets import load_dataset
-began = time.perf_counter()
-form = {"lines": "json", "rows": "parquet", "tars": "webdataset"}[sys.argv[1]]
-dataset = load_dataset(form, data_files=sys.argv[2:], split="train", streaming=True).shuffle(seed=1, buffer_size=1000)
-n, first = 0, 0.0
-for batch in dataset.batch(100):
-    n += len(next(iter(batch.values())))
-    first = first or time.perf_counter() - began
-print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
-"""
-_LITDATA = """
-import json, sys, time
-from litdata import StreamingDataLoader, StreamingDataset
-from litdata.streaming.item_loader import ParquetLoader
-began = time.perf_counter()
-dataset = StreamingDataset(sys.argv[2], item_loader=ParquetLoader(), shuffle=True, seed=1)
-n, first = 0, 0.0
-for batch in StreamingDataLoader(dataset, batch_size=100, num_workers=0, collate_fn=list):
-    n += len(batch)
-    first = first or time.perf_counter() - began
-print(json.dumps({"samples": n, "first_s": first, "all_s": time.perf_counter() - began}))
-"""
+    return {"samples": samples, "first_s": first, "all_s": time.perf_counter() - began}
 
 
 def write(folder: Path) -> None:
     """Lines of some 200 bytes, and tars with blobs that do not compress."""
+    import pyarrow
+    import pyarrow.parquet
+
+    from energon_grain.testing import make_blob_dataset
+
     folder.mkdir()
     for file in range(LINE_FILES):
         lines = (
@@ -90,26 +93,17 @@ def write(folder: Path) -> None:
     (folder / "tars/.nv-meta/split.yaml").write_text(json.dumps(split))
 
 
-def measured(python: str, program: str, endpoint: str, *arguments: str) -> dict[str, Any]:
+def measured(python: str, endpoint: str, **arguments: Any) -> dict[str, Any]:
+    """Run it with an empty cache; `error` where it fails."""
     with tempfile.TemporaryDirectory() as empty:
-        environment = {"HF_ENDPOINT": endpoint, "XDG_CACHE_HOME": empty, "HF_HOME": empty, "HOME": empty}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(
-            [python, "-c", program, *arguments],
-            env={**os.environ, **environment},
-            cwd=empty,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+        own = {"HF_ENDPOINT": endpoint, "XDG_CACHE_HOME": empty, "HF_HOME": empty, "HOME": empty}
+        try:
+            return ask("hub", "once", python=python, environment=own, **arguments)
+        except RuntimeError as error:
+            return {"error": str(error)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", help="interpreter that has `datasets`")
-    parser.add_argument("--rounds", type=int, default=2)
-    options = parser.parse_args()
+def main(peer: str = "", rounds: int = 2) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write(Path(scratch, "data"))
         server = subprocess.Popen(
@@ -123,17 +117,16 @@ def main() -> None:
         endpoint = server.stdout.readline().strip()
         lines = [f"hf://datasets/team/data/lines-{file}.jsonl" for file in range(LINE_FILES)]
         tars = [f"hf://datasets/team/data/tars/shard_{shard:03d}.tar" for shard in range(TARS)]
-        rows = [("ours", sys.executable, _OURS, "lines", lines)]
-        rows += [("ours", sys.executable, _OURS, "tars", ["hf://datasets/team/data/tars"])]
-        rows += [("ours", sys.executable, _OURS, "rows", ["hf://datasets/team/data/rows"])]
-        if options.peer:
+        rows = [("ours", "lines", lines)]
+        rows += [("ours", kind, [f"hf://datasets/team/data/{kind}"]) for kind in ("tars", "rows")]
+        if peer:
             parquet = [f"hf://datasets/team/data/rows/{file}.parquet" for file in range(LINE_FILES)]
-            rows += [("datasets", options.peer, _PEER, "lines", lines), ("datasets", options.peer, _PEER, "tars", tars)]
-            rows += [("datasets", options.peer, _PEER, "rows", parquet)]
-            rows += [("litdata", options.peer, _LITDATA, "rows", ["hf://datasets/team/data/rows"])]
-        for _ in range(options.rounds):
-            for name, python, program, kind, paths in sorted(rows, key=lambda row: row[3]):
-                found = measured(python, program, endpoint, kind, *paths)
+            rows += [("datasets", "lines", lines), ("datasets", "tars", tars), ("datasets", "rows", parquet)]
+            rows += [("litdata", "rows", ["hf://datasets/team/data/rows"])]
+        for _ in range(rounds):
+            for name, kind, paths in sorted(rows, key=lambda row: row[1]):
+                python = sys.executable if name == "ours" else peer
+                found = measured(python, endpoint, name=name, kind=kind, paths=paths)
                 server.stdin.write("\n")
                 server.stdin.flush()
                 requests = json.loads(server.stdout.readline())
@@ -151,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main, once=once)

@@ -1,25 +1,22 @@
 """How much memory sorting and joining the keys of large datasets takes: columnar indices are made up, without tars.
 
-    python -m benchmarks.join_scale --keys 1e6 1e7 1e8 --order shuffled
+    python -m benchmarks.join_scale --keys 1e6,1e7,1e8 --order shuffled
 
 Each step runs in a process of its own, whose highest resident memory is printed. 100 million keys take 25 GB of disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from benchmarks.child import ask, program
 
 if TYPE_CHECKING:
     from energon_grain.formats.tar.scan import ShardScan
@@ -70,54 +67,34 @@ def _scans(keys: int, order: str, seed: int) -> Iterator[ShardScan]:
         )
 
 
-def join(folder: Path, memory_mb: int) -> None:
-    """Join the two datasets that `make_index` wrote in `folder`."""
+def step(folder: str, name: str, keys: int, order: str, memory_mb: int) -> dict[str, float]:
+    """Make one of the two indices in a folder, or join them; seconds, and the highest resident memory in MiB."""
     from energon_grain.prepare.join_build import build_join
     from energon_grain.prepare.join_members import JoinedDataset
 
-    members = [JoinedDataset(folder / name, "train") for name in ("primary", "other")]
-    build_join(members, folder / "meta.yaml.cache", memory_bytes=memory_mb << 20)
-
-
-def measure(folder: Path, step: str, arguments: argparse.Namespace, keys: int) -> dict[str, float]:
-    """Run a step in a process of its own; seconds, and the highest resident memory in MiB."""
-    command = [sys.executable, "-m", "benchmarks.join_scale", "--step", step, "--folder", str(folder)]
-    command += ["--keys", str(keys), "--order", arguments.order, "--memory-mb", str(arguments.memory_mb)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def run_step(arguments: argparse.Namespace) -> None:
-    """Run one step here and print what it took."""
-    started = time.perf_counter()
-    if arguments.step == "join":
-        join(arguments.folder, arguments.memory_mb)
+    started, root = time.perf_counter(), Path(folder)
+    if name == "join":
+        members = [JoinedDataset(root / each, "train") for each in ("primary", "other")]
+        build_join(members, root / "meta.yaml.cache", memory_bytes=memory_mb << 20)
     else:
-        seed = 1 if arguments.step == "primary" else 2
-        make_index(arguments.folder / arguments.step, int(arguments.keys[0]), arguments.order, seed)
-    seconds = time.perf_counter() - started
+        make_index(root / name, keys, order, 1 if name == "primary" else 2)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mb": peak}))
+    return {"seconds": time.perf_counter() - started, "peak_mb": peak}
 
 
-def run_all(arguments: argparse.Namespace) -> None:
-    """Measure all steps at all sizes and print a table."""
-    for keys in map(int, arguments.keys):
-        folder = Path(tempfile.mkdtemp(prefix="join-scale-", dir=arguments.scratch))
-        try:
-            for step in ("primary", "other", "join"):
-                found = measure(folder, step, arguments, keys)
-                print(f"{keys:>12,} keys {step:8} {found['seconds']:8.1f} s {found['peak_mb']:8.0f} MiB", flush=True)
-        finally:
-            shutil.rmtree(folder)
+def main(
+    keys: str = "1e6,1e7,1e8",
+    order: Literal["sorted", "shuffled"] = "shuffled",
+    memory_mb: int = 256,
+    scratch: str | None = None,
+) -> None:
+    for count in map(int, map(float, keys.split(","))):
+        with tempfile.TemporaryDirectory(prefix="join-scale-", dir=scratch) as folder:
+            for name in ("primary", "other", "join"):
+                told = {"folder": folder, "name": name, "keys": count, "order": order, "memory_mb": memory_mb}
+                found = ask("join_scale", "step", **told)
+                print(f"{count:>12,} keys {name:8} {found['seconds']:8.1f} s {found['peak_mb']:8.0f} MiB", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--keys", type=float, nargs="+", default=[1e6, 1e7, 1e8])
-    parser.add_argument("--order", choices=("sorted", "shuffled"), default="shuffled")
-    parser.add_argument("--memory-mb", type=int, default=256)
-    parser.add_argument("--scratch", default=None)
-    parser.add_argument("--step", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, default=None, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    run_step(chosen) if chosen.step else run_all(chosen)
+    program(main, step=step)

@@ -67,7 +67,7 @@ def import_time(modules: Sequence[str]) -> dict[str, Any]:
 
 
 def resume(
-    programs: str, folder: str, batches: int, workers: int, program: str = "crude-text", shuffle_buffer: int = 100
+    programs: str, folder: str, program: str, batches: int, workers: int, shuffle_buffer: int = 100
 ) -> dict[str, Any]:
     """Read `batches`, save, restore into a new loader, and wait for its first batch.
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""What the figures were measured on, and where the peers live: an interpreter of their own, so that pins never meet."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache as cached
 from importlib import metadata
 from pathlib import Path
-
-from benchmarks.peer_python import peer_python
 
 _OURS = ("numpy", "grain", "simplejpeg", "pillow", "jax", "orbax-checkpoint")
 _PEERS = ("megatron-energon", "torch", "grain", "array_record", "webdataset", "litdata", "numpy", "pillow")
 _LIST = "import sys; from importlib import metadata as m\nfor n in sys.argv[1:]: print(n, m.version(n))"
+
+
+@cached
+def peer_python() -> Path | None:
+    """The interpreter that ENERGON_PEER_PYTHON names, else `.venv-peers/bin/python`, else None (peers are left out)."""
+    named = os.environ.get("ENERGON_PEER_PYTHON")
+    path = Path(named) if named else Path(__file__).resolve().parent.parent / ".venv-peers" / "bin" / "python"
+    if path.exists():
+        return path.absolute()
+    if named:
+        raise FileNotFoundError(f"ENERGON_PEER_PYTHON names {named}, which does not exist")
+    return None
+
+
+def energon_program() -> list[str]:
+    """The peers' `energon` command."""
+    return [str((peer_python() or Path("missing")).with_name("energon"))]
 
 
 def describe(cache: Path) -> list[str]:

@@ -9,15 +9,15 @@ words, some microseconds a sample, so that what all the rest takes shows.
 
 from __future__ import annotations
 
-import argparse
-import resource
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.child import program
+from benchmarks.peers.samples import tar_samples
+from benchmarks.resources import processor_s
 from energon_grain import column_function, measure_dataset, open_columns
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
@@ -36,20 +36,7 @@ def count_words_of_many(samples: list[dict[str, bytes]]) -> list[int]:
 
 def loop(folder: Path) -> int:
     """What a script does."""
-    found: list[int] = []
-    for path in sorted(folder.glob("*.tar")):
-        parts: dict[str, bytes] = {}
-        key = None
-        with tarfile.open(path) as tar:
-            for member in tar:
-                name, _, part = member.name.partition(".")
-                if key is not None and name != key:
-                    found.append(count_words(parts))
-                    parts = {}
-                key, file = name, tar.extractfile(member)
-                assert file is not None
-                parts[part] = file.read()
-        found.append(count_words(parts))
+    found = [count_words(parts) for path in sorted(folder.glob("*.tar")) for parts in tar_samples(str(path))]
     return sum(found)
 
 
@@ -59,21 +46,14 @@ def measure(folder: Path, name: str, workers: int) -> int:
     return int(open_columns(folder)["words"].sum())
 
 
-def main() -> None:
-    """Run as a program."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=200_000)
-    parser.add_argument("--words", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-
-    def rows() -> Iterator[dict[str, object]]:
-        for number in range(options.samples):
-            yield {"__key__": f"{number:09d}", "txt": "word " * (number % options.words + 1), "cls": number % 10}
-
+def main(samples: int = 200_000, words: int = 200, rounds: int = 3) -> None:
+    rows = (
+        {"__key__": f"{number:09d}", "txt": "word " * (number % words + 1), "cls": number % 10}
+        for number in range(samples)
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "data"
-        write_tars(folder, rows(), shards=8)
+        write_tars(folder, rows, shards=8)
         prepare_dataset(folder, split_ratio=(1,), crude=True)
         ways: dict[str, Callable[[], int]] = {
             "a loop over tarfile": partial(loop, folder),
@@ -83,22 +63,17 @@ def main() -> None:
         }
         took: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         sums: set[int] = set()
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for name, way in ways.items():
-                begun_s, used_s = time.perf_counter(), _processor_seconds()
+                begun_s, used_s = time.perf_counter(), processor_s()
                 sums.add(way())
-                took[name].append((time.perf_counter() - begun_s, _processor_seconds() - used_s))
+                took[name].append((time.perf_counter() - begun_s, processor_s() - used_s))
         assert len(sums) == 1, "all ways count the same words"
-    print(f"{options.samples:,} samples\n\n| way | samples a second | µs of a processor a sample |\n|---|---|---|")
+    print(f"{samples:,} samples\n\n| way | samples a second | µs of a processor a sample |\n|---|---|---|")
     for name, seconds in took.items():
         clock, processor = map(min, zip(*seconds, strict=True))
-        print(f"| {name} | {options.samples / clock:,.0f} | {processor / options.samples * 1e6:.1f} |")
-
-
-def _processor_seconds() -> float:
-    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in (own, ended))
+        print(f"| {name} | {samples / clock:,.0f} | {processor / samples * 1e6:.1f} |")
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

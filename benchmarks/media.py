@@ -15,27 +15,26 @@ The peers' interpreter (see README) needs PyAV: `pip install 'megatron-energon[a
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import itertools
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import ask, program
+from benchmarks.machine import peer_python
+from benchmarks.resources import CACHE
+from benchmarks.steady import steady
+
 CLIP_S, SIZE, BATCH = 1.0, (160, 90), 8
 _COUNTS = {"video": 96, "sound": 192}
 _PARTS = {"video": "mp4", "sound": "mp3"}
-_WARM, _MEASURED = 4, 16
-"""Batches."""
 
 
 def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
@@ -124,14 +123,10 @@ PROGRAMS: dict[str, Callable[[str, str], Iterator[int]]] = {
 }
 
 
-def rates(program: str, kind: str, folder: str) -> tuple[float, float]:
+def rates(name: str, kind: str, folder: str) -> dict[str, float]:
     """Seconds of the processor for a sample, and samples a second."""
-    batches = PROGRAMS[program](kind, folder)
-    for _ in range(_WARM):
-        next(batches)
-    began, began_cpu = time.perf_counter(), time.process_time()
-    count = sum(next(batches) for _ in range(_MEASURED))
-    return (time.process_time() - began_cpu) / count, count / (time.perf_counter() - began)
+    found = steady(lambda: PROGRAMS[name](kind, folder), lambda count: (count, 0), warmup_s=2, seconds=8)
+    return {"cpu_s": 1 / found["samples_per_cpu_s"], "rate": found["samples_per_s"]}
 
 
 def film(number: int, path: Path) -> None:
@@ -189,44 +184,24 @@ def made_dataset(cache: Path, kind: str) -> Path:
     return root
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    repository = Path(__file__).resolve().parent.parent
-    parser.add_argument(
-        "--cache", type=Path, default=Path(os.environ.get("ENERGON_BENCH_CACHE", repository / ".bench"))
-    )
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(rates(*given.child)))
-        return
-    from benchmarks.peer_python import peer_python
-
+def main(rounds: int = 3, cache: Path = CACHE) -> None:
     peers = peer_python()
-    programs = {
-        "energon-grain": sys.executable,
-        **({} if peers is None else dict.fromkeys([*PROGRAMS][1:], str(peers))),
-    }
+    others = {} if peers is None else dict.fromkeys([*PROGRAMS][1:], str(peers))
+    programs = {"energon-grain": sys.executable, **others}
     print("| kind | program | ms of the processor a sample | ours is | samples/s |")
     for kind in _COUNTS:
-        folder = str(made_dataset(given.cache, kind))
-        rounds = [
-            {name: _in_child(python, name, kind, folder) for name, python in programs.items()}
-            for _ in range(given.rounds)
-        ]
-        best = {name: [pick(each[name][n] for each in rounds) for n, pick in ((0, min), (1, max))] for name in programs}
-        for name, (cpu_s, rate) in best.items():
-            ratio = cpu_s / best["energon-grain"][0]
-            print(f"| {kind} | {name} | {1000 * cpu_s:.1f} | {ratio:.2f} x | {rate:.0f} |", flush=True)
-
-
-def _in_child(python: str, *program: str) -> tuple[float, float]:
-    command = [python, "-m", "benchmarks.media", "--child", *program]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    cpu_s, rate = json.loads(done.stdout.splitlines()[-1])
-    return cpu_s, rate
+        folder = str(made_dataset(cache, kind))
+        best: dict[str, dict[str, float]] = {}
+        for _ in range(rounds):
+            for name, python in programs.items():
+                found = ask("media", "rates", python=python, name=name, kind=kind, folder=folder)
+                before = best.setdefault(name, found)
+                cpu_s, rate = min(before["cpu_s"], found["cpu_s"]), max(before["rate"], found["rate"])
+                best[name] = {"cpu_s": cpu_s, "rate": rate}
+        for name, of in best.items():
+            ratio = of["cpu_s"] / best["energon-grain"]["cpu_s"]
+            print(f"| {kind} | {name} | {1000 * of['cpu_s']:.1f} | {ratio:.2f} x | {of['rate']:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    program(main, rates=rates)

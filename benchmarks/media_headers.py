@@ -9,19 +9,20 @@ seconds. Seconds of processors are told beside those of the clock: on a busy mac
 
 from __future__ import annotations
 
-import argparse
-import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
-from benchmarks.peer_python import energon_program, peer_python
+from benchmarks.child import program
+from benchmarks.machine import energon_program, peer_python
+from benchmarks.resources import processor_s
 from energon_grain.testing import write_tars
 from energon_grain.testing.datasets import draw_picture, encode_picture
 
@@ -48,52 +49,38 @@ def time_prepare(program: Sequence[str], folder: Path, *options: str) -> tuple[f
     with tempfile.TemporaryDirectory(dir=folder.parent) as copy:
         for tar in folder.glob("*.tar"):
             (Path(copy) / tar.name).hardlink_to(tar)
-        started, used = time.perf_counter(), _processor_seconds()
+        started, used = time.perf_counter(), processor_s(own=False)
         done = subprocess.run([*program, "prepare", copy, *_OPTIONS, *options], capture_output=True, text=True)
-        seconds = time.perf_counter() - started, _processor_seconds() - used
+        seconds = time.perf_counter() - started, processor_s(own=False) - used
         if done.returncode:
             raise RuntimeError(f"{program[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return seconds
 
 
-def _processor_seconds() -> float:
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime
-
-
-def main() -> None:
-    """Print a line for each."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, default=40_000)
-    parser.add_argument("--side", type=int, default=256, help="height of the pictures")
-    parser.add_argument("--energon-samples", type=int, default=2_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+def main(
+    samples: int = 40_000,
+    side: Annotated[int, typer.Option(help="Height of the pictures.")] = 256,
+    energon_samples: int = 2_000,
+    rounds: int = 3,
+) -> None:
     ours = [sys.executable, "-m", "energon_grain.cli"]
-    contenders = [("energon-grain", ours, given.samples)]
+    contenders = [("energon-grain", ours, samples)]
     if peer_python() is not None:
-        contenders.append(("Megatron-Energon", energon_program(), given.energon_samples))
-    work = Path(tempfile.mkdtemp(prefix="media-headers-"))
-    try:
-        for name, program, samples in contenders:
-            write(work / name, samples, given.side)
-            rounds = np.array(
-                [
-                    [time_prepare(program, work / name, _MEDIA), time_prepare(program, work / name)]
-                    for _ in range(given.rounds)
-                ]
-            )
-            (seconds, used), (bare, bare_used) = np.median(rounds, axis=0)
+        contenders.append(("Megatron-Energon", energon_program(), energon_samples))
+    with tempfile.TemporaryDirectory(prefix="media-headers-") as folder:
+        for name, command, count in contenders:
+            tars = Path(folder) / name
+            write(tars, count, side)
+            times = [[time_prepare(command, tars, _MEDIA), time_prepare(command, tars)] for _ in range(rounds)]
+            (seconds, used), (bare, bare_used) = np.median(np.array(times), axis=0)
             print(
-                f"{name:16} {samples:,} JPEGs, {given.side}²: {seconds:.2f} s with metadata, {bare:.2f} s without, "
-                f"{samples / seconds:,.0f} a second; of processors {used / samples * 1e6:,.0f} µs a JPEG with, "
-                f"{bare_used / samples * 1e6:,.0f} µs without, {samples / (used - bare_used) * 2:,.0f} a second on two "
+                f"{name:16} {count:,} JPEGs, {side}²: {seconds:.2f} s with metadata, {bare:.2f} s without, "
+                f"{count / seconds:,.0f} a second; of processors {used / count * 1e6:,.0f} µs a JPEG with, "
+                f"{bare_used / count * 1e6:,.0f} µs without, {count / (used - bare_used) * 2:,.0f} a second on two "
                 "cores for metadata alone",
                 flush=True,
             )
-    finally:
-        shutil.rmtree(work)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -1,4 +1,4 @@
-"""A data set in a bucket of a real S3 server on loopback, and what is measured of loaders that read it.
+"""A data set in a bucket of a real S3 server on loopback, and what is measured of loaders and bare clients there.
 
 The server is that of the tests: moto's, with connections kept and objects in memory. It shares the machine with the
 program that is measured and takes 1.4 ms of a core for each request, whatever its size.
@@ -7,18 +7,22 @@ program that is measured and takes 1.4 ms of a core for each request, whatever i
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib
 import json
 import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.free_memory import claim_memory
+from benchmarks.resources import claim_memory
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -27,6 +31,7 @@ from object_server import REGION, ObjectServer, running_object_server
 BUCKET = "bench"
 _PORT = "ENERGON_BENCH_S3_PORT"
 _MEMORY_BYTES = 3 << 29
+_Range = tuple[str, int, int]  # key, first byte, one past the last
 
 
 @contextlib.contextmanager
@@ -134,20 +139,83 @@ def passes(
 def _rate(
     module: Any, batches: Iterator[Any], begin: float, end: float, samples: int, seen: int = 0, payload: int = 0
 ) -> dict[str, Any]:
-    server = server_here()
     while seen < samples and time.perf_counter() < end:
         more, size = module.weigh(next(batches))
         seen, payload = seen + more, payload + size
-    elapsed = time.perf_counter() - begin
+    return _answer(seen, payload, begin)
+
+
+def _answer(samples: int, payload: int, begin: float) -> dict[str, Any]:
+    elapsed, server = time.perf_counter() - begin, server_here()
     requests = server.requests(".tar")
     server.reset()
     return {
-        "samples_per_s": seen / elapsed,
+        "samples_per_s": samples / elapsed,
         "payload_mb_per_s": payload / elapsed / 1e6,
         "requests": len(requests),
         "fetched_mb": sum(request.sent_bytes for request in requests) / 1e6,
     }
 
 
+def _ranges(folder: str, step: int) -> list[_Range]:
+    """The bytes of all shards, for clients that fetch them several at a time, in no order."""
+    sizes = {shard.name: shard.stat().st_size for shard in sorted(Path(folder).glob("*.tar"))}
+    prefix = Path(folder).name
+    return [
+        (f"{prefix}/{name}", start, min(start + step, size))
+        for name, size in sizes.items()
+        for start in range(0, size, step)
+    ]
+
+
+def kvstore(folder: str, samples: int, in_flight: int, step: int = 4 << 20, latency_s: float = 0.0) -> dict[str, Any]:
+    """TensorStore's key-value store, `in_flight` reads at a time."""
+    import tensorstore
+
+    server = server_here()
+    spec = {
+        "driver": "s3",
+        "bucket": BUCKET,
+        "endpoint": server.endpoint,
+        "aws_region": REGION,
+        "aws_credentials": {"type": "environment"},
+    }
+    context = tensorstore.Context({"s3_request_concurrency": {"limit": in_flight}})
+    store = tensorstore.KvStore.open(spec, context=context).result()
+    begin_measurement(server, latency_s)
+    ranges = iter(_ranges(folder, step))
+    begin, fetched = time.perf_counter(), 0
+    waiting = deque(store.read(key, byte_range=slice(start, stop)) for key, start, stop in islice(ranges, in_flight))
+    while waiting:
+        fetched += len(waiting.popleft().result().value)
+        waiting.extend(store.read(key, byte_range=slice(start, stop)) for key, start, stop in islice(ranges, 1))
+    return _answer(samples, fetched, begin)
+
+
+def http_loop(folder: str, samples: int, in_flight: int, step: int = 4 << 20) -> dict[str, Any]:
+    """Python's own HTTP client into one buffer a thread."""
+    server = server_here()
+    begin_measurement(server)
+    ranges = _ranges(folder, step)
+
+    def fetch(which: int) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        buffer, size = memoryview(bytearray(step)), 0
+        for key, start, stop in ranges[which::in_flight]:
+            connection.request(
+                "GET", f"/{BUCKET}/{key}", headers={**server.signed, "Range": f"bytes={start}-{stop - 1}"}
+            )
+            answer = connection.getresponse()
+            while got := answer.readinto(buffer):
+                size += got
+        connection.close()
+        return size
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(in_flight) as pool:
+        fetched = sum(pool.map(fetch, range(in_flight)))
+    return _answer(samples, fetched, begin)
+
+
 if __name__ == "__main__":
-    serve(first_pass=first_pass, passes=passes)
+    serve(first_pass=first_pass, passes=passes, kvstore=kvstore, http_loop=http_loop)

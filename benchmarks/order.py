@@ -1,8 +1,9 @@
-"""What an order costs when no data is read: draws, and the state of a loader."""
+"""What costs time without any data: the draws of an order, the state of a loader, and our packers over lengths."""
 
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 
 from benchmarks import ours
 from benchmarks.child import serve
+from benchmarks.token_packing import BUFFER, CAPACITY, LENGTHS
 from energon_grain import WorkerConfig, get_train_dataset
 from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.transforms import packing
 
 _CHUNK = 1 << 16
 
@@ -38,5 +41,31 @@ def order(folder: str, metadataset: str, batches: int, positions: int = 1_000_00
     return {"draws_s": draws_s, "state_bytes": ours.state_bytes(ours.save(loader))}
 
 
+def efficiency(lengths: str, packer: str, keep_rest: bool) -> dict[str, Any]:
+    """The filled share of all packs, and microseconds a sample. A buffer is filled, packed, and filled up again."""
+    sizes: list[int] = LENGTHS[lengths]().tolist()
+    pack = getattr(packing, packer)
+    coming = iter(range(len(sizes)))
+    buffer: list[int] = []
+    packs: list[list[int]] = []
+    started = time.perf_counter()
+    while True:
+        buffer += islice(coming, BUFFER - len(buffer))
+        if not buffer:
+            break
+        over = len(buffer) < BUFFER
+        packed = pack(buffer, length=sizes.__getitem__, capacity=CAPACITY, keep_rest=keep_rest and not over)
+        packs += packed
+        buffer = packed.rest
+    elapsed = time.perf_counter() - started
+    if sorted(index for group in packs for index in group) != list(range(len(sizes))):
+        raise RuntimeError(f"{packer} lost samples")
+    return {
+        "efficiency": packing.packing_efficiency(packs, length=sizes.__getitem__, capacity=CAPACITY),
+        "us_per_sample": elapsed / len(sizes) * 1e6,
+        "packs": len(packs),
+    }
+
+
 if __name__ == "__main__":
-    serve(order=order)
+    serve(order=order, efficiency=efficiency)

@@ -8,17 +8,17 @@ in units of what it would be for packs in random order.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
-from benchmarks.packed_lengths import BUFFER, LENGTHS
-from benchmarks.token_packing import CAPACITY
+from benchmarks.child import program
+from benchmarks.token_packing import BUFFER, CAPACITY, LENGTHS
 from energon_grain import GroupBatchDataset, MapDataset, PackingDataset, SavableDataset, Stream, get_train_dataset
 from energon_grain.testing import make_text_dataset
 
@@ -75,19 +75,18 @@ def spread_of_means(values: npt.NDArray[np.float64], batch: int) -> float:
     return float(values.reshape(-1, batch).mean(1).std() / (values.std() / np.sqrt(batch)))
 
 
-def main() -> None:
-    """Print the figures of each form and number of lanes."""
+def main(lanes: Annotated[list[int] | None, typer.Argument()] = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "documents"
         make_text_dataset(path, n=len(LENGTHS["documents"]()), text_bytes=20)
         for form in FORMS:
-            for lanes in [int(argument) for argument in sys.argv[1:]] or [48]:
-                values = pack_lengths(path, form, lanes)
+            for count in lanes or [48]:
+                values = pack_lengths(path, form, count)
                 near = "  ".join(f"{distance}: {autocorrelation(values, distance):+.2f}" for distance in _DISTANCES)
                 means = "  ".join(f"{batch}: {spread_of_means(values, batch):.2f}" for batch in _BATCHES)
-                print(f"{form}, {lanes} lanes")
+                print(f"{form}, {count} lanes")
                 print(f"    autocorrelation at {near}\n    spread of the means of batches of {means}")
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -11,19 +11,19 @@ which a busy machine changes less.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.child import ask, program
+from benchmarks.steady import steady
 
 FILES, ROWS, GROUP = 8, 1500, 100
 KINDS = ("pictures", "bytes", "texts")
@@ -132,52 +132,35 @@ def litdata(kind: str, folder: Path, workers: int) -> Iterator[Any]:
         yield from loader
 
 
-def measure(program: str, kind: str, folder: Path, workers: int, seconds: float) -> None:
-    """Print the rates of a program."""
+def measure(name: str, kind: str, folder: str, workers: int, seconds: float) -> dict[str, float]:
+    """The rates of a program."""
     programs = {"ours": ours, "grain": grain, "streaming": streaming, "litdata": litdata}
-    batches = programs[program](kind, folder, workers)
-    for _ in range(20):
-        next(batches)
-    began, used, count = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - began < seconds:
-        next(batches)
-        count += 32
-    print(json.dumps([count / (time.perf_counter() - began), count / (time.process_time() - used)]), flush=True)
+    return steady(lambda: programs[name](kind, Path(folder), workers), lambda _: (32, 0), warmup_s=1, seconds=seconds)
 
 
-def main() -> None:
-    """Run all in turns, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", default=sys.executable, help="interpreter with grain, datasets and pyarrow")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--run", nargs=4, metavar=("PROGRAM", "KIND", "FOLDER", "WORKERS"))
-    options = parser.parse_args()
-    if options.run:
-        program, kind, folder, workers = options.run
-        measure(program, kind, Path(folder), int(workers), options.seconds)
-        return
+def main(peer: str = sys.executable, rounds: int = 3, seconds: float = 4.0) -> None:
     contenders = [("ours", 0), ("ours", 2), ("grain", 0), ("streaming", 0), ("litdata", 0)]
     with tempfile.TemporaryDirectory() as made:
         write(Path(made))
         for kind in KINDS:
-            rates: dict[tuple[str, int], list[list[float]]] = {each: [] for each in contenders}
-            for _ in range(options.rounds):
-                for program, workers in contenders:
-                    python = sys.executable if program == "ours" else options.peer
-                    folder = Path(made, "texts" if kind == "texts" else "pictures")
-                    run = [python, "-m", "benchmarks.parquet", "--seconds", str(options.seconds), "--run"]
-                    done = subprocess.run([*run, program, kind, folder, str(workers)], capture_output=True, text=True)
-                    if done.returncode:
-                        print(f"{program}: {done.stderr.strip().splitlines()[-1:]}")
+            folder = str(Path(made, "texts" if kind == "texts" else "pictures"))
+            rates: dict[tuple[str, int], list[dict[str, float]]] = {}
+            for _ in range(rounds):
+                for name, workers in contenders:
+                    told = {"name": name, "kind": kind, "folder": folder, "workers": workers, "seconds": seconds}
+                    try:
+                        found = ask("parquet", "measure", python=sys.executable if name == "ours" else peer, **told)
+                    except RuntimeError as error:
+                        print(f"{name}: {str(error).strip().splitlines()[-1:]}")
                     else:
-                        rates[program, workers].append(json.loads(done.stdout.splitlines()[-1]))
-            for (program, workers), found in rates.items():
-                if found:
-                    wall, cpu = (statistics.median(each[column] for each in found) for column in (0, 1))
-                    threads = f", {workers} workers" if program == "ours" else ""
-                    print(f"{kind:9} {program}{threads}: {wall:,.0f} samples/s, {cpu:,.0f} a second of processor time")
+                        rates.setdefault((name, workers), []).append(found)
+            for (name, workers), each in rates.items():
+                wall, cpu = (
+                    statistics.median(rate[which] for rate in each) for which in ("samples_per_s", "samples_per_cpu_s")
+                )
+                threads = f", {workers} workers" if name == "ours" else ""
+                print(f"{kind:9} {name}{threads}: {wall:,.0f} samples/s, {cpu:,.0f} a second of processor time")
 
 
 if __name__ == "__main__":
-    main()
+    program(main, measure=measure)

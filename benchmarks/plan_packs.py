@@ -9,30 +9,24 @@ over texts of these lengths, and draws how full the packs are that they deliver.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.child import program
 from benchmarks.picture import bars, texts
+from benchmarks.token_packing import CAPACITY, LAWS
 from energon_grain import PackingDataset, PackingPlan, PlannedPackingDataset, get_loader, get_train_dataset
 from energon_grain.samplers.pack_plan import PATIENCE, Oversize, fill, plan_packs
 from energon_grain.transforms.packing import best_fit_decreasing
 
-CAPACITY = 4096
 WINDOWS = (1_024, 4_096, 16_384, 65_536)
 Costs = npt.NDArray[np.int64]
-LAWS: dict[str, Callable[[np.random.Generator, int], Costs]] = {
-    "Zipf 1.2": lambda r, n: np.minimum(r.zipf(1.2, n), 8 * CAPACITY).astype(np.int64),
-    "log-normal": lambda r, n: np.clip(r.lognormal(6.2, 1.1, n), 16, 2 * CAPACITY).astype(np.int64),
-    "uniform": lambda r, n: r.integers(1, CAPACITY + 1, n),
-}
 
 
 def planned(costs: Costs, capacities: tuple[int, ...], window: int, oversize: Oversize = "error") -> tuple[int, float]:
@@ -53,8 +47,8 @@ def planned(costs: Costs, capacities: tuple[int, ...], window: int, oversize: Ov
 def table(samples: int) -> None:
     """Print the tables."""
     random = np.random.default_rng(0)
-    for law, draw in LAWS.items():
-        lengths = draw(random, samples)
+    for law, drawn in LAWS.items():
+        lengths = drawn(random, samples)
         short = np.minimum(lengths, CAPACITY)[None]
         began = time.process_time()
         _, together = fill(short, (CAPACITY,))
@@ -97,11 +91,11 @@ def characters(samples: list[Any]) -> int:
     return sum(len(sample.text) for sample in samples)
 
 
-def chart(file: str, samples: int) -> None:
+def draw(file: str, samples: int) -> None:
     """Run loaders over the samples once or so, and draw how full their packs are."""
     filled = dict[str, dict[str, float]]()
-    for law, draw in LAWS.items():
-        lengths = np.minimum(draw(np.random.default_rng(0), samples), CAPACITY)
+    for law, drawn in LAWS.items():
+        lengths = np.minimum(drawn(np.random.default_rng(0), samples), CAPACITY)
         with tempfile.TemporaryDirectory() as folder:
             below = get_train_dataset(
                 texts(Path(folder), lengths), batch_size=None, shuffle_buffer_size=100, max_samples_per_sequence=100
@@ -120,17 +114,12 @@ def chart(file: str, samples: int) -> None:
     bars(file, f"How full packs of {CAPACITY:,} tokens are, 1 is full", filled, least=0.5, digits=4)
 
 
-def main() -> None:
-    """Print the tables, or draw the picture."""
-    parser = argparse.ArgumentParser(description="How full planned packs are.")
-    parser.add_argument("--samples", type=int)
-    parser.add_argument("--chart", help="a file to draw to, in place of the tables")
-    arguments = parser.parse_args()
-    if arguments.chart:
-        chart(arguments.chart, arguments.samples or 30_000)
+def main(samples: int = 0, chart: str = "") -> None:
+    if chart:
+        draw(chart, samples or 30_000)
     else:
-        table(arguments.samples or 2_000_000)
+        table(samples or 2_000_000)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -9,7 +9,6 @@ sample where it lies in memory).
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.child import program
 from energon_grain.datasets.planned_packing import PackingPlan, PlannedPacks
 from energon_grain.samplers.balance import divide
 from energon_grain.samplers.cost_blend import CostBlend
@@ -74,15 +74,7 @@ def timed(name: str, step: Callable[[int], object], steps: int) -> None:
     print(f"{name:42s} first {seconds[0]:7.2f} s   further {1000 * further:9.1f} ms   {memory:6.0f} MiB")
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1_000_000_000)
-    parser.add_argument("--leaves", type=int, default=1_000)
-    parser.add_argument("--hosts", type=int, default=10_000)
-    parser.add_argument("--steps", type=int, default=20)
-    arguments = parser.parse_args()
-    samples, leaves, hosts = arguments.samples, arguments.leaves, arguments.hosts
+def main(samples: int = 1_000_000_000, leaves: int = 1_000, hosts: int = 10_000, steps: int = 20) -> None:
     step_items = hosts * BATCH
     print(f"{samples:,} samples, {leaves:,} leaves, {hosts:,} hosts of {BATCH} items, {step_items:,} items a step")
     orders: list[IndexMap] = []
@@ -93,14 +85,14 @@ def main() -> None:
     def own(step: int) -> object:
         return order.draw_in_stream(step * step_items + np.arange(BATCH) * hosts)
 
-    timed("blend by cost, one host's draws", own, arguments.steps)
+    timed("blend by cost, one host's draws", own, steps)
     plan = PackingPlan("tokens", capacity=CAPACITY)
     packs = PlannedPacks(order, (costs,), plan, 2, 0)
 
     def packed(step: int) -> object:
         return packs.draw(step * step_items + np.arange(BATCH) * hosts)
 
-    timed("packs of the blend, one host's draws", packed, max(2, arguments.steps // 5))
+    timed("packs of the blend, one host's draws", packed, max(2, steps // 5))
     single = leaf(samples, 3)
     of_single = CostsOfStream(single, [MadeUp(3)])  # type: ignore[list-item]
     first = count()
@@ -109,8 +101,8 @@ def main() -> None:
         at = next(first) * step_items
         return divide(of_single(np.arange(at, at + step_items))[None], hosts)
 
-    timed("equal work, single leaf", balanced, max(2, arguments.steps // 5))
+    timed("equal work, single leaf", balanced, max(2, steps // 5))
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.row import Row, Target
+from benchmarks.contender import Row, Target
 
 
 @dataclass(kw_only=True, slots=True)

@@ -3,227 +3,276 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.array_record_rows import array_record_rows
-from benchmarks.contender import Contender
-from benchmarks.datasets import DATA_SETS, OURS, prepare_options
-from benchmarks.join_rows import join_rows
-from benchmarks.mixing_rows import mixing_rows
-from benchmarks.object_store_rows import object_store_rows
-from benchmarks.packing_rows import packing_rows
-from benchmarks.peer_python import energon_program
-from benchmarks.programs import energon, floor, grain, importing, ours, peer
-from benchmarks.row import Row, Target
-from benchmarks.torch_rows import torch_rows
+from benchmarks.contender import Contender, Row, Target
+from benchmarks.datasets import DATA_SETS, ENERGON_YAML, JOINS, METADATASET, OURS, OURS_YAML, prepare_options
+from benchmarks.machine import energon_program
+from benchmarks.object_store import BUCKET
+from benchmarks.token_packing import BUFFER, LENGTHS
+
+_RATE = "samples_per_s"
+_CRUDE = "crude data set, cooker into two fields"
+_BLOCKS = "shuffled 100/100, batches of 32, one process"
+_STEPS_OF_100_160 = 3_130
 
 
 def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
     """All rows, over the data sets in `cache`."""
-    span = {"warmup_s": warmup_s, "seconds": seconds}
-    return [
-        _text_crude(cache, span),
-        _text_sample(cache, span),
-        _blobs(cache, span),
-        _jpeg(cache, span, "rgb8", threads=1),
-        _jpeg(cache, span, "rgb8", threads=os.cpu_count() or 1),
-        _jpeg(cache, span, "torchrgb", threads=1),
-        _jpeg_256(cache, span),
-        _prepare(cache, sqlite=True),
-        _prepare(cache, sqlite=False),
-        _first_batch(cache),
-        _import(),
-        _resume(cache),
-        *mixing_rows(cache, span),
-        *packing_rows(cache, span),
-        *join_rows(cache, span),
-        *torch_rows(cache, span),
-        *array_record_rows(cache, span),
-        *object_store_rows(cache),
-    ]
+    programs = _Programs(cache, {"warmup_s": warmup_s, "seconds": seconds})
+    kinds = (_texts, _images, _preparing, _opening, _mixing, _packing, _joining, _torch, _array_record, _bucket)
+    return [row for kind in kinds for row in kind(programs)]
 
 
-def _text_crude(cache: Path, span: dict[str, Any]) -> Row:
-    crude = str(cache / "text-crude")
-    return Row(
-        name="text-crude",
-        title="1 KB text + json: crude data set, cooker into two fields, shuffled 100/100, batches of 32, one process",
-        data_sets=("text",),
-        metrics=("samples_per_s",),
-        contenders=(
-            ours("throughput", folder=crude, program="crude-text", **span),
-            energon("throughput", folder=crude, program="crude-text", **span),
-            energon("throughput", "energon 2 workers", folder=crude, program="crude-text", workers=2, **span),
-            *grain(cache, "text", span),
-            peer("webdataset", "webdataset", "throughput", folder=crude, parts=("txt", "json"), **span),
-            peer("litdata", "litdata", "throughput", folder=str(cache / "text.litdata.plain"), **span),
-            floor("pread", "pread", folder=crude, **span),
-        ),
-        targets=(
-            Target(metric="samples_per_s", bound=30, sense="at least", against="energon"),
-            Target(metric="samples_per_s", bound=5, sense="at least", against="grain tuned"),
-        ),
-    )
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """Contenders, over the data sets in `cache`; `span` says how long rates are measured."""
 
+    cache: Path
+    span: Mapping[str, float]
 
-def _text_sample(cache: Path, span: dict[str, Any]) -> Row:
-    folder = str(cache / "text")
-    return Row(
-        name="text-sample",
-        title="1 KB text: `TextSample`, no user hook, shuffled 100/100, batches of 32, one process",
-        data_sets=("text",),
-        metrics=("samples_per_s",),
-        contenders=(
-            ours("throughput", folder=folder, program="plain", **span),
-            energon("throughput", folder=folder, program="plain", **span),
-            *grain(cache, "text", span),
-            peer("litdata", "litdata", "throughput", folder=str(cache / "text.litdata.plain"), **span),
-            floor("pread", "pread", folder=folder, **span),
-        ),
-        targets=(
-            Target(metric="samples_per_s", bound=40, sense="at least", against="energon"),
-            Target(metric="samples_per_s", bound=7, sense="at least", against="grain tuned"),
-            Target(metric="samples_per_s", bound=0.7, sense="at least", against="litdata"),
-        ),
-    )
+    def folder(self, name: str) -> str:
+        return str(self.cache / name)
 
+    def ours(
+        self, data: str, program: str | None, name: str = "ours", call: str = "throughput", **more: Any
+    ) -> Contender:
+        """One of `loaders.py`'s measurements of energon-grain."""
+        told = {"programs": "benchmarks.ours", "folder": self.folder(data), **_named(program), **more}
+        return Contender(name=name, module="loaders", call=call, arguments=self._spanned(call, told))
 
-def _blobs(cache: Path, span: dict[str, Any]) -> Row:
-    folder = str(cache / "blob")
-    program = {"folder": folder, "program": "crude-blob", **span}
-    return Row(
-        name="blobs",
-        title="100 KB blobs + json: crude data set, cooker into two fields, full shuffle, batches of 32, one process",
-        data_sets=("blob",),
-        metrics=("samples_per_s",),
-        contenders=(
-            ours("throughput", blocks=False, **program),
-            energon("throughput", **program),
-            *grain(cache, "blob", span),
-            peer("webdataset", "webdataset", "throughput", folder=folder, parts=("bin", "json"), **span),
-            peer("litdata", "litdata", "throughput", folder=str(cache / "blob.litdata.plain"), **span),
-            floor("pread", "pread", folder=folder, **span),
-            floor("pread, dropped at once", "pread", folder=folder, keep=False, **span),
-            floor("preadv", "preadv", folder=folder, **span),
-        ),
-        targets=(
-            Target(metric="samples_per_s", bound=8, sense="at least", against="energon"),
-            Target(metric="samples_per_s", bound=2.5, sense="at least", against="grain tuned"),
-            Target(metric="samples_per_s", bound=1.2, sense="at least", against="pread"),
-            Target(metric="samples_per_s", bound=0.5, sense="at least", against="preadv"),
-        ),
-    )
+    def torch(self, data: str, program: str, name: str = "ours", **more: Any) -> Contender:
+        """The same of the PyTorch adapter."""
+        return self.ours(data, program, name, programs="benchmarks.ours_torch", **more)
 
+    def energon(
+        self, data: str, program: str | None, name: str = "energon", call: str = "throughput", **more: Any
+    ) -> Contender:
+        """The same of Megatron-Energon."""
+        told = {"programs": "benchmarks.peers.energon", "folder": self.folder(data), **_named(program), **more}
+        return Contender(
+            name=name, module="loaders", call=call, arguments=self._spanned(call, told), in_peer_python=True
+        )
 
-def _jpeg(cache: Path, span: dict[str, Any], mode: str, *, threads: int) -> Row:
-    folder = str(cache / "jpeg")
-    workers = 0 if threads == 1 else threads
-    program = {"folder": folder, "program": mode, "workers": workers, **span}
-    contenders = [
-        ours("throughput", **program),
-        energon("throughput", **program),
-        floor("bare decoder", "jpeg", folder=folder, threads=threads, **span),
-    ]
-    targets = [Target(metric="samples_per_s", bound=2.0, sense="at least", against="energon")]
-    if mode == "rgb8":
-        targets.append(Target(metric="samples_per_s", bound=0.9, sense="at least", against="bare decoder"))
-    else:
-        targets = [Target(metric="samples_per_s", bound=2.5, sense="at least", against="energon")]
-    if mode == "rgb8" and threads == 1:
-        images = {"folder": folder, "parts": ("jpg", "txt"), "image": True, **span}
-        contenders += [
-            *grain(cache, "jpeg", span, image=True),
-            peer("webdataset", "webdataset", "throughput", **images),
-            floor("bare pillow", "jpeg", folder=folder, decoder="pillow", **span),
+    def _spanned(self, call: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, **self.span} if call == "throughput" else arguments
+
+    def peer(self, name: str, module: str, data: str, **arguments: Any) -> Contender:
+        """The rate of another loader."""
+        told = {"folder": self.folder(data), **self.span, **arguments}
+        return Contender(name=name, module=f"peers.{module}", call="throughput", arguments=told, in_peer_python=True)
+
+    def floor(self, name: str, call: str, data: str, **arguments: Any) -> Contender:
+        """A bare loop."""
+        told = {"folder": self.folder(data), **self.span, **arguments}
+        return Contender(name=name, module="floor", call=call, arguments=told)
+
+    def grain(self, data: str, *, image: bool = False, mixed: bool = False, side: int = 0) -> Sequence[Contender]:
+        """Grain + ArrayRecord at its defaults and in the variants that bench well ("tuned" is the best of them)."""
+        common = {"image": image, "mixed": mixed, "side": side}
+        plain = f"{data}.grain_array_record.uncompressed"
+        variants: dict[str, dict[str, Any]] = {
+            "0 threads": {"threads": 0},
+            "0 threads, 2 processes": {"threads": 0, "workers": 2},
+            "batch first, 0 threads": {"threads": 0, "batch_first": True},
+            "batch first, 0 threads, 2 processes": {"threads": 0, "batch_first": True, "workers": 2},
+        }
+        default = plain if image else f"{data}.grain_array_record.default"
+        return [
+            self.peer("grain default", "grain_array_record", default, **common),
+            *(
+                self.peer(f"grain tuned: {name}", "grain_array_record", plain, **common, **options)
+                for name, options in variants.items()
+            ),
         ]
-    where = "one process" if threads == 1 else f"{threads} workers (ours: threads)"
-    name = f"jpeg-{mode}" if threads == 1 else f"jpeg-{mode}-{threads}"
+
+
+def _named(program: str | None) -> dict[str, str]:
+    """A program, but where it is always the same: earlier revisions do not take it there."""
+    return {} if program is None else {"program": program}
+
+
+def _rates(
+    name: str,
+    title: str,
+    data_sets: Sequence[str],
+    contenders: Sequence[Contender],
+    at_least: Mapping[str, float | None],
+    *,
+    metrics: Sequence[str] = (_RATE,),
+    served: str = "",
+) -> Row:
+    """A row of samples a second; `at_least`: how many times those of another program; None: no such target."""
+    targets = [
+        Target(metric=_RATE, bound=bound, sense="at least", against=against)
+        for against, bound in at_least.items()
+        if bound is not None
+    ]
     return Row(
         name=name,
-        title=f"256 x 256 JPEG + caption, image_decode={mode!r}, batches of 32, {where}",
-        data_sets=("jpeg",),
-        metrics=("samples_per_s",),
+        title=title,
+        data_sets=tuple(data_sets),
+        metrics=tuple(metrics),
         contenders=tuple(contenders),
         targets=tuple(targets),
+        served=served,
     )
 
 
-def _jpeg_256(cache: Path, span: dict[str, Any]) -> Row:
-    folder = str(cache / "large-jpeg")
-    program = {"folder": folder, "program": "rgb8-256", **span}
-    images = {"folder": folder, "parts": ("jpg", "txt"), "image": True, "side": 256, **span}
-    return Row(
-        name="jpeg-256",
-        title="1024 x 1024 JPEG + caption, resized to 256 x 256 (bicubic; the others decode whole), batches of 32, "
+def _at_most(metric: str, bound: float, against: str | None = None) -> Target:
+    return Target(metric=metric, bound=bound, sense="at most", against=against)
+
+
+def _texts(programs: _Programs) -> Iterator[Row]:
+    ours, energon, peer, floor = programs.ours, programs.energon, programs.peer, programs.floor
+    yield _rates(
+        "text-crude",
+        f"1 KB text + json: {_CRUDE}, {_BLOCKS}",
+        ["text"],
+        [
+            ours("text-crude", "crude-text"),
+            energon("text-crude", "crude-text"),
+            energon("text-crude", "crude-text", "energon 2 workers", workers=2),
+            *programs.grain("text"),
+            peer("webdataset", "webdataset", "text-crude", parts=("txt", "json")),
+            peer("litdata", "litdata", "text.litdata.plain"),
+            floor("pread", "pread", "text-crude"),
+        ],
+        {"energon": 30, "grain tuned": 5},
+    )
+    yield _rates(
+        "text-sample",
+        f"1 KB text: `TextSample`, no user hook, {_BLOCKS}",
+        ["text"],
+        [
+            ours("text", "plain"),
+            energon("text", "plain"),
+            *programs.grain("text"),
+            peer("litdata", "litdata", "text.litdata.plain"),
+            floor("pread", "pread", "text"),
+        ],
+        {"energon": 40, "grain tuned": 7, "litdata": 0.7},
+    )
+    yield _rates(
+        "blobs",
+        f"100 KB blobs + json: {_CRUDE}, full shuffle, batches of 32, one process",
+        ["blob"],
+        [
+            ours("blob", "crude-blob", blocks=False),
+            energon("blob", "crude-blob"),
+            *programs.grain("blob"),
+            peer("webdataset", "webdataset", "blob", parts=("bin", "json")),
+            peer("litdata", "litdata", "blob.litdata.plain"),
+            floor("pread", "pread", "blob"),
+            floor("pread, dropped at once", "pread", "blob", keep=False),
+            floor("preadv", "preadv", "blob"),
+        ],
+        {"energon": 8, "grain tuned": 2.5, "pread": 1.2, "preadv": 0.5},
+    )
+
+
+def _images(programs: _Programs) -> Iterator[Row]:
+    ours, energon, peer, floor = programs.ours, programs.energon, programs.peer, programs.floor
+    images = {"parts": ("jpg", "txt"), "image": True}
+    rivals = [
+        *programs.grain("jpeg", image=True),
+        peer("webdataset", "webdataset", "jpeg", **images),
+        floor("bare pillow", "jpeg", "jpeg", decoder="pillow"),
+    ]
+    cores = os.cpu_count() or 1
+    for mode, threads, more, targets in (
+        ("rgb8", 1, rivals, {"energon": 2.0, "bare decoder": 0.9}),
+        ("rgb8", cores, rivals if cores == 1 else [], {"energon": 2.0, "bare decoder": 0.9}),
+        ("torchrgb", 1, [], {"energon": 2.5}),
+    ):
+        workers = 0 if threads == 1 else threads
+        where = "one process" if threads == 1 else f"{threads} workers (ours: threads)"
+        yield _rates(
+            f"jpeg-{mode}" if threads == 1 else f"jpeg-{mode}-{threads}",
+            f"256 x 256 JPEG + caption, image_decode={mode!r}, batches of 32, {where}",
+            ["jpeg"],
+            [
+                ours("jpeg", mode, workers=workers),
+                energon("jpeg", mode, workers=workers),
+                floor("bare decoder", "jpeg", "jpeg", threads=threads),
+                *more,
+            ],
+            targets,
+        )
+    yield _rates(
+        "jpeg-256",
+        "1024 x 1024 JPEG + caption, resized to 256 x 256 (bicubic; the others decode whole), batches of 32, "
         "one process",
-        data_sets=("large-jpeg",),
-        metrics=("samples_per_s",),
-        contenders=(
-            ours("throughput", **program),
-            energon("throughput", **program),
-            *grain(cache, "large-jpeg", span, image=True, side=256),
-            peer("webdataset", "webdataset", "throughput", **images),
-            peer("litdata", "litdata", "throughput", folder=str(cache / "large-jpeg.litdata.plain"), side=256, **span),
-            floor("bare pillow", "jpeg", folder=folder, decoder="pillow-256", **span),
-        ),
-        targets=(
-            Target(metric="samples_per_s", bound=3, sense="at least", against="energon"),
-            Target(metric="samples_per_s", bound=3, sense="at least", against="bare pillow"),
-        ),
+        ["large-jpeg"],
+        [
+            ours("large-jpeg", "rgb8-256"),
+            energon("large-jpeg", "rgb8-256"),
+            *programs.grain("large-jpeg", image=True, side=256),
+            peer("webdataset", "webdataset", "large-jpeg", **images, side=256),
+            peer("litdata", "litdata", "large-jpeg.litdata.plain", side=256),
+            floor("bare pillow", "jpeg", "large-jpeg", decoder="pillow-256"),
+        ],
+        {"energon": 3, "bare pillow": 3},
     )
 
 
-def _prepare(cache: Path, *, sqlite: bool) -> Row:
+def _preparing(programs: _Programs) -> Iterator[Row]:
     data = DATA_SETS["text"]
-    common = {"folder": str(cache / "text"), "samples": data.samples}
+    common = {"folder": programs.folder("text"), "samples": data.samples}
     options = prepare_options(data)
-    own_options = options if sqlite else [*options, "--no-sqlite"]
+    for name, own, bound in (("prepare", [], 6), ("prepare-no-sqlite", ["--no-sqlite"], 20)):
+        title = " ".join(["prepare", *own])
+        yield _prepare(
+            name,
+            f"`{title}` of 1 KB samples, whole process, {os.cpu_count()} workers",
+            ["text"],
+            "prepare",
+            ours={**common, "program": OURS, "options": [*options, *own]},
+            energon={**common, "program": energon_program(), "options": options},
+            bound=bound,
+        )
+
+
+def _prepare(
+    name: str, title: str, data_sets: Sequence[str], call: str, *, ours: Any, energon: Any, bound: float
+) -> Row:
     return Row(
-        name="prepare" if sqlite else "prepare-no-sqlite",
-        title=f"`prepare{'' if sqlite else ' --no-sqlite'}` of 1 KB samples, whole process, {os.cpu_count()} workers",
-        data_sets=("text",),
-        metrics=("samples_per_s", "seconds", "index_mb"),
+        name=name,
+        title=title,
+        data_sets=tuple(data_sets),
+        metrics=(_RATE, "seconds", "index_mb"),
         contenders=(
-            Contender(
-                name="ours",
-                module="preparing",
-                call="prepare",
-                arguments={**common, "program": OURS, "options": own_options},
-            ),
-            Contender(
-                name="energon",
-                module="preparing",
-                call="prepare",
-                arguments={**common, "program": energon_program(), "options": options},
-                in_peer_python=True,
-            ),
+            Contender(name="ours", module="preparing", call=call, arguments=ours),
+            Contender(name="energon", module="preparing", call=call, arguments=energon, in_peer_python=True),
         ),
-        targets=(Target(metric="samples_per_s", bound=6 if sqlite else 20, sense="at least", against="energon"),),
+        targets=(Target(metric=_RATE, bound=bound, sense="at least", against="energon"),),
     )
 
 
-def _first_batch(cache: Path) -> Row:
-    folder = str(cache / "tiny")
-    return Row(
+def _opening(programs: _Programs) -> Iterator[Row]:
+    def importing(name: str, *modules: str, in_peer_python: bool = False) -> Contender:
+        told = {"modules": modules}
+        return Contender(name=name, module="loaders", call="import_time", arguments=told, in_peer_python=in_peer_python)
+
+    yield Row(
         name="million",
         title="one million samples in 1,000 shards: from the imports to the first batch, and what is held then",
         data_sets=("tiny",),
         metrics=("first_batch_s", "memory_mb", "open_files"),
         contenders=(
-            ours("first_batch", folder=folder),
-            energon("first_batch", folder=folder),
+            programs.ours("tiny", None, call="first_batch"),
+            programs.energon("tiny", None, call="first_batch"),
         ),
         targets=(
-            Target(metric="first_batch_s", bound=1.0, sense="at most", against="energon"),
-            Target(metric="memory_mb", bound=20, sense="at most"),
-            Target(metric="open_files", bound=64, sense="at most"),
+            _at_most("first_batch_s", 1.0, "energon"),
+            _at_most("memory_mb", 20),
+            _at_most("open_files", 64),
         ),
     )
-
-
-def _import() -> Row:
-    return Row(
+    yield Row(
         name="import",
         title="importing the package in a fresh interpreter",
         data_sets=(),
@@ -233,20 +282,333 @@ def _import() -> Row:
             importing("ours with loader, Grain and decoders", "energon_grain", "benchmarks.ours"),
             importing("energon", "megatron.energon", in_peer_python=True),
         ),
-        targets=(Target(metric="import_s", bound=0.15, sense="at most", against="energon"),),
+        targets=(_at_most("import_s", 0.15, "energon"),),
     )
-
-
-def _resume(cache: Path) -> Row:
-    program = {"folder": str(cache / "text-crude"), "batches": 3_130, "workers": 2}
-    return Row(
+    resumed = {"call": "resume", "batches": _STEPS_OF_100_160, "workers": 2}
+    yield Row(
         name="resume",
         title="state after 100,160 samples with two workers (ours: threads), and from restoring it to the first batch",
         data_sets=("text",),
         metrics=("state_bytes", "save_s", "restore_s"),
-        contenders=(ours("resume", **program), energon("resume", **program)),
-        targets=(
-            Target(metric="state_bytes", bound=1024, sense="at most"),
-            Target(metric="restore_s", bound=0.02, sense="at most", against="energon"),
+        contenders=(
+            programs.ours("text-crude", "crude-text", **resumed),
+            programs.energon("text-crude", "crude-text", **resumed),
         ),
+        targets=(_at_most("state_bytes", 1024), _at_most("restore_s", 0.02, "energon")),
     )
+
+
+def _mixing(programs: _Programs) -> Iterator[Row]:
+    """What mixing costs with two to a thousand data sets, and the order of a blend of a hundred."""
+    ours, blend = programs.ours, {"metadataset": METADATASET}
+    leaf = ours("text", "plain", "single leaf")
+    yield _rates(
+        "blend-2",
+        f"1 KB text: two data sets mixed one to one, `TextSample`, {_BLOCKS}",
+        ["text", "text-2"],
+        [
+            ours("text-2", "plain", **blend),
+            leaf,
+            programs.energon("text-2", "plain", **blend),
+            *programs.grain("text", mixed=True),
+        ],
+        {"single leaf": 0.8, "energon": 40, "grain tuned": 6},
+    )
+    hundred = ours("text-100", "plain", **blend)
+    yield _rates(
+        "blend-100",
+        "1 KB text: a hundred data sets mixed, else as above",
+        ["text", "text-100"],
+        [hundred, leaf],
+        {"single leaf": 0.5},
+    )
+    yield _rates(
+        "blend-1000",
+        "1 KB text: a thousand data sets mixed, else as above",
+        ["text-1000", "text-100"],
+        [ours("text-1000", "plain", **blend), ours("text-100", "plain", "a hundred", **blend)],
+        {"a hundred": 0.5},
+    )
+    order = {"folder": programs.folder("text-100"), **blend, "batches": 200}
+    yield Row(
+        name="blend-100-order",
+        title="a hundred data sets mixed: the draws of the first million positions, and the state after 200 batches",
+        data_sets=("text-100",),
+        metrics=("draws_s", "state_bytes"),
+        contenders=(Contender(name="ours", module="order", call="order", arguments=order),),
+        targets=(_at_most("draws_s", 1.0), _at_most("state_bytes", 4096)),
+    )
+    yield Row(
+        name="blend-1000-open",
+        title="a thousand data sets mixed: from the imports to the first batch, and what is held then",
+        data_sets=("text-1000",),
+        metrics=("first_batch_s", "memory_mb", "open_files"),
+        contenders=(ours("text-1000", None, call="first_batch", **blend, batches=20),),
+        targets=(_at_most("first_batch_s", 1.0),),
+    )
+
+
+def _packing(programs: _Programs) -> Iterator[Row]:
+    """The rate of packing, its restoring, and how full packs become."""
+    ours, energon = programs.ours, programs.energon
+    yield _rates(
+        "packing",
+        "1 KB text split into words, packed to 4,096 by the same greedy packer, buffer of 100, one process",
+        ["text"],
+        [ours("text", "pack-text"), energon("text", "pack-text")],
+        {"energon": 5},
+    )
+    resumed = {"call": "resume", "batches": 500}
+    yield Row(
+        name="resume-packing",
+        title="state after 2,000 packs with full buffers and two workers (ours: threads), and from restoring it to the "
+        "first batch",
+        data_sets=("text",),
+        metrics=("restore_s", "state_bytes", "save_s"),
+        contenders=tuple(
+            each("text", "pack-text", name, workers=workers, **resumed)
+            for workers, told in ((2, ""), (0, ", no workers"))
+            for each, name in ((ours, f"ours{told}"), (energon, f"energon{told}"))
+        ),
+        targets=(_at_most("restore_s", 0.05, "energon"),),
+    )
+    for lengths in LENGTHS:
+        yield _efficiency(lengths)
+
+
+def _efficiency(lengths: str) -> Row:
+    def own(name: str, packer: str, *, keep_rest: bool) -> Contender:
+        arguments = {"lengths": lengths, "packer": packer, "keep_rest": keep_rest}
+        return Contender(name=name, module="order", call="efficiency", arguments=arguments)
+
+    def grain(title: str, bins: int | None) -> Contender:
+        name, arguments = f"grain best fit: {title}", {"lengths": lengths, "bins": bins}
+        return Contender(
+            name=name, module="peers.grain_packing", call="efficiency", arguments=arguments, in_peer_python=True
+        )
+
+    return Row(
+        name=f"packing-{lengths}",
+        title=f"how full packs of 4,096 become, {LENGTHS[lengths].__doc__}; ours: greedy_knapsack with "
+        f"`keep_rest=True`, buffer of {BUFFER}",
+        data_sets=(),
+        metrics=("efficiency", "us_per_sample"),
+        contenders=(
+            own("ours", "greedy_knapsack", keep_rest=True),
+            *(
+                own(f"ours: {packer}, rest kept", packer, keep_rest=True)
+                for packer in ("best_fit_decreasing", "first_fit_decreasing", "best_fit")
+            ),
+            *(
+                own(f"ours: {packer}, whole buffers", packer, keep_rest=False)
+                for packer in ("greedy_knapsack", "best_fit_decreasing")
+            ),
+            grain("as many tokens", None),
+            grain(f"{BUFFER} bins", BUFFER),
+        ),
+        targets=(Target(metric="efficiency", bound=1.0, sense="at least", against="grain best fit"),),
+    )
+
+
+def _joining(programs: _Programs) -> Iterator[Row]:
+    """Building the index of a join, and reading its rows."""
+    join = JOINS["tiny-join"]
+    common = {"folder": programs.folder(join.name), "samples": join.data.samples}
+    yield _prepare(
+        "join-prepare",
+        "`prepare` of a metadataset that joins two prepared data sets of a million samples, whole process",
+        ["tiny", join.name],
+        "prepare_join",
+        ours={**common, "metadataset": OURS_YAML, "program": OURS},
+        energon={**common, "metadataset": ENERGON_YAML, "program": energon_program()},
+        bound=10,
+    )
+    for full in (False, True):
+        for mixed in (False, True):
+            data = "text-join-mixed" if mixed else "text-join"
+            order = "another order" if mixed else "the same order"
+            shuffle = "fully (Energon 100/100)" if full else "100/100"
+            yield _rates(
+                "join" + "-full" * full + "-mixed" * mixed,
+                f"1 KB text joined with 1 KB text in {order}, a joiner that makes pairs, shuffled {shuffle}, "
+                "batches of 32, one process",
+                ["text", data],
+                [
+                    programs.ours(data, "join", metadataset=OURS_YAML, blocks=not full),
+                    programs.ours("text", "plain", "single leaf", blocks=not full),
+                    programs.energon(data, "join", metadataset=ENERGON_YAML),
+                ],
+                {"single leaf": 0.4, "energon": 30},
+            )
+
+
+def _torch(programs: _Programs) -> Iterator[Row]:
+    """The PyTorch adapter: Megatron-Energon's own program, run by both, with 0, 1 and 2 workers.
+
+    JPEGs ours decodes in two threads where there are no worker processes; what it does without those stands beside.
+    """
+    torch, energon, floor = programs.torch, programs.energon, programs.floor
+    told = ("no workers", "1 `DataLoader` worker", "2 `DataLoader` workers")
+    for size, kind, data, program, bounds in (
+        ("1 KB text", "text", "text-crude", "crude-text", (20, None, 8)),
+        ("100 KB blobs", "blobs", "blob", "crude-blob", (4, None, None)),
+    ):
+        for workers, bound in enumerate(bounds):
+            yield _rates(
+                f"torch-{kind}-{workers}",
+                f"PyTorch, {size} + json: {_CRUDE}, shuffled 100/100, batches of 32, {told[workers]}",
+                [data.removesuffix("-crude")],
+                [torch(data, program, workers=workers), energon(data, program, workers=workers)],
+                {"energon": bound},
+            )
+    threads = {"workers": 2, "worker_type": "thread"}
+    for workers, bound in enumerate((2.5, None, 2)):
+        own = [torch("jpeg", "torchrgb", workers=workers)]
+        if not workers:
+            own = [
+                torch("jpeg", "torchrgb", **threads),
+                torch("jpeg", "torchrgb", "ours, no threads", workers=0),
+            ]
+        where = told[workers] if workers else "no worker processes (ours: 2 threads)"
+        yield _rates(
+            f"torch-jpeg-{workers}",
+            f"PyTorch, 256 x 256 JPEG + caption, image_decode='torchrgb', batches of 32, {where}",
+            ["jpeg"],
+            [
+                *own,
+                energon("jpeg", "torchrgb", workers=workers),
+                floor("bare decoder", "jpeg", "jpeg", threads=1),
+                floor("bare decoder, 2 threads", "jpeg", "jpeg", threads=2),
+            ],
+            {"energon": bound},
+        )
+    resumed = {"call": "resume", "batches": _STEPS_OF_100_160, "workers": 2, "shuffle_buffer": 1_000}
+    yield Row(
+        name="torch-state",
+        title="PyTorch, state after 100,160 texts with two workers and a shuffle buffer of 1,000, and from restoring "
+        "it to the first batch",
+        data_sets=("text",),
+        metrics=("state_bytes", "save_s", "restore_s"),
+        contenders=(
+            torch("text-crude", "crude-text", **resumed),
+            energon("text-crude", "crude-text", **resumed),
+        ),
+        targets=(_at_most("state_bytes", 0.05, "energon"), _at_most("restore_s", 0.1, "energon")),
+    )
+
+
+def _array_record(programs: _Programs) -> Iterator[Row]:
+    """Ours over ArrayRecord files beside Grain's own pipeline over ArrayRecord files of the same samples."""
+    yield _rates(
+        "array-record",
+        "1 KB text in ArrayRecord files: `TextSample`, shuffled, batches of 32, one process",
+        ["text"],
+        [
+            programs.ours("text-records", "plain"),
+            programs.ours("text-records", "plain", "ours: full shuffle", blocks=False),
+            programs.ours("text", "plain", "ours: tars"),
+            *programs.grain("text"),
+        ],
+        {"grain tuned": 1.5, "grain default": 1.5},
+    )
+
+
+_LATENCY_S = 0.05
+_PAGES_MB = 236
+
+
+def _bucket(programs: _Programs) -> Iterator[Row]:
+    """Data in a bucket."""
+    data, samples = "bucket", DATA_SETS["bucket"].samples
+    metrics = (_RATE, "first_batch_s", "requests", "fetched_mb")
+
+    def ours(name: str = "ours", call: str = "first_pass", **more: Any) -> Contender:
+        told = {"programs": "benchmarks.ours", "url": f"s3://{BUCKET}/{data}", "program": "crude-blob", **more}
+        return Contender(name=name, module="object_store", call=call, arguments={"samples": samples, **told})
+
+    def energon(**more: Any) -> Contender:
+        told = {"programs": "benchmarks.peers.energon", "url": f"msc://{BUCKET}/{data}", "program": "crude-blob"}
+        arguments = {"samples": samples, **told, **more}
+        return Contender(
+            name="energon", module="object_store", call="first_pass", arguments=arguments, in_peer_python=True
+        )
+
+    def bare(call: str, name: str, **more: Any) -> Contender:
+        arguments = {"folder": programs.folder(data), "samples": samples, **more}
+        return Contender(name=name, module="object_store", call=call, arguments=arguments)
+
+    def ranges(in_flight: int, **more: Any) -> Contender:
+        name = f"range reads: TensorStore, {in_flight} in flight"
+        return bare("kvstore", name, in_flight=in_flight, **more)
+
+    served = {"metrics": metrics, "served": data}
+    yield _rates(
+        "bucket",
+        "100 KB blobs + json in a bucket: the first pass, from opening on; crude data set, cooker into two fields, "
+        "shuffled 100/100, batches of 32, one process",
+        [data],
+        [
+            ours(),
+            ours("ours, 2 threads", workers=2),
+            ours("ours, no blocks kept", cache_mb=0),
+            energon(),
+            *map(ranges, (2, 4, 8, 16, 32)),
+            bare("http_loop", "http.client, 2 threads", in_flight=2),
+        ],
+        {"range reads": 0.8, "energon": 3},
+        **served,
+    )
+    slow = {"latency_s": _LATENCY_S}
+    yield _rates(
+        "bucket-latency",
+        f"the same with {_LATENCY_S * 1000:.0f} ms before each answer",
+        [data],
+        [
+            ours(**slow),
+            ours("ours, no latency"),
+            ours("ours, no blocks kept", cache_mb=0, **slow),
+            ours("ours, no blocks kept, no latency", cache_mb=0),
+            energon(**slow),
+            *(ranges(in_flight, **slow) for in_flight in (8, 32)),
+        ],
+        {"ours, no latency": 0.7},
+        **served,
+    )
+    passes = {"call": "passes", "warm": 1, "count": 5}
+    yield _rates(
+        "bucket-cached",
+        "the same, from the second to the sixth pass of one process: all blocks are in the cache",
+        [data],
+        [ours(**passes), ours("ours, local files", url=programs.folder(data), **passes)],
+        {"ours, local files": 0.9},
+        metrics=(_RATE, "requests", "fetched_mb"),
+        served=data,
+    )
+    cases = [(order, hosts, 1_000) for order in _ORDERS for hosts in (1, 2, 8)]
+    yield Row(
+        name="bucket-fetched",
+        title=f"10 KB samples, {_PAGES_MB} MB in all, in blocks of 100: what all hosts together fetch in the first "
+        "pass when 100 MB may be fetched ahead by all, and the most that one of them has fetched and not yet used",
+        data_sets=("pages",),
+        served="pages",
+        metrics=("requests", "fetched_mb", "times_data", "ahead_mb"),
+        contenders=tuple(_fetched(programs, *case) for case in (*cases, *((order, 1, 100) for order in _ORDERS))),
+    )
+
+
+_ORDERS = ("ours: block shuffle", "full shuffle")
+
+
+def _fetched(programs: _Programs, order: str, hosts: int, cache_mb: int) -> Contender:
+    room = "" if cache_mb > _PAGES_MB else f", cache of {cache_mb} MB"
+    arguments = {
+        "url": f"s3://{BUCKET}/pages",
+        "original": programs.folder("pages"),
+        "samples": DATA_SETS["pages"].samples,
+        "hosts": hosts,
+        "blocks": order != "full shuffle",
+        "cache_mb": cache_mb,
+        "ahead_mb": 100 / hosts,
+    }
+    name = f"{order}, {hosts} host{'s' if hosts > 1 else ''}{room}"
+    return Contender(name=name, module="object_store_hosts", call="fetched", arguments=arguments)

@@ -1,69 +1,71 @@
-"""`make bench`: measure every row, print the table, write RESULTS.md.
+"""`make bench`: measure every row, print the table, write RESULTS.md. Exit code 1 if a target was missed.
 
-python -m benchmarks.run [--quick] [--only ROW …] [--rounds 5] [--seconds 3] [--cache FOLDER] [--output FILE]
+python -m benchmarks.run [--quick] [--only ROW …] [--without PROGRAM …] [--rounds 5] [--seconds 3]
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from benchmarks import chart, report
-from benchmarks.contender import MeasurementFailedError, measure
-from benchmarks.datasets import DATA_SETS, build, once
-from benchmarks.joins import JOINS, write_join
+from benchmarks.child import program
+from benchmarks.contender import MeasurementFailedError, Row, measure
+from benchmarks.datasets import build
 from benchmarks.machine import describe
-from benchmarks.mixtures import MIXTURES, write_mixture
 from benchmarks.object_store import bucket_of
 from benchmarks.report import RowResult
-from benchmarks.row import Row
+from benchmarks.resources import CACHE
 from benchmarks.rows import table
 
-REPO = Path(__file__).resolve().parent.parent
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 1 if a target was missed, 0 if all measured ones were met."""
-    options = _parse(arguments)
-    rows = table(options.cache, warmup_s=0.2 if options.quick else 0.5, seconds=options.seconds)
-    unknown = set(options.only) - {row.name for row in rows}
-    if unknown:
-        sys.exit(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
-    rows = [row for row in rows if not options.only or row.name in options.only]
-    build_needed(options.cache, dict.fromkeys(name for row in rows for name in row.data_sets))
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="One second and three rounds a measurement.")] = False,
+    only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="Measure this row. Repeatable.")] = None,
+    without: Annotated[list[str] | None, typer.Option(metavar="PROGRAM", help="Leave this out. Repeatable.")] = None,
+    rounds: Annotated[int, typer.Option(help="Measurements of each program. Default: 5.")] = 0,
+    seconds: Annotated[float, typer.Option(help="Length of a measurement. Default: 3.")] = 0.0,
+    cache: Annotated[Path, typer.Option(help="Folder for the data sets, 15 GB.")] = CACHE,
+    output: Annotated[Path | None, typer.Option(help="Default: RESULTS.md for a full run, else in the cache.")] = None,
+) -> None:
+    cache = cache.resolve()
+    rounds, seconds = rounds or (3 if quick else 5), seconds or (1.0 if quick else 3.0)
+    page = output or (cache / "RESULTS.md" if quick or only or without else chart.RESULTS)
+    rows = chosen(table(cache, warmup_s=0.2 if quick else 0.5, seconds=seconds), only)
+    build_needed(cache, dict.fromkeys(name for row in rows for name in row.data_sets))
 
     results: list[RowResult] = []
-    settings = {"rounds": options.rounds, "seconds a measurement": options.seconds}
+    settings = {"rounds": rounds, "seconds a measurement": seconds}
     for row in rows:
-        with bucket_of(options.cache / row.served) if row.served else nullcontext():
-            results.append(_run(row, options.rounds, options.without))
+        with bucket_of(cache / row.served) if row.served else nullcontext():
+            results.append(_run(row, rounds, without or ()))
         print("\n".join(report.details(results[-1])), flush=True)
         # After every row: a run that is ended early leaves what it has.
-        options.output.write_text(report.page(results, describe(options.cache), settings) + "\n")
+        page.write_text(report.page(results, describe(cache), settings) + "\n")
     print("\n".join(report.summary(results)))
-    print(f"\nwritten to {options.output}", file=sys.stderr)
-    if options.output.resolve() == chart.RESULTS:
+    print(f"\nwritten to {page}", file=sys.stderr)
+    if page.resolve() == chart.RESULTS:
         chart.main()
     verdicts = [(target, result.verdict(target)) for result in results for target in result.row.targets]
-    return int(any(value is not None and not target.met(value) for target, value in verdicts))
+    sys.exit(any(value is not None and not target.met(value) for target, value in verdicts))
+
+
+def chosen(rows: Sequence[Row], names: Collection[str] | None) -> list[Row]:
+    """The rows of these names; by default all."""
+    if unknown := set(names or ()) - {row.name for row in rows}:
+        sys.exit(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
+    return [row for row in rows if not names or row.name in names]
 
 
 def build_needed(cache: Path, names: Iterable[str]) -> None:
     """Write the data sets, mixtures and joins of these names that `cache` lacks."""
     cache.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        folder = cache / name
-        if name in DATA_SETS:
-            build(cache, [name])
-        if name in MIXTURES:
-            once(folder, f"{name}: mixture", partial(write_mixture, folder, MIXTURES[name]))
-        if name in JOINS:
-            once(folder, f"{name}: join", partial(write_join, folder, JOINS[name]))
+    build(cache, names)
 
 
 def _run(row: Row, rounds: int, without: Sequence[str]) -> RowResult:
@@ -84,28 +86,5 @@ def _run(row: Row, rounds: int, without: Sequence[str]) -> RowResult:
     return result
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.run", description="Measure energon-grain beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="one second and three rounds a measurement")
-    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="measure this row (repeatable)")
-    parser.add_argument("--without", action="append", default=[], metavar="PROGRAM", help="leave this program out")
-    parser.add_argument("--rounds", type=int, help="measurements of each program (default 5)")
-    parser.add_argument("--seconds", type=float, help="length of a measurement (default 3)")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=Path(os.environ.get("ENERGON_BENCH_CACHE", REPO / ".bench")),
-        help="folder for the data sets, 15 GB (default: ENERGON_BENCH_CACHE or .bench)",
-    )
-    parser.add_argument("--output", type=Path, help="where the page goes (default: RESULTS.md for a full run)")
-    options = parser.parse_args(arguments)
-    options.rounds = options.rounds or (3 if options.quick else 5)
-    options.seconds = options.seconds or (1.0 if options.quick else 3.0)
-    options.cache = options.cache.resolve()
-    partial = options.quick or options.only or options.without
-    options.output = options.output or (options.cache / "RESULTS.md" if partial else REPO / "benchmarks" / "RESULTS.md")
-    return options
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -1,17 +1,25 @@
-"""Text to tokens to packs of 4,096: the same code for energon-grain and for Megatron-Energon. Only numpy."""
+"""Text to tokens to packs of 4,096, the same code for energon-grain and for Megatron-Energon; and lengths to pack.
+
+Only numpy.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.contents import prose
+from benchmarks.contents import prose, text
 
 CAPACITY = 4096
+BUFFER = 100  # samples that are candidates at once
+_SAMPLES = 6_000
+
+Lengths = npt.NDArray[np.int64]  # (6,000,)
 
 
 @cache
@@ -55,3 +63,36 @@ def join(arrays: list[npt.NDArray[np.int32]]) -> tuple[npt.NDArray[np.int32], np
     np.concatenate(arrays, out=tokens[:filled])
     segments[:filled] = np.repeat(np.arange(1, len(sizes) + 1, dtype=np.int32), sizes)
     return tokens, segments
+
+
+def _texts() -> Lengths:
+    """lengths of the 1 KB texts in words (130 to 184)"""
+    return np.array([len(parts["txt"].split()) for _, parts in text(0, _SAMPLES)], np.int64)
+
+
+def _documents() -> Lengths:
+    """log-normal lengths as documents have them (median 521, 24 to 4,096)"""
+    lengths = np.random.default_rng(6).lognormal(np.log(CAPACITY / 8), 0.9, _SAMPLES)
+    return lengths.clip(1, CAPACITY).astype(np.int64)
+
+
+def _uniform() -> Lengths:
+    """uniform lengths from 1 to 4,096, the hardest to pack"""
+    return np.random.default_rng(7).integers(1, CAPACITY + 1, _SAMPLES)
+
+
+LENGTHS: dict[str, Callable[[], Lengths]] = {"texts": _texts, "documents": _documents, "uniform": _uniform}
+"""Lengths in tokens that packers are compared on; the same numbers for the same name."""
+
+
+def bins_of_a_buffer(lengths: Lengths) -> int:
+    """The packs that hold as many tokens as a buffer of samples, rounded up."""
+    return -(-BUFFER * int(lengths.sum()) // (len(lengths) * CAPACITY))
+
+
+LAWS: dict[str, Callable[[np.random.Generator, int], Lengths]] = {
+    "Zipf 1.2": lambda chance, n: np.minimum(chance.zipf(1.2, n), 1 << 15).astype(np.int64),
+    "log-normal": lambda chance, n: np.clip(chance.lognormal(6.2, 1.1, n), 16, 8192).astype(np.int64),
+    "uniform": lambda chance, n: chance.integers(1, CAPACITY + 1, n),
+}
+"""What costs of samples are drawn by where plans are made of them: (n,) tokens."""

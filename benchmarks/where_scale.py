@@ -1,6 +1,6 @@
 """What a view costs: evaluating `where` over many samples, holding what is kept, finding it, and reading it.
 
-    python -m benchmarks.where_scale --samples 1e6 1e7 1e8
+    python -m benchmarks.where_scale --samples 1e6,1e7,1e8
 
 Indices and columns are made up, without tars; 100 million samples take 10 GB of disk. Seconds and memory are those of
 opening a source with `where`, in a process of its own, beyond those of opening it without. Reading is measured on a
@@ -9,13 +9,9 @@ small dataset of texts: samples a second of a view that keeps every second sampl
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.child import ask, program
 from benchmarks.join_scale import make_index
+from benchmarks.resources import resident_mb
 
 CONDITIONS = {
     "one column": "tokens >= 16",
@@ -44,18 +42,13 @@ def make_columns(root: Path, samples: int) -> None:
     measure_dataset(root, attach=whole)
 
 
-def resident_mb() -> float:
-    """Memory of this process now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
-
-
 def highest_mb() -> float:
     """The most memory that this process ever had."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
 
-def evaluate(root: Path, where: str, shuffled: bool) -> dict[str, float]:
+def evaluate(root: str, where: str, shuffled: bool) -> dict[str, float]:
     """Open a view and use it."""
     from energon_grain.samplers.expression import Expression
     from energon_grain.sources.webdataset import WebDatasetSource
@@ -113,39 +106,23 @@ def reading(folder: Path, samples: int, rounds: int) -> tuple[float, float]:
     return whole, view
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Measure all of it and print a table."""
-    folder = Path(tempfile.mkdtemp(prefix="where-scale-", dir=arguments.scratch))
-    try:
+def main(samples: str = "1e6,1e7", scratch: str | None = None) -> None:
+    with tempfile.TemporaryDirectory(prefix="where-scale-", dir=scratch) as temporary:
+        folder = Path(temporary)
         whole, view = reading(folder, 20_000, 12)
         print(f"reading: {whole:,.0f} samples/s of the whole, {view:,.0f} of a view: {view / whole:.2f}", flush=True)
         print(f"cores: {len(os.sched_getaffinity(0))}")
-        for samples in map(int, arguments.samples):
-            root = folder / str(samples)
-            make_index(root, samples, "sorted", 1)
-            make_columns(root, samples)
+        for count in map(int, map(float, samples.split(","))):
+            root = folder / str(count)
+            make_index(root, count, "sorted", 1)
+            make_columns(root, count)
             for shuffled in (False, True):
                 for name, where in CONDITIONS.items():
-                    command = [sys.executable, "-m", "benchmarks.where_scale", "--root", str(root), "--where", where]
-                    command += ["--shuffled"] if shuffled else []
-                    done = subprocess.run(command, capture_output=True, text=True, check=True)
-                    found = json.loads(done.stdout)
+                    found = ask("where_scale", "evaluate", root=str(root), where=where, shuffled=shuffled)
                     said = " ".join(f"{what} {number:.3g}" for what, number in found.items())
-                    print(f"{samples:>12,} {name:14} {'shuffled' if shuffled else 'in order'}: {said}", flush=True)
+                    print(f"{count:>12,} {name:14} {'shuffled' if shuffled else 'in order'}: {said}", flush=True)
             shutil.rmtree(root)
-    finally:
-        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--samples", type=float, nargs="+", default=[1e6, 1e7])
-    parser.add_argument("--scratch", default=None)
-    parser.add_argument("--root", type=Path, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--where", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--shuffled", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.root is None:
-        main(chosen)
-    else:
-        print(json.dumps(evaluate(chosen.root, chosen.where, chosen.shuffled)))
+    program(main, evaluate=evaluate)

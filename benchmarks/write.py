@@ -9,15 +9,17 @@ said to be. `fsync` is ours alone: the others leave their bytes to the system.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
-import subprocess
-import sys
+import math
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.child import ask, program
 
 SHARD_BYTES = 64 << 20
 SIZES = {"texts of 1 KB": 1_000, "pictures of 100 KB": 100_000}
@@ -29,18 +31,10 @@ def samples(count: int, size_bytes: int) -> Any:
         yield f"{i:08d}", body[i % 256 :][: size_bytes - 40], b'{"number": %d}' % i
 
 
-def ours(folder: Path, count: int, size_bytes: int) -> None:
+def ours(folder: Path, count: int, size_bytes: int, sqlite: bool = True) -> None:
     from energon_grain import DatasetWriter
 
-    with DatasetWriter(folder, shard_bytes=SHARD_BYTES) as write:
-        for key, body, text in samples(count, size_bytes):
-            write({"__key__": key, "bin": body, "json": text})
-
-
-def ours_without_sqlite(folder: Path, count: int, size_bytes: int) -> None:
-    from energon_grain import DatasetWriter
-
-    with DatasetWriter(folder, shard_bytes=SHARD_BYTES, sqlite=False) as write:
+    with DatasetWriter(folder, shard_bytes=SHARD_BYTES, sqlite=sqlite) as write:
         for key, body, text in samples(count, size_bytes):
             write({"__key__": key, "bin": body, "json": text})
 
@@ -76,47 +70,37 @@ class _litdata_run:  # noqa: N801 (pickled by name)
 
 CONTENDERS = {
     "ours": ours,
-    "ours, no sqlite": ours_without_sqlite,
+    "ours, no sqlite": partial(ours, sqlite=False),
     "webdataset + prepare": webdataset,
     "litdata": litdata,
 }
 NEEDS = {"webdataset + prepare": "webdataset", "litdata": "litdata"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--mb", type=int, default=256, help="payload of each run")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        name, count, size_bytes = options.one[0], int(options.one[1]), int(options.one[2])
-        with tempfile.TemporaryDirectory() as folder:
-            begun = time.perf_counter()
-            CONTENDERS[name](Path(folder, "new"), count, size_bytes)
-            print(json.dumps(time.perf_counter() - begun))
-        return
+def once(name: str, count: int, size_bytes: int) -> dict[str, float]:
+    """Seconds of one contender."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.perf_counter()
+        CONTENDERS[name](Path(folder, "new"), count, size_bytes)
+        return {"seconds": time.perf_counter() - begun}
+
+
+def main(mb: Annotated[int, typer.Option(help="Payload of each run.")] = 256, repeat: int = 3) -> None:
+    installed = [name for name in CONTENDERS if importlib.util.find_spec(NEEDS.get(name, "json")) is not None]
     for what, size_bytes in SIZES.items():
-        count = options.mb * 1_000_000 // size_bytes
-        best: dict[str, float] = {}
-        for _ in range(options.repeat):  # one after the other, so that a busy machine is busy for all
-            for name in CONTENDERS:
-                if importlib.util.find_spec(NEEDS.get(name, "json")) is None:
-                    continue
-                command = [sys.executable, "-m", "benchmarks.write", "--one", name, str(count), str(size_bytes)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                seconds = json.loads(done.stdout.splitlines()[-1])
-                best[name] = min(best.get(name, seconds), seconds)
+        count = mb * 1_000_000 // size_bytes
+        best = dict.fromkeys(installed, math.inf)
+        for _ in range(repeat):  # one after the other, so that a busy machine is busy for all
+            for name in installed:
+                found = ask("write", "once", name=name, count=count, size_bytes=size_bytes)
+                best[name] = min(best[name], found["seconds"])
         for name in CONTENDERS:
             if name not in best:
                 print(f"{what}, {name}: not installed", flush=True)
             else:
-                mb_s = options.mb / best[name]
-                print(
-                    f"{what}, {name}: {mb_s:,.0f} MB/s, {count / best[name]:,.0f} samples/s ({best[name]:.2f} s)",
-                    flush=True,
-                )
+                rates = f"{mb / best[name]:,.0f} MB/s, {count / best[name]:,.0f} samples/s"
+                print(f"{what}, {name}: {rates} ({best[name]:.2f} s)", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    program(main, once=once)

@@ -13,10 +13,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -76,27 +76,6 @@ _CONTAINERS: dict[DatasetKind, Container] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConversionProgress:
-    """How far a conversion is.
-
-    Attributes:
-        stage: `convert` while shards are written, `index` while the new dataset is indexed.
-        shards_done: Shards written, or indexed, so far; those of an interrupted run included.
-        shards_total: Shards of the dataset; 0 while nobody knows how many there will be.
-        samples: Samples in these shards so far.
-        bytes_done: Size of the shards done so far: of the old ones while shards are written, of the new ones then.
-        bytes_total: Size of all of them.
-    """
-
-    stage: Literal["convert", "index"]
-    shards_done: int
-    shards_total: int
-    samples: int
-    bytes_done: int
-    bytes_total: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionReport:
     """What a conversion wrote.
 
@@ -140,7 +119,7 @@ def convert_dataset(
     num_workers: int | None = None,
     verify: bool = True,
     sqlite: bool = True,
-    progress: Callable[[ConversionProgress], None] | None = None,
+    progress: Callable[[PrepareProgress], None] | None = None,
 ) -> ConversionReport:
     """Write data anew as a dataset of tars or ArrayRecord files, and prepare it.
 
@@ -191,7 +170,7 @@ def convert_dataset(
     def tell(written: Mapping[str, ScannedShard]) -> None:
         if progress is None:
             return
-        now = ConversionProgress(
+        now = PrepareProgress(
             stage="convert",
             shards_done=len(written),
             shards_total=origin.shards or 0,
@@ -202,9 +181,8 @@ def convert_dataset(
         progress(now)
 
     def tell_index(now: PrepareProgress) -> None:
-        numbers: dict[str, int] = {each.name: getattr(now, each.name) for each in fields(now) if each.name != "stage"}
         if progress is not None:
-            progress(ConversionProgress(stage="index", **numbers))
+            progress(replace(now, stage="index"))
 
     remove_temporaries(root / META_FOLDER, ".*.tmp")
     tell({})

@@ -38,7 +38,7 @@ from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.worker_process import Channel, part_offsets, pickled_spec, serve
+from energon_grain.stream.worker_process import Channel, pickled_spec, serve
 from energon_grain.stream.workers import ProcessPool, StartedProcess, StartProcess, WorkerPool
 
 
@@ -61,7 +61,7 @@ def process_pool(
     context = _way_to_start(sources, multiprocessing_context)
     start = _starting(dataclasses.replace(spec, program=None), workers, context)
     script = context.get_start_method() != "fork"
-    return ProcessPool(sources, workers, budget_bytes, start, received=_mapped, import_script=script)
+    return ProcessPool(sources, workers, budget_bytes, start, import_script=script)
 
 
 def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
@@ -141,14 +141,6 @@ def _serve(end: socket.socket, number: int, workers: int, spec: StreamSpec | Non
     torch_worker = cast("Any", _utils.worker)
     torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=number, dataset=None)
     serve(Channel(end), number, spec)
-
-
-def _mapped(file: int, sizes: list[int]) -> list[Any]:
-    """The parts of a result where they lie: arrays of it are not copied."""
-    offsets, total = part_offsets(sizes)
-    # The mapping lives as long as an array in it does. That of Python's `mmap` would keep the file open so long.
-    memory = torch.from_file(f"/dev/fd/{file}", shared=True, size=total, dtype=torch.uint8).numpy().data
-    return [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
 
 
 _KEY = "energon_grain"

@@ -1,7 +1,4 @@
-"""Megatron-Energon's programs: those of `benchmarks/ours.py`, line by line, but for the first import.
-
-And but for `rgb8-256`: there the decoder makes the size that is wanted, here a hook resizes what it made.
-"""
+"""Megatron-Energon's programs, which `ours.py` and `ours_torch.py` run too, with another library under its name."""
 
 from __future__ import annotations
 
@@ -142,10 +139,12 @@ def build_loader(
     blocks: bool = True,
     shuffle_buffer: int = 100,
     savable: bool = False,
+    encoder: Any = None,
+    **more: Any,
 ) -> Any:
     """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`.
 
-    `rgb8-256` makes images of 256 x 256.
+    `rgb8-256` makes images of 256 x 256. `encoder` stands in for the program's; `more` is for `get_train_dataset`.
     """
     kind: Any = {"worker_type": worker_type} if worker_type else {}
     packed = program == "pack-text"
@@ -156,7 +155,8 @@ def build_loader(
         packing_buffer_size=100 if packed else None,
         shuffle_buffer_size=shuffle_buffer,
         max_samples_per_sequence=100 if blocks else None,
-        task_encoder=_encoder(program),
+        task_encoder=encoder or _encoder(program),
+        **more,
     )
     return get_savable_loader(dataset) if savable else get_loader(dataset)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.peers.pillow import pixels
-from benchmarks.peers.tar_samples import tar_samples
+from benchmarks.peers.samples import pixels, tar_samples
 from benchmarks.steady import steady
 
 _WRITER_OPTIONS = {"default": "", "uncompressed": "group_size:1,uncompressed"}

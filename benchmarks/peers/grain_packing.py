@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.child import serve
-from benchmarks.packed_lengths import LENGTHS, bins_of_a_buffer
-from benchmarks.token_packing import CAPACITY
+from benchmarks.token_packing import CAPACITY, LENGTHS, bins_of_a_buffer
 
 
 def efficiency(lengths: str, bins: int | None) -> dict[str, Any]:

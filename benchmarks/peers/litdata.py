@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.peers.pillow import pixels
-from benchmarks.peers.tar_samples import tar_samples
+from benchmarks.peers.samples import pixels, tar_samples
 from benchmarks.steady import steady
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import serve
-from benchmarks.peers.pillow import pixels
+from benchmarks.peers.samples import pixels
 from benchmarks.steady import steady
 
 

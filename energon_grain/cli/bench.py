@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import (
     Answer,
+    ProgressBar,
     format_bytes,
     note,
-    own_modules,
     own_task_encoder,
-    progress_bar,
     significant,
     table,
 )
 from energon_grain.errors import ConfigError
-from energon_grain.storage.location import is_url
 
 if TYPE_CHECKING:
     from energon_grain.bench import Figures
@@ -29,43 +28,25 @@ _ENOUGH = 0.95
 _LOCAL_BLOCK_BYTES, _REMOTE_BLOCK_BYTES, _MAX_BLOCK = 1 << 20, 4 << 20, 1000
 
 
+@of_a_run
 def bench(
     path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a metadataset (.yaml).")],
-    split_part: Annotated[str, typer.Option(help="Split part.")] = "train",
-    split_ratio: Annotated[str | None, typer.Option(help="How bare tars are split, as train:0.9,val:0.1.")] = None,
+    run: Run,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
     workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
     worker_type: Annotated[Literal["thread", "process"], typer.Option(help="What workers are.")] = "thread",
     seconds: Annotated[float, typer.Option(min=1e-3, help="For each measurement; there are about ten.")] = 2.0,
-    shuffle: Annotated[
-        Literal["full", "block"] | None,
-        typer.Option(
-            help="Each sample by itself, or blocks of neighbours. Default: full; in an object store, blocks of about "
-            "4 MiB. Where blocks are fewer than lanes (48), the shuffle is full."
-        ),
-    ] = None,
-    max_samples_per_sequence: Annotated[
-        int | None, typer.Option(min=1, help="With --shuffle block: samples of a block. Default: 100.")
-    ] = None,
     image_decode: Annotated[
         str | None, typer.Option(help="What images are decoded to, as rgb8. Default: as the task encoder says.")
-    ] = None,
-    task_encoder: Annotated[
-        str | None, typer.Option(help="Your task encoder, as module:Class. It is imported and made without arguments.")
-    ] = None,
-    trust_module: Annotated[
-        list[str] | None, typer.Option(help="Module whose sample types may be imported. Repeatable.")
     ] = None,
     progress: Annotated[bool, typer.Option(help="Say on stderr what is measured, on terminals.")] = True,
 ) -> Answer:
     """Measure loading on your own data: storage, the work on samples, and the pipeline with workers.
 
-    Says which of them bounds, and what to change. To measure storage as in a first epoch, the kernel is asked to drop
-    the files that are read from memory; what lies in an object store is read past the cache on local disk, and then out
-    of it. Nothing is written but that cache.
+    Says which of them bounds, and what to change. Give the settings of the run, as to get_train_dataset. To measure
+    storage as in a first epoch, the kernel is asked to drop the files that are read from memory; what lies in an object
+    store is read past the cache on local disk, and then out of it. Nothing is written but that cache.
     """
-    if max_samples_per_sequence is not None and shuffle != "block":
-        raise ConfigError("--max-samples-per-sequence is the size of blocks; add --shuffle block")
     if not all(number.isdecimal() for number in workers.split(",")):
         raise ConfigError(f"--workers {workers}: expected numbers with commas between them, as 0,1,2,4")
     numbers = sorted({int(number) for number in workers.split(",")})
@@ -73,24 +54,10 @@ def bench(
     import msgspec
 
     from energon_grain.bench import measure
-    from energon_grain.datasets.get_datasets import get_train_dataset
-    from energon_grain.stream.worker_config import WorkerConfig
 
-    full = 1 if is_url(path) else None  # which is blocks in a store
-    block = {None: None, "full": full, "block": max_samples_per_sequence or 100}[shuffle]
-    encoder = _encoder(task_encoder, image_decode)
-    dataset = get_train_dataset(
-        path,
-        split_part=split_part,
-        split_ratio=split_ratio,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, worker_type=worker_type),
-        batch_size=batch_size,
-        shuffle_buffer_size=block,
-        max_samples_per_sequence=block,
-        task_encoder=encoder,
-        trusted_modules=own_modules(trust_module),
-    )
-    with progress_bar("planning", shown=progress) as bar:
+    encoder = _encoder(run.task_encoder, image_decode)
+    dataset = run.dataset(path, batch_size=batch_size, task_encoder=encoder, worker_type=worker_type)
+    with ProgressBar("planning", shown=progress) as bar:
         done, steps = itertools.count(), len(numbers) + 3
         figures = measure(
             dataset,

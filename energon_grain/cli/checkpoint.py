@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.run import DataPath, Run, of_a_run
 from energon_grain.cli.terminal import Answer, counted, significant, table
 from energon_grain.errors import ConfigError, StateError
 
@@ -479,9 +479,7 @@ _PLAIN_ENDINGS = (".tar", ".jsonl")
 
 @of_a_run
 def which(
-    path: Annotated[
-        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
-    ],
+    path: DataPath,
     run: Run,
     step: Annotated[int, typer.Option(min=0, help="The step: 0 is the first batch.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in the batch of one host.")],
@@ -498,7 +496,6 @@ def which(
     the steps before this one are made again, from the beginning or from a saved state. Samples that a run dropped
     without such a task encoder are known from a state only.
     """
-    from energon_grain.cli.checkpoint import read_saved
     from energon_grain.stream.stream import Stream
 
     saved = None if state is None else read_saved(state)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.run import DataPath, DatasetConfig, SplitConfig
 from energon_grain.cli.terminal import Answer, binary_bytes, counted, format_bytes, own_modules, table
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
@@ -27,13 +28,9 @@ _PLOTS, _MIXTURES = "Plots", "Metadatasets"
 
 
 def info(
-    path: Annotated[
-        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
-    ],
-    split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
-    dataset_config: Annotated[
-        str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
-    ] = None,
+    path: DataPath,
+    split_config: SplitConfig = None,
+    dataset_config: DatasetConfig = None,
     split: Annotated[
         str | None,
         typer.Option("--split", "--split-part", help="The split to show. Default: train.", rich_help_panel=_MIXTURES),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.terminal import Answer, counted, note, own_modules, progress_bar
+from energon_grain.cli.run import DatasetConfig, SplitConfig
+from energon_grain.cli.terminal import Answer, ProgressBar, counted, note, own_modules
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 
@@ -32,10 +33,8 @@ def lint(
             "--split-parts", "--split-part", help="Look only at these split parts, as train,val. Default: all shards."
         ),
     ] = None,
-    split_config: Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")] = None,
-    dataset_config: Annotated[
-        str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
-    ] = None,
+    split_config: SplitConfig = None,
+    dataset_config: DatasetConfig = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Threads. Default: one for each core.")] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Decode pickles too. They can run any code.")
@@ -59,7 +58,7 @@ def lint(
     parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
     trusted = own_modules(trust_module)
     labels = {"index": "Indices", "samples": "Samples"}
-    with progress_bar("Indices", shown=progress) as bar:
+    with ProgressBar("Indices", shown=progress) as bar:
 
         def show(now: LintProgress) -> None:
             problems = f", {counted(now.findings, 'problem')}" if now.findings else ""

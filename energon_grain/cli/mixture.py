@@ -181,7 +181,7 @@ def summarize_mixture(
         weight_unit=", ".join(dict.fromkeys(str(unit) for unit, _ in by_cost)) or None,
         samples=sum(sizes),
         epoch_positions=spec.order.length(0),
-        tree=_node(tree, enumerate(zip(courses, costs, sizes, strict=True)))[0],
+        tree=_node(tree, list(zip(courses, costs, sizes, strict=True)), 0),
         leaves=leaves,
     )
     return summary, spec
@@ -295,49 +295,39 @@ def _written(leaf: Leaf) -> str:
 
 def _node(
     tree: SavableDataset,
-    leaves: Iterator[tuple[int, tuple[Course, Course, int]]],
+    leaves: Sequence[tuple[Course, Course, int]],
+    first: int,
     weights: tuple[float, ...] = (),
     repetitions: float | None = None,
-) -> tuple[NodeSummary, Course, Course]:
-    """Summarise a node; `leaves` gives the next ones in document order."""
-    children = children_of(tree)
-    if not children:
-        number, (course, cost, samples) = next(leaves)
-        node = NodeSummary(
-            kind="dataset",
-            weights=weights,
-            repetitions=repetitions,
-            samples=samples,
-            shares=_shares(course),
-            cost_shares=_shares(cost),
-            leaf=number,
-        )
-        return node, course, cost
-    below: list[tuple[NodeSummary, Course, Course]] = []
-    for number, child in enumerate(children):
+) -> NodeSummary:
+    """Summarise a node, whose leaves are those from `first` on: shares of samples and of cost, and samples of each."""
+    children: list[NodeSummary] = []
+    at = first
+    for number, child in enumerate(children_of(tree)):
         said = tuple(float(step[number]) for _, step in tree.schedule) if isinstance(tree, BlendDataset) else ()
         often = float(tree.repetitions[number]) if isinstance(tree, BlendEpochizedDataset) else None
-        below.append(_node(child, leaves, said, often))
-    course, cost = _sum([each for _, each, _ in below]), _sum([each for *_, each in below])
-    kind: NodeKind = "concat"
-    if not isinstance(tree, ConcatDataset):
+        children.append(_node(child, leaves, at, said, often))
+        at += _count_leaves(child)
+    courses, costs, samples = zip(*leaves[first : at if children else first + 1], strict=True)
+    kind: NodeKind = "dataset" if not children else "concat"
+    if children and not isinstance(tree, ConcatDataset):
         kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
-    node = NodeSummary(
+    return NodeSummary(
         kind=kind,
         weights=weights,
         repetitions=repetitions,
-        samples=sum(child.samples for child, *_ in below),
-        shares=_shares(course),
-        cost_shares=_shares(cost),
-        children=tuple(child for child, *_ in below),
+        samples=sum(samples),
+        shares=_shares(_sum(courses)),
+        cost_shares=_shares(_sum(costs)),
+        leaf=None if children else first,
+        children=tuple(children),
     )
-    return node, course, cost
 
 
 def _sum(courses: Sequence[Course]) -> Course:
     """Shares of several leaves together; empty where one has none."""
-    if not all(courses):
-        return ()
+    if len(courses) == 1 or not all(courses):
+        return courses[0] if len(courses) == 1 else ()
     starts = sorted({start for course in courses for start, _ in course})
     return changes((start, sum((share_at(course, start) for course in courses), Fraction(0))) for start in starts)
 

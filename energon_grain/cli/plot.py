@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,7 @@ from energon_grain.cli.mixture import MixtureSummary, NodeSummary
 from energon_grain.cli.terminal import binary_bytes, counted
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columnar_header import release_pages
-from energon_grain.prepare.summary import ArraySummary, DatasetSummary, JsonlSummary
+from energon_grain.prepare.summary import ArraySummary, DatasetSummary, JsonlSummary, SizeBin
 from energon_grain.samplers.share_tree import RUN
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
@@ -45,8 +43,6 @@ _COLORS = (
 )  # fmt: skip
 _OTHERS = "#bbbbbb"
 _LABEL_LETTERS = 34
-_PER_DOUBLING = 4
-_BLOCK_SAMPLES = 1 << 20
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -128,15 +124,13 @@ def draw_sizes(path: str, summary: DatasetSummary | JsonlSummary | ArraySummary)
     if isinstance(summary, ArraySummary):
         raise ConfigError(f"{path}: every row of an array is of the same size, so there is nothing to plot")
     figure, panels = _axes(2 if isinstance(summary, DatasetSummary) else 1)
-    edges = [size.from_bytes for size in summary.sizes[:1]] + [size.below_bytes for size in summary.sizes]
-    panels[0].stairs([size.samples for size in summary.sizes], edges, fill=True, color=_COLORS[0], label="samples")
+    _stairs(panels[0], summary.sizes, fill=True, color=_COLORS[0], label="samples")
     panels[0].set(ylabel="samples", title=f"{Path(path).name}: sizes of {counted(summary.samples, 'sample')}")
     if isinstance(summary, DatasetSummary):
-        sizes, by_part = part_sizes(path)
-        for number, (part, counts) in enumerate(by_part.items()):
-            panels[1].stairs(counts, sizes, color=_COLORS[number % len(_COLORS)], label=_cut(part), linewidth=1.5)
+        for number, (name, part) in enumerate(summary.parts.items()):
+            _stairs(panels[1], part.sizes, color=_COLORS[number % len(_COLORS)], label=_cut(name), linewidth=1.5)
         panels[1].set_ylabel("parts")
-        if by_part:
+        if summary.parts:
             panels[1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     for panel in panels:
         panel.set_xscale("symlog", base=2, linthresh=1)
@@ -147,28 +141,10 @@ def draw_sizes(path: str, summary: DatasetSummary | JsonlSummary | ArraySummary)
     return figure
 
 
-def part_sizes(path: str) -> tuple[list[float], dict[str, Int64Array]]:
-    """Histograms of the parts of each name: edges of the bins, four in each doubling, and counts by name.
-
-    An empty part counts in the first bin. Memory does not grow with the dataset. Raises as `open_columnar` does.
-    """
-    index = open_columnar(path)
-    kinds, bins = len(index.part_names), 63 * _PER_DOUBLING + 1
-    counts = np.zeros(kinds * bins, np.int64)
-    for begin in range(0, len(index), _BLOCK_SAMPLES):
-        start = index.part_start[begin : begin + _BLOCK_SAMPLES + 1]
-        size = np.asarray(index.part_size[start[0] : start[-1]]).astype(np.float64)
-        bin_of = np.floor(np.log2(np.maximum(size, 1)) * _PER_DOUBLING).astype(np.int64) + 1
-        bin_of[size == 0] = 0
-        names = np.asarray(index.part_name[start[0] : start[-1]]).astype(np.int64)
-        counts += np.bincount(names * bins + bin_of, minlength=kinds * bins)
-        for column in (index.part_start, index.part_name, index.part_size):
-            release_pages(column)
-    table = counts.reshape(kinds, bins)
-    used = np.flatnonzero(table.any(axis=0))
-    first, last = (int(used[0]), int(used[-1])) if len(used) else (0, 0)
-    edges = [0.0, *(2 ** (number / _PER_DOUBLING) for number in range(bins))][first : last + 2]
-    return edges, {name: table[number, first : last + 1] for number, name in enumerate(index.part_names)}
+def _stairs(panel: Axes, sizes: Sequence[SizeBin], **style: Any) -> None:
+    """A histogram of sizes."""
+    edges = [size.from_bytes for size in sizes[:1]] + [size.below_bytes for size in sizes]
+    panel.stairs([size.samples for size in sizes], edges, **style)
 
 
 def window_edges(summary: MixtureSummary, order: IndexMap, *, lanes: int, positions: int) -> Int64Array:

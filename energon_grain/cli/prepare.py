@@ -20,7 +20,6 @@ from energon_grain.cli.terminal import (
     note,
     own_modules,
     own_sample_type,
-    progress_bar,
     table,
     with_samples,
 )
@@ -31,7 +30,7 @@ from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_u
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from energon_grain.conversion import ConversionProgress, ConversionReport
+    from energon_grain.conversion import ConversionReport
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.measure import MeasureProgress
@@ -187,7 +186,7 @@ def prepare(
                 ratio = _ask_split_ratio(len(shards))
     asks = not (append or non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != _CRUDE
-    with running(runner, ray_address) as executor, progress_bar("Scanning", shown=progress) as bar, _answers():
+    with running(runner, ray_address) as executor, ProgressBar("Scanning", shown=progress) as bar, _answers():
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             bar.stop()
@@ -241,7 +240,7 @@ def prepare_media(
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location)
-    with running(runner, ray_address) as executor, progress_bar("Looking", shown=progress) as bar:
+    with running(runner, ray_address) as executor, ProgressBar("Looking", shown=progress) as bar:
         report = prepare_it(location, media, num_workers=num_workers, progress=_shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
         held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
@@ -273,7 +272,7 @@ def _jsonl(path: str, progress: bool) -> Answer:
     """Index a file."""
     from energon_grain.prepare.preparation import prepare_jsonl
 
-    with progress_bar("Indexing", shown=progress) as bar:
+    with ProgressBar("Indexing", shown=progress) as bar:
         report = prepare_jsonl(
             path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
         )
@@ -287,7 +286,7 @@ def _metadataset(path: str, progress: bool) -> Answer:
     """Index the joins of a metadataset."""
     from energon_grain.metadataset.documents import prepare_metadataset
 
-    with progress_bar("Joining", shown=progress) as bar:
+    with ProgressBar("Joining", shown=progress) as bar:
         report = prepare_metadataset(
             path,
             progress=lambda place, keys, total: bar.advance_to(keys, total, f"{keys:,}/{total:,} keys, {place}"),
@@ -341,12 +340,13 @@ def _shown_by(bar: ProgressBar) -> Callable[[PrepareProgress], None]:
     """Runs over bytes, where known: shards differ in size."""
 
     def show(now: PrepareProgress) -> None:
-        detail = f"{now.shards_done:,}/{now.shards_total:,} shards, {now.samples:,} samples"
+        of = f"/{now.shards_total:,}" if now.shards_total else ""
+        detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
         if now.stage == "scan" and now.bytes_done:
             detail += f", {format_bytes(now.bytes_done / bar.elapsed_s)}/s"
-        labels = {"scan": None, "write": "Writing", "index": "Writing the index", "commit": "Putting it in place"}
+        labels = {"write": "Writing", "index": "Writing the index", "commit": "Putting it in place"}
         done, total = (now.bytes_done, now.bytes_total) if now.bytes_total else (now.shards_done, now.shards_total)
-        bar.advance_to(done, total, detail, labels[now.stage])
+        bar.advance_to(done, total, detail, labels.get(now.stage))
 
     return show
 
@@ -551,7 +551,7 @@ def measure(
     if not columns and not files:
         raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
     own_modules(columns.values())
-    with running(runner, ray_address) as executor, progress_bar("Measuring", shown=progress) as bar:
+    with running(runner, ray_address) as executor, ProgressBar("Measuring", shown=progress) as bar:
 
         def show(now: MeasureProgress) -> None:
             speed = f", {now.done / bar.elapsed_s:,.0f}/s" if now.done else ""
@@ -619,14 +619,7 @@ def convert(
     """
     from energon_grain.conversion import convert_dataset
 
-    with progress_bar("Converting", shown=progress) as bar:
-
-        def show(now: ConversionProgress) -> None:
-            of = f"/{now.shards_total:,}" if now.shards_total else ""
-            detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
-            label = {"convert": None, "index": "Indexing"}[now.stage]
-            bar.advance_to(now.bytes_done, now.bytes_total, detail, label)
-
+    with ProgressBar("Converting", shown=progress) as bar:
         report = convert_dataset(
             source,
             target,
@@ -636,7 +629,7 @@ def convert(
             num_workers=num_workers,
             verify=verify,
             sqlite=sqlite,
-            progress=show,
+            progress=_shown_by(bar),
         )
     return Answer(document=with_samples(report), lines=_lines_of_conversion(report))
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.run import DataPath, Run, of_a_run
 from energon_grain.cli.terminal import Answer
 from energon_grain.errors import ConfigError
 
@@ -20,9 +20,7 @@ _IN_TERMINAL, _IN_PAGE = 6, 48
 
 @of_a_run
 def preview(
-    path: Annotated[
-        str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
-    ],
+    path: DataPath,
     run: Run,
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained page to this file, to open in a browser.")
@@ -60,10 +58,8 @@ def preview(
     Evenly spread ones, or with --step those of a global batch. For a step give the settings of the run, as for `which`.
     A part that does not decode is shown as such.
     """
-    if step is None and (batch_size is not None or state is not None):
-        raise ConfigError("--batch-size and --state say which samples make a step: add --step")
-    if encoded and step is None:
-        raise ConfigError("--encoded shows what hooks made of the samples of a step: add --step")
+    if step is None and (batch_size is not None or state is not None or encoded):
+        raise ConfigError("--batch-size, --state and --encoded are of a step: add --step")
     if step is not None and batch_size is None:
         raise ConfigError("--step: steps are of a batch size: add --batch-size")
     if html is not None and not html.absolute().parent.is_dir():

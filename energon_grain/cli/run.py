@@ -16,7 +16,15 @@ from energon_grain.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_grain.datasets.dataset import SavableDataset
+    from energon_grain.datasets.task_encoder import TaskEncoder
 
+DataPath = Annotated[
+    str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
+]
+SplitConfig = Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")]
+DatasetConfig = Annotated[
+    str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
+]
 _PANEL = "The run"
 _TRAINING = "As in get_train_dataset."
 
@@ -59,20 +67,32 @@ class Run:
     ] = None
     trust_module: Annotated[list[str] | None, _option("Module whose sample types may be imported. Repeatable.")] = None
 
-    def dataset(self, path: str, *, batch_size: int | None) -> SavableDataset:
-        """The dataset of the run, for host 0. Raises ConfigError."""
+    def dataset(
+        self,
+        path: str,
+        *,
+        batch_size: int | None,
+        task_encoder: TaskEncoder | None = None,
+        worker_type: Literal["thread", "process"] = "thread",
+    ) -> SavableDataset:
+        """The dataset of the run, for host 0; `task_encoder` in place of the run's. Raises ConfigError."""
         from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
         from energon_grain.stream.worker_config import WorkerConfig
 
         settings: dict[str, Any] = {
             # Nobody is asked: all hosts are gone through here.
             "worker_config": WorkerConfig(
-                rank=0, world_size=self.world_size, num_workers=0, seed_offset=self.seed_offset, any_host=bool
+                rank=0,
+                world_size=self.world_size,
+                num_workers=0,
+                worker_type=worker_type,
+                seed_offset=self.seed_offset,
+                any_host=bool,
             ),
             "batch_size": batch_size,
             "packing_buffer_size": self.packing_buffer_size,
             "last_batch": self.last_batch,
-            "task_encoder": None if self.task_encoder is None else own_task_encoder(self.task_encoder),
+            "task_encoder": task_encoder or (self.task_encoder and own_task_encoder(self.task_encoder)),
             "seed": self.seed,
             "lanes": self.lanes,
             "subset": self._range(),

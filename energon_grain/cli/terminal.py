@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -26,7 +26,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.gallery.visible import visible
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from energon_grain.conversion import ConversionReport
     from energon_grain.datasets.task_encoder import TaskEncoder
@@ -158,14 +158,13 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
-class ProgressBar:
+class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
     """Shows how far work is, with the remaining time, on stderr; does nothing where that is no terminal."""
 
-    def __init__(self, label: str, *, shown: bool) -> None:
+    def __init__(self, label: str, *, shown: bool = True) -> None:
         self._label = label
         self._wanted = shown and sys.stderr.isatty()
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
         self._started_s = time.monotonic()
 
     def advance_to(self, done: float, total: float, detail: str, label: str | None = None) -> None:
@@ -175,10 +174,12 @@ class ProgressBar:
         """
         if not self._wanted:
             return
-        if self._progress is None or self._task is None:
-            self._progress, self._started_s = _start(), time.monotonic()
-            self._task = self._progress.add_task(self._label, detail="")
-        self._progress.update(self._task, completed=done, total=total, detail=detail, description=label or self._label)
+        if self._progress is None:
+            self._progress, self._started_s = _progress(), time.monotonic()
+            self._progress.add_task(self._label, detail="")
+            self._progress.start()
+        [task] = self._progress.task_ids
+        self._progress.update(task, completed=done, total=total, detail=detail, description=label or self._label)
 
     @property
     def elapsed_s(self) -> float:
@@ -191,33 +192,22 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.stop()
 
-
-@contextlib.contextmanager
-def progress_bar(label: str, *, shown: bool = True) -> Generator[ProgressBar]:
-    """Show a bar while the block runs."""
-    bar = ProgressBar(label, shown=shown)
-    try:
-        yield bar
-    finally:
-        bar.stop()
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
 
-def _start() -> Progress:
+def _progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    progress = Progress(
+    columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TaskProgressColumn(),
         TextColumn("{task.fields[detail]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        redirect_stdout=False,
-        redirect_stderr=False,
     )
-    progress.start()
-    return progress
+    return Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
 
 
 def own_modules(named: Iterable[str] | None) -> tuple[str, ...]:

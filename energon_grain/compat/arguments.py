@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.watchdog import WatchdogDataset
+from energon_grain.datasets.watching import WatchdogDataset
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import Item
 

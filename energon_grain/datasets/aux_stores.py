@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.formats.data_folder import kind_at, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.prepare.bare_tars import open_data
@@ -171,7 +169,36 @@ class FileStoreDecoder(Protocol):
         ...
 
 
-class DecodeFileStore(FileStore[Any]):
+class _Over(FileStore[T_co]):
+    """What lies under another store's keys, or under those that `_full` makes of a key."""
+
+    inner: FileStore[Any]
+
+    def _full(self, key: str) -> str:
+        return key
+
+    def get_path(self) -> str:
+        """Where the inner store lies."""
+        return self.inner.get_path()
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the inner store has something under a key, decodable or not."""
+        return isinstance(key, str) and self._full(key) in self.inner
+
+    def stored(self, key: str) -> tuple[Any, SourceInfo]:
+        """As the inner store has it."""
+        return self.inner.stored(self._full(key))
+
+    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
+        """As the inner store knows it."""
+        return self.inner.get_media_metadata(self._full(key))
+
+    def close(self) -> None:
+        """Close the inner store."""
+        self.inner.close()
+
+
+class DecodeFileStore(_Over[Any]):
     """Decodes what another store reads, by the endings of the keys.
 
     Args:
@@ -192,14 +219,6 @@ class DecodeFileStore(FileStore[Any]):
     def __hash__(self) -> int:
         return hash(self.inner)
 
-    def get_path(self) -> str:
-        """Where the inner store lies."""
-        return self.inner.get_path()
-
-    def __contains__(self, key: object) -> bool:
-        """Whether the inner store has something under a key, decodable or not."""
-        return key in self.inner
-
     def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
         """Read and decode. See `FileStore.read`.
 
@@ -209,17 +228,9 @@ class DecodeFileStore(FileStore[Any]):
         found = self.inner.read_or_open(keys, getattr(self.decoder, "lazy_from", None))
         return [(self._decoded(key, data), source) for key, (data, source) in zip(keys, found, strict=True)]
 
-    def stored(self, key: str) -> tuple[Any, SourceInfo]:
-        """As the inner store has it."""
-        return self.inner.stored(key)
-
     def decoded(self, key: str, data: Any) -> Any:
         """Decode what the inner store has. Raises as `read` does."""
         return self._decoded(key, self.inner.decoded(key, data))
-
-    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """As the inner store knows it."""
-        return self.inner.get_media_metadata(key)
 
     def _decoded(self, key: str, data: Any) -> Any:
         if isinstance(data, np.ndarray):
@@ -229,13 +240,9 @@ class DecodeFileStore(FileStore[Any]):
         except DecodingError as error:
             raise DecodingError(f"{self.get_path()}: {key}: {error}") from error
 
-    def close(self) -> None:
-        """Close the inner store."""
-        self.inner.close()
-
 
 @dataclass(frozen=True, slots=True)
-class PrimaryFileStore(FileStore[T_co]):
+class PrimaryFileStore(_Over[T_co]):
     """A store in which a key that begins with a dot means that part of the current sample: `.wav` is `000012.wav`.
 
     Attributes:
@@ -246,36 +253,16 @@ class PrimaryFileStore(FileStore[T_co]):
     inner: FileStore[T_co]
     current_key: str
 
-    def get_path(self) -> str:
-        """Where the store lies."""
-        return self.inner.get_path()
-
-    def __contains__(self, key: object) -> bool:
-        """Whether there is something under a key."""
-        return isinstance(key, str) and self._full(key) in self.inner
-
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
         """Read whole names as they are, parts as those of the current sample. See `FileStore.read`."""
         return self.inner.read([self._full(key) for key in keys])
-
-    def stored(self, key: str) -> tuple[Any, SourceInfo]:
-        """As the store has it."""
-        return self.inner.stored(self._full(key))
 
     def decoded(self, key: str, data: Any) -> T_co:
         """As the store decodes it."""
         return self.inner.decoded(self._full(key), data)
 
-    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """What is known of a part of the current sample, `.mp4`, or of a file by its whole name."""
-        return self.inner.get_media_metadata(self._full(key))
-
     def _full(self, key: str) -> str:
         return self.current_key + key if key.startswith(".") else key
-
-    def close(self) -> None:
-        """Close the store."""
-        self.inner.close()
 
 
 def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
@@ -293,26 +280,17 @@ def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
         return WebdatasetFileStore(folder)
 
 
-def _store_of_records(path: str | os.PathLike[str]) -> FileStore[Any]:
-    folder = open_folder(path)
-    return ArrayRecordFileStore(folder)
-
-
-def _store_of_tables(path: str | os.PathLike[str], *, files: type[TableFiles]) -> FileStore[Any]:
-    return TableFileStore(files(path))
-
-
 def _no_store(path: str | os.PathLike[str]) -> FileStore[bytes]:
     kind = kind_at(located(path)).described
     raise ConfigError(f"{path}: is {kind}, whose samples cannot be read by key; give the cooker no `need_primary`")
 
 
 _STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
-    DatasetKind.ARRAY_RECORD: _store_of_records,
+    DatasetKind.ARRAY_RECORD: lambda path: ArrayRecordFileStore(open_folder(path)),
     DatasetKind.JSONL: JsonlFileStore,
     DatasetKind.ARRAY: _no_store,
     DatasetKind.TOKENS: _no_store,
-    **{kind: partial(_store_of_tables, files=files) for kind, files in TABLES.items()},
+    **{kind: lambda path, files=files: TableFileStore(files(path)) for kind, files in TABLES.items()},
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any
 
-from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, put, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, with_own_name
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
@@ -120,14 +120,8 @@ class BatchDataset(SavableDataset):
         check_size(self, "batch_size", self.batch_size, "samples")
         check_function(self, "batcher", self.batcher)
         settle(self, self.dataset)
-        object.__setattr__(self, "last_batch", self._last(drop_last))
-        object.__setattr__(self, "balance", self._balance())
-
-    def _last(self, drop_last: bool = False) -> LastBatch:
-        return choose_last_batch(self.last_batch, drop_last, self.worker_config.world_size)
-
-    def _balance(self) -> Balance | None:
-        return choose_balance(self.balance, self.batch_size)
+        last = choose_last_batch(self.last_batch, drop_last, self.worker_config.world_size)
+        put(self, last_batch=last, balance=choose_balance(self.balance, self.batch_size))
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         if is_generator(self.batcher) or not steps.of_batches:
@@ -135,19 +129,17 @@ class BatchDataset(SavableDataset):
         named = [self._hook()]
         for hook in steps.hooks:
             named.append(with_own_name(hook, named))
+        assert self.last_batch is not None
+        balance = self.balance if isinstance(self.balance, Balance) else None
         steps.batch = BatchSpec(
-            size=self.batch_size,
-            hook=named[0],
-            last=self._last(),
-            encode=tuple(named[1:]),
-            balance=self._balance(),
+            size=self.batch_size, hook=named[0], last=self.last_batch, encode=tuple(named[1:]), balance=balance
         )
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        if (balance := self._balance()) is not None:
+        if isinstance(self.balance, Balance):
             raise ConfigError(
-                f"balance={balance.by!r} is for the batches of steps, one of each host: for the outermost "
+                f"balance={self.balance.by!r} is for the batches of steps, one of each host: for the outermost "
                 f"BatchDataset, which is not below others or in a mixture, and whose batcher is no generator"
             )
         hook = self._hook()

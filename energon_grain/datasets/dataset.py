@@ -139,6 +139,12 @@ OF_DATASET: Any = None
 """A `worker_config` that is not given: that of the dataset below."""
 
 
+def put(node: object, **fields: Any) -> None:
+    """Set fields of a frozen object that is being made."""
+    for name, value in fields.items():
+        object.__setattr__(node, name, value)
+
+
 def settle(node: SavableDataset, below: SavableDataset) -> None:
     """Check the fields of a new node over another: its `worker_config` is the other's unless one is given.
 
@@ -148,9 +154,9 @@ def settle(node: SavableDataset, below: SavableDataset) -> None:
     for each in fields(node):
         value = getattr(node, each.name, None)
         if isinstance(value, np.integer):
-            object.__setattr__(node, each.name, int(value))  # those of numpy are not JSON-native
+            put(node, **{each.name: int(value)})  # those of numpy are not JSON-native
     if node.worker_config is None:  # pyright: ignore[reportUnnecessaryComparison]
-        object.__setattr__(node, "worker_config", below.worker_config)
+        put(node, worker_config=below.worker_config)
 
 
 def check_dataset(node: SavableDataset, below: Any) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.samples.sample import SourceInfo, add_source_info
-from energon_grain.sources.cache_pool import CachePool, HeldLazy, Lazy
+from energon_grain.samples.sample import SourceInfo
+from energon_grain.sources.cache_pool import CachePool, DirectLazy, HeldLazy, Lazy
 from energon_grain.sources.file_store import FileStore
 
 _LOGGER = logging.getLogger(__name__)
@@ -462,8 +462,11 @@ class _Reader:
         return self._entry.path if self._leave.alive else None
 
 
-class FileCacheLazy(Lazy[T]):
-    """A value whose file is on its way onto the local disk. The first `get` brings it, and it is kept from then on."""
+class FileCacheLazy(DirectLazy[T]):
+    """A value whose file is on its way onto the local disk. The first `get` brings it, and it is kept from then on.
+
+    It comes from the disk if its file was copied, else from its store.
+    """
 
     def __init__(
         self, ds: FileStore[T], fname: str, pool: FileStoreCachePool, read: tuple[T, SourceInfo] | None = None
@@ -474,16 +477,10 @@ class FileCacheLazy(Lazy[T]):
         if read is None and pool._own is not None:
             self._reader = _Reader(pool, pool._own.want(ds, fname))
 
-    def get(self, sample: Any = None) -> T:
-        """The value: from the disk if its file was copied, else from its store."""
-        if self._read is None:
-            assert self.ds is not None
-            self._read = (self._reader and self._reader.take()) or self.ds[self.fname]
-            self._reader = None
-        value, source = self._read
-        if sample is not None:
-            add_source_info(sample, source)
-        return value
+    def _fetched(self) -> tuple[T, SourceInfo]:
+        found = (self._reader and self._reader.take()) or super()._fetched()
+        self._reader = None
+        return found
 
     def __reduce__(self) -> Any:
         return FileCacheLazy, (self.ds, self.fname, self.pool, self._read)

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
-from energon_grain.datasets.hooks import HookOwner, hook_spec, require_one_value
+from energon_grain.datasets.hooks import HookOwner, hook_spec
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
@@ -72,8 +72,6 @@ class GroupBatchDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        require_one_value(self.hook, self.batcher)
-        require_one_value(self.group_hook, self.sample_group_key)
         to.graph.ragged = True
         below = to.below(self.dataset, forms=True)
         group = GroupLanes(

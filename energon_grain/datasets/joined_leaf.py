@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -68,25 +68,7 @@ JOINED_ON_USE = 1_000_000
 """Up to so many samples of the primary are joined when the join is first used: about a second."""
 
 
-class Join(Protocol):
-    """A join as it stands in a configuration: a `JoinedLeafDataset`."""
-
-    @property
-    def metadataset(self) -> str | None:
-        """The file that it stands in, whose `.cache` folder has its index; None: not in a file."""
-        ...
-
-    @property
-    def place(self) -> Place:
-        """Where it stands."""
-        ...
-
-    def inputs(self) -> tuple[joining.JoinMember, ...]:
-        """Open the datasets and arrays that are joined."""
-        ...
-
-
-def open_join(join: Join, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
+def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
     """Open the index of a join.
 
     What `energon-grain prepare` wrote is mapped; else a join that is small, or that Energon prepared (whose index would
@@ -143,7 +125,7 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
 
 
 def _refuse_stale(
-    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: Join, mending: str
+    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, mending: str
 ) -> None:
     """Raise if the same datasets were joined when they or their split files were different."""
     now = [each.describe() for each in samples]

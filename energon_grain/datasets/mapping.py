@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, ClassVar
 
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
-from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value, restores_seeds
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, restores_seeds
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part, Steps
 from energon_grain.datasets.stream_map import GenerateLanes
 from energon_grain.errors import ConfigError, SkipSample
@@ -122,7 +122,6 @@ class FilterDataset(SavableDataset):
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
-        require_one_value(self.hook, self.filter_fn)
         hook = self._hook()
         part = to.lower(self.dataset)
         mixture = {"filter": hook.name, "of": part.mixture}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon_grain.datasets.dataset import SavableDataset, check_dataset
+from energon_grain.datasets.dataset import SavableDataset, check_dataset, put
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.blend import Blend, StepBlend
@@ -26,7 +26,6 @@ from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import Concat, Router, RouteTree
-from energon_grain.samplers.weights import integer_weights
 from energon_grain.sources.costs import Costs
 from energon_grain.stream.index_map import CostsOfStream, EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
@@ -90,11 +89,8 @@ class BlendDataset(SavableDataset):
         else:
             steps = tuple((_position(start), tuple(weights)) for start, weights in schedule)
             _check_schedule(steps, len(datasets))
-        object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
-        object.__setattr__(self, "datasets", datasets)
-        object.__setattr__(self, "schedule", steps)
-        object.__setattr__(self, "per_step", per_step)
-        object.__setattr__(self, "weight_unit", unit)
+        put(self, datasets=datasets, worker_config=worker_config or datasets[0].worker_config)
+        put(self, schedule=steps, per_step=per_step, weight_unit=unit)
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
@@ -142,7 +138,7 @@ class BlendDataset(SavableDataset):
         said_by = f"weight_unit='{unit}'"
         costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
         router = CostBlend(
-            [(start, integer_weights(weights, allow_zero=True)) for start, weights in self.schedule],
+            self.schedule,
             [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
             key=fold(to.seed, "blend", to.place),
         )
@@ -181,12 +177,7 @@ class BlendDataset(SavableDataset):
                     f"at multiples of it"
                 )
             schedule = [(start // width, weights) for start, weights in schedule]
-        inner = lanes // max(1, width)
-        blend = (
-            Blend(schedule[0][1], lanes=inner, key=key)
-            if len(schedule) == 1
-            else Blend(schedule=schedule, lanes=inner, key=key)
-        )
+        blend = Blend(schedule, lanes=lanes // max(1, width), key=key)
         return (StepBlend(blend, width=width) if width else blend), width
 
 
@@ -216,9 +207,8 @@ class BlendEpochizedDataset(SavableDataset):
     ) -> None:
         datasets, repetitions = _pairs(self, "repetitions", dataset_repetitions)
         _check_numbers(self, "repetitions", repetitions)
-        object.__setattr__(self, "worker_config", worker_config or datasets[0].worker_config)
-        object.__setattr__(self, "datasets", datasets)
-        object.__setattr__(self, "repetitions", repetitions)
+        config = worker_config or datasets[0].worker_config
+        put(self, datasets=datasets, repetitions=repetitions, worker_config=config)
 
     def lower(self, to: Lowering) -> Part:
         parts: list[IndexPart] = []
@@ -263,8 +253,7 @@ class ConcatDataset(SavableDataset):
 
     def __init__(self, *datasets: Weighted | Iterable[Weighted], worker_config: WorkerConfig | None = None) -> None:
         parts, _ = _pairs(self, "weight", datasets)
-        object.__setattr__(self, "worker_config", worker_config or parts[0].worker_config)
-        object.__setattr__(self, "datasets", parts)
+        put(self, datasets=parts, worker_config=worker_config or parts[0].worker_config)
 
     def lower(self, to: Lowering) -> Part:
         parts = to.children(self.datasets)
@@ -353,6 +342,11 @@ def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: i
             raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: expected 0 or more for each")
         if not any(weights):
             raise ConfigError(f"BlendDataset: all weights from {start} on are 0; give one dataset a weight above 0")
+    for place, weights in enumerate(zip(*(weights for _, weights in steps), strict=True)):
+        if not any(weights):
+            raise ConfigError(
+                f"BlendDataset: weight {place} is 0 in every segment: it would never be drawn; leave it out"
+            )
 
 
 def _is_number(value: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.samplers.columns import Column
 from energon_grain.samplers.hashing import fold, fold_array
@@ -29,6 +29,7 @@ from energon_grain.sources.source import Source
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.loader_stats import LoaderStats
+from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Statistics
 
@@ -157,7 +158,43 @@ def _read(dataset: Any, indices: list[int]) -> Sequence[Any]:
     return [dataset[index] for index in indices]
 
 
-class MultiEpochLeaf:
+class LeafSamples:
+    """Samples of one leaf by their numbers, made when they are asked for. Thread-safe."""
+
+    def _open_leaf(self, dataset: SavableDataset, spec: StreamSpec, number: int) -> None:
+        self._number = number
+        self._stage = PureStage(spec)
+        self._source = self._stage.sources[number]
+        names = ["/".join(leaf.key) for leaf in spec.leaves]
+        self._statistics = Statistics(names, dataset.worker_config.global_error_handler)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def _read(self, index: Int64Array, epoch: Int64Array) -> list[Any]:
+        """(n,) samples; None for those that were dropped."""
+        leaf = np.full(len(index), self._number, np.int32)
+        draws = Draws(leaf=leaf, child=epoch * len(self) + index, index=index, epoch=epoch)
+        encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
+        self._statistics.read(draws, int(self._source.sizes(index).sum()))
+        self._statistics.took(encoded.work)
+        if not encoded.drops:
+            self._statistics.succeeded()
+            return encoded.outcomes
+        for outcome in encoded.outcomes:
+            if type(outcome) is Dropped:
+                self._statistics.drop(outcome)
+            else:
+                self._statistics.succeeded()
+        self._statistics.settle()
+        return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
+
+    def stats(self) -> LoaderStats:
+        """What was read, what took time, and what was dropped and why, in this process."""
+        return self._statistics.report()
+
+
+class MultiEpochLeaf(LeafSamples):
     """A `MultiEpochDataset` of one leaf of a dataset or metadataset, decoded, cooked and encoded.
 
     The task encoder's hooks on single samples run, with their random numbers: `self.rng` depends on (seed of the
@@ -196,10 +233,7 @@ class MultiEpochLeaf:
                 f"MultiEpochLeaf(leaf={self._leaf}): the dataset has {len(names)} leaves ({told}"
                 f"{', …' if len(names) > 20 else ''}); give the number of one"
             )
-        self._number = self._leaf or 0
-        self._stage = PureStage(spec)
-        self._source = self._stage.sources[self._number]
-        self._statistics = Statistics(names, self._dataset.worker_config.global_error_handler)
+        self._open_leaf(self._dataset, spec, self._leaf or 0)
         self._name = names[self._number]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -211,9 +245,6 @@ class MultiEpochLeaf:
 
     def __repr__(self) -> str:
         return f"MultiEpochLeaf({self._name!r}, samples={len(self)}, content={self._source.content_id})"
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, index: EpochIndex) -> Any:
         """One sample; None if it was dropped. Raises as `__getitems__` does."""
@@ -232,25 +263,7 @@ class MultiEpochLeaf:
             return []
         pairs = [epoch_index(index) for index in indices]
         epoch, idx = np.array(pairs, np.int64).T.copy()
-        leaf = np.full(len(pairs), self._number, np.int32)
-        draws = Draws(leaf=leaf, child=epoch * len(self) + idx, index=idx, epoch=epoch)
-        encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
-        self._statistics.read(draws, int(self._source.sizes(idx).sum()))
-        self._statistics.took(encoded.work)
-        if not encoded.drops:
-            self._statistics.succeeded()
-            return encoded.outcomes
-        for outcome in encoded.outcomes:
-            if type(outcome) is Dropped:
-                self._statistics.drop(outcome)
-            else:
-                self._statistics.succeeded()
-        self._statistics.settle()
-        return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
-
-    def stats(self) -> LoaderStats:
-        """What was read, what took time, and what was dropped and why, in this process."""
-        return self._statistics.report()
+        return self._read(idx, epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,14 +318,8 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
                 f"{samples} samples of a dataset of {size}: a length below 2**63 of at most 2**62 samples an epoch is "
                 f"meant; take fewer epochs"
             )
-        for name, value in (
-            ("num_epochs", epochs),
-            ("num_samples", samples),
-            ("seed", operator.index(self.seed)),
-            ("_size", size),
-            ("_key", fold(self.seed, "resampler")),
-        ):
-            object.__setattr__(self, name, value)
+        put(self, num_epochs=epochs, num_samples=samples, seed=operator.index(self.seed))
+        put(self, _size=size, _key=fold(self.seed, "resampler"))
 
     def __repr__(self) -> str:
         # Grain compares this when it restores a state, in another process: no addresses.

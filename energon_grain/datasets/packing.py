@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, check_size, node, settle
-from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, require_one_value
+from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import ConfigError, SkipSample
 from energon_grain.samplers.hashing import fold
@@ -87,9 +87,6 @@ class PackingDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        require_one_value("select_samples_to_pack", self.pre_packer)
-        if self.sample_encoder is not None:
-            require_one_value("postencode_sample", self.sample_encoder)
         owner = self.task_encoder
         below = to.below(self.dataset, forms=True)
         key = to.key("pack")

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, node, settle
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_size, node, put, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.routing import Limit
@@ -123,7 +123,7 @@ class LimitDataset(SavableDataset):
         below = self.dataset
         if reset_after_epoch and type(below) is RepeatDataset and below.repeats is None:
             below = _RepeatedForLimit(below.dataset, worker_config=below.worker_config)
-            object.__setattr__(self, "dataset", below)
+            put(self, dataset=below)
         settle(self, below)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
@@ -141,8 +141,9 @@ class LimitDataset(SavableDataset):
         if part.passes is None:
             part.passes = EqualPasses(self.length)
         else:
-            limit = Limit(self.length, part.equal_length("a limit"))
-            part.routes, part.passes = part.over(limit), EqualPasses(limit.limit)
+            whole = part.equal_length("a limit")
+            length = min(self.length, whole)
+            part.routes, part.passes = part.over(Limit(length, whole)), EqualPasses(length)
         part.mixture = mixture
         return part
 
@@ -182,9 +183,7 @@ class EpochizeDataset(SavableDataset):
             check_size(self, "length", length, "items")
         elif num_epochs is not None and not (num_epochs > 0 and math.isfinite(num_epochs)):
             raise ConfigError(f"EpochizeDataset: num_epochs={num_epochs}: expected a number above 0")
-        given = {"worker_config": worker_config, "dataset": dataset, "length": length, "num_epochs": num_epochs}
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        put(self, worker_config=worker_config, dataset=dataset, length=length, num_epochs=num_epochs)
         settle(self, dataset)
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
-from energon_grain.datasets.hooks import HookOwner, hook_spec, require_one_value, with_own_name
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, put, settle
+from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.expression import Expression
@@ -78,11 +78,9 @@ class PackingPlan:
         numbers = [_positive(name, f"capacity of {text}", limit) for text, (_, limit) in zip(texts, pairs, strict=True)]
         if oversize not in ("error", "split", "drop", "alone"):
             raise ConfigError(f"{name}: oversize={oversize!r}: expected 'error', 'split', 'drop' or 'alone'")
-        object.__setattr__(self, "capacities", tuple(zip(texts, numbers, strict=True)))
-        object.__setattr__(self, "window", _positive(name, "window", window))
-        object.__setattr__(self, "oversize", oversize)
         most = None if max_samples is None else _positive(name, "max_samples", max_samples)
-        object.__setattr__(self, "max_samples", most)
+        capacities = tuple(zip(texts, numbers, strict=True))
+        put(self, capacities=capacities, window=_positive(name, "window", window), oversize=oversize, max_samples=most)
 
     def described(self) -> str:
         """In one line: what a pack holds."""
@@ -155,8 +153,7 @@ class PlannedPackingDataset(SavableDataset):
             raise ConfigError(
                 f"PlannedPackingDataset: plan={plan!r}: expected a plan, such as PackingPlan('tokens', capacity=4096)"
             )
-        check_function(self, "packer", self.packer)
-        require_one_value(self.hook, self.packer)
+        check_function(self, "packer", self.packer, generator=False)
         if plan.oversize == "split" and not _takes_ranges(self.packer):
             name = getattr(self.packer, "__qualname__", self.packer)
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.lowering import IndexPart, Lowering, Part, Settings, Steps
 from energon_grain.errors import ConfigError
 
@@ -29,7 +29,7 @@ class SeededDataset(SavableDataset):
         if self.lanes is not None:
             if not hasattr(self.lanes, "__index__") or self.lanes < 1:
                 raise ConfigError(f"lanes={self.lanes!r}: expected a positive number")
-            object.__setattr__(self, "lanes", operator.index(self.lanes))
+            put(self, lanes=operator.index(self.lanes))
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         steps.seed = self.settings.key

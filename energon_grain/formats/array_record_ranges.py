@@ -32,7 +32,6 @@ def message_types(package: str, messages: dict[str, list[Field]], *, oneof: str 
     Messages of the same names that others declare (TensorFlow its Example) do not get in the way.
 
     Args:
-        package: The name of the package.
         messages: Their fields by name, each message behind those that it holds.
         oneof: The message of whose fields only one is there at a time; its choice is called `kind`.
     """

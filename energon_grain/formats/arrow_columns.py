@@ -59,8 +59,7 @@ class ColumnKind:
     def array(self, table: Any, name: str) -> Any:
         """The column of a table, from any of the files, as one array for `take`; None: the table lacks it.
 
-        Raises:
-            ValueError, NotImplementedError: It is something else than in the file that says what it becomes.
+        Raises ValueError, NotImplementedError: it is something else than in the file that says what it becomes.
         """
         if table is None or name not in table.column_names:
             return None

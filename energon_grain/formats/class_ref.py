@@ -97,8 +97,7 @@ def function_beside(
 def imported(written: str, where: str, kind: Literal["Class", "function"]) -> Any:
     """Import what an option or argument names as `package.module:name`; `where` begins the error.
 
-    Raises:
-        ConfigError: It is written otherwise, cannot be imported, or is not in its module.
+    Raises ConfigError: it is written otherwise, cannot be imported, or is not in its module.
     """
     module, _, name = written.partition(":")
     if not (module and name):

@@ -103,7 +103,6 @@ def write_columnar(
         shards: Names of the shards, in the order of `.info.json`.
         scans: The scan of each, in the same order; consumed one by one.
         unique_keys: Refuse two samples with the same key. Energon has demanded it since 7.3.
-        info_stamp: See `ColumnarHeader`.
         old: Of the dataset until now. If the new shards begin with its own, holding the same samples, it counts as an
             earlier state from now on.
 

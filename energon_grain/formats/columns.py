@@ -413,7 +413,6 @@ class KeptColumns:
         """(n,) what a column says of samples, by their numbers in the whole dataset.
 
         Args:
-            name: Of the column.
             samples: (n,) in [0, N), not checked; or a slice of them with both its ends, of which stored columns are
                 given as they are mapped.
 
@@ -467,8 +466,6 @@ class KeptColumns:
         """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `at` does.
 
         Args:
-            name: Of the column.
-            samples: How many they were.
             content_id: Of the dataset at that time.
         """
         if name not in self.stored:

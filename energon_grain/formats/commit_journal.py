@@ -54,7 +54,6 @@ def commit_staged(root: Path, staging: Path, *, put: Sequence[str], remove: Sequ
     """Move `put` from the staging folder into the dataset and remove `remove`, all or nothing.
 
     Args:
-        root: The dataset.
         staging: A folder from `new_staging_folder`. It is gone afterwards.
         put: Paths relative to `root`, of files or whole folders, in the order in which they are to be moved. Each lies
             in `.nv-meta` or is a `.tar.idx`. The caller has flushed their bytes to disk.

@@ -163,7 +163,6 @@ def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> 
     """Map an index, read-only: (n+1,) offsets. Costs the same for any number of samples.
 
     Args:
-        path: The index.
         of: The file that it is of, as messages name it; default: what `path` says.
 
     Raises:
@@ -205,10 +204,7 @@ def write_jsonl_index(
         target: Where to write; default: beside the file, which then lies on this machine.
         progress: Called after each MB or so.
 
-    Raises:
-        OSError: The file cannot be read, or the index cannot be written.
-        DecodingError: Lines hold no object; names them.
-        EmptyDatasetError: There is no sample.
+    Raises as `scan_lines`, OSError if the index cannot be written, and EmptyDatasetError if there is no sample.
     """
     samples = stop = 0
     target = target or jsonl_index_path(path)
@@ -291,13 +287,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
     that gives no versions this is done each time.
 
-    Raises:
-        DatasetNotFoundError: There is no such object.
-        StaleIndexError: The index beside it is of another version, or it was replaced while it was read.
-        IndexFileError: The index beside it is damaged.
-        DecodingError: There is no index beside it, and lines hold no object.
-        EmptyDatasetError: There is no index beside it, and no sample.
-        ReadError: The store cannot be reached.
+    Raises as `find_jsonl_index`, StaleIndexError if the object was replaced while it was read, and ReadError.
     """
     client = shared_client(files.settings)
     size_bytes, generation, index_generation = _versions(url, files, client)
@@ -411,18 +401,10 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
     """Say where a JSONL file lies, and bring its index to this machine; make it first if there is none.
 
     Args:
-        path: The file, or its URL.
         cache_dir: Where a missing index is made if nothing can be written beside the file; that of an object is made
             in the folder of what was read from stores.
 
-    Raises:
-        DatasetNotFoundError: There is no such file.
-        StaleIndexError: The index is of another version of the file.
-        IndexFileError: The index is damaged.
-        DecodingError: There is no index, and lines hold no object.
-        EmptyDatasetError: There is no index, and no sample.
-        ConfigError: The URL is of no store that can be read.
-        ReadError: The store cannot be reached.
+    Raises as `find_jsonl_index`, ConfigError if the URL is of no store that can be read, and ReadError.
     """
     if isinstance(path, JsonlFile):
         return path

@@ -17,21 +17,14 @@ import numpy as np
 
 from energon_grain.errors import FormatError
 from energon_grain.formats.table_files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
+from energon_grain.storage.cores import over_forks
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
 _LARGEST_FOOTER_BYTES = 1 << 30
 _PARSED_BYTES = 64 << 20
 """Footers that stay parsed, as they lie in files: parsed they take about ten times as much."""
-_parsing = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _parsing
-    _parsing = threading.Lock()  # a thread that does not exist in a forked child may have held it
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_parsing = over_forks(threading.Lock())
 
 
 class ParquetFiles(TableFiles):
@@ -177,8 +170,7 @@ def _thrift(footer: bytes) -> dict[int, Any]:
 
     pyarrow tells the same of each chunk, but ends the process where what a footer says contradicts itself.
 
-    Raises:
-        ValueError: It is none.
+    Raises ValueError: it is none.
     """
     try:
         return _struct(footer, 0, _WANTED, 0)[0]
@@ -272,8 +264,7 @@ def _extents(chunks: Sequence[dict[int, Any]], leaves: Sequence[int], *, end: in
         leaves: How many of these each column takes.
         end: Where the footer begins.
 
-    Raises:
-        ValueError: They do not lie in the file.
+    Raises ValueError: they do not lie in the file.
     """
     if len(chunks) != sum(leaves):
         raise ValueError(f"a row group has {len(chunks)} columns, but the schema {sum(leaves)}")

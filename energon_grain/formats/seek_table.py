@@ -41,9 +41,7 @@ class SeekTable:
     """What videos of a dataset lack, by shard, offset and size. Thread-safe.
 
     Args:
-        path: The file.
         rows: (n, 7), sorted.
-        data: All of the file.
     """
 
     def __init__(self, path: Path, rows: npt.NDArray[np.int64], data: mmap.mmap) -> None:
@@ -76,7 +74,6 @@ def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int
     """Write the table of a dataset, whole or not at all; without videos that lack an index there is no file.
 
     Args:
-        root: The dataset's folder.
         content_id: Of its columnar index.
         found: (number of the shard, offset and size of the part, place of the index in the part, index) of videos.
     """

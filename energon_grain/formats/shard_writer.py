@@ -204,8 +204,7 @@ class ShardWriter:
         Args:
             verify: Is called before it is put in place, and raises what is wrong with it.
 
-        Raises:
-            OSError: The disk is full.
+        Raises OSError: the disk is full.
         """
         with self._naming():
             self._file.close()

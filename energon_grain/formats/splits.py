@@ -224,8 +224,7 @@ class SplitRatio:
     Args:
         ratio: Numbers by part, or for train, val and test; any scale. Text as `parse_ratio` reads it.
 
-    Raises:
-        ConfigError: It is no ratio.
+    Raises ConfigError: it is no ratio.
     """
 
     __slots__ = ("bounds",)

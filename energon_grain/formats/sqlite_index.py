@@ -184,8 +184,7 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None, *,
         Whether the samples are the same, by their number and by sizes and places of their parts; False too where there
         is nothing to take over, and nothing was looked at.
 
-    Raises:
-        OSError: The disk is full.
+    Raises OSError: the disk is full.
     """
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         try:

@@ -39,6 +39,7 @@ from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import coalesce
+from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.mirror import mirror_of
@@ -60,8 +61,7 @@ def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
 
     In a store its ending decides, or a list.
 
-    Raises:
-        ReadError: A store cannot be reached.
+    Raises ReadError: a store cannot be reached.
     """
     if location.endswith(endings):
         yield name_of(location)
@@ -121,7 +121,7 @@ def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str],
             return location, _sorted((name for name in below if _counts(name, endings)), location, endings), below
         return root, [name_of(location)], None
     below = client.list_versions(root)
-    wanted = [re.compile(_translated(pattern[cut + 1 :])) for pattern in patterns]
+    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in patterns]
     names = (name for name in below if _counts(name, endings) and any(each.fullmatch(name) for each in wanted))
     return root, _sorted(names, location, endings), below
 
@@ -131,16 +131,6 @@ def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> li
     if not found:
         raise DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
     return found
-
-
-def _translated(pattern: str) -> str:
-    """A pattern as `glob` understands it, for names in a store."""
-    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    return "".join(
-        words.get(part) or (part.replace("[!", "[^") if part.startswith("[") and len(part) > 2 else re.escape(part))
-        for part in parts
-    )
 
 
 class Record(msgspec.Struct, array_like=True, kw_only=True):
@@ -363,10 +353,6 @@ class TableFiles(ABC):
         """A record of a file.
 
         Args:
-            file: Its number.
-            head: Its head.
-            columns: Names of its columns.
-            rows: Of each group.
             extents: As the record has them; of groups that are read whole, (groups, 3) of all columns together.
         """
         width = 1 if self.reads_whole_groups else len(columns)
@@ -524,7 +510,6 @@ class HeldFile:
     """A file of which some ranges are in memory; others are read when pyarrow asks for them.
 
     Args:
-        path: The file.
         store: Reads what is not there.
         held: Bytes, by their first place in the file.
     """

@@ -145,10 +145,13 @@ def _file(name: str, data: bytes, most_bytes: int) -> Shown:
     known = ending in IMAGE_EXTENSIONS or ending in _AUDIO or ending in _VIDEO or _DECODER.decoder_for(plain)
     if not known:
         ending = media_extension(unpacked) or ending
-    if ending in _VIDEO:
-        return _film(name, unpacked, ending, most_bytes)
-    if ending in _AUDIO:
-        return _sound(name, unpacked, ending, most_bytes)
+    if ending in _VIDEO or ending in _AUDIO:
+        show, kind = (_film, "film") if ending in _VIDEO else (_sound, "sound")
+        try:
+            return show(name, unpacked, ending, most_bytes)
+        except MissingPackageError as error:
+            said = f"{decimal(len(unpacked))}; {error}"
+            return Shown(kind=kind, name=name, note=said, **_kept(unpacked, ending, most_bytes))
     if ending in IMAGE_EXTENSIONS:
         return _picture(name, unpacked, most_bytes)
     return _words(name, plain, unpacked)
@@ -162,25 +165,20 @@ def _picture(name: str, data: bytes, most_bytes: int) -> Shown:
         image = Image.fromarray(_spread(np.asarray(header))) if header.mode[0] in "IF" else None
     if image is None:
         image = cast("Image.Image", cast("Callable[[bytes], Any]", _DECODER.decoder_for("png"))(data))
-    kept, left_out = _kept(data, kind, min(most_bytes, _PICTURE_BYTES))
-    return Shown(
-        kind="picture",
-        name=name,
-        note=f"{width} × {height}, {kind}, {decimal(len(data))}",
-        images=[_small(image, THUMBNAIL_PIXELS)],
-        data=kept,
-        mime=_MIME.get(kind, ""),
-        left_out=f"shown at {THUMBNAIL_PIXELS} pixels" if left_out and max(width, height) > THUMBNAIL_PIXELS else "",
-    )
+    file = _kept(data, kind, min(most_bytes, _PICTURE_BYTES))
+    smaller = file["left_out"] and max(width, height) > THUMBNAIL_PIXELS
+    file["left_out"] = f"shown at {THUMBNAIL_PIXELS} pixels" if smaller else ""
+    note = f"{width} × {height}, {kind}, {decimal(len(data))}"
+    return Shown(kind="picture", name=name, note=note, images=[_small(image, THUMBNAIL_PIXELS)], **file)
 
 
-def _kept(data: bytes, kind: str, most_bytes: int, codec: str = "") -> tuple[bytes | None, str]:
-    """A file for a page, or why there is none."""
+def _kept(data: bytes, kind: str, most_bytes: int, codec: str = "") -> dict[str, Any]:
+    """The file for a page, or why there is none: as `Shown` has it."""
     if kind not in _MIME or (codec and codec not in _PLAYED):
-        return None, f"not played by browsers: {f'{codec} in ' if codec else ''}{kind}"
+        return {"left_out": f"not played by browsers: {f'{codec} in ' if codec else ''}{kind}"}
     if len(data) > most_bytes:
-        return None, f"not in this page: larger than {decimal(most_bytes)}"
-    return data, ""
+        return {"left_out": f"not in this page: larger than {decimal(most_bytes)}"}
+    return {"data": data, "mime": _MIME[kind], "left_out": ""}
 
 
 def _small(image: Image.Image, longest: int) -> Image.Image:
@@ -200,22 +198,17 @@ def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
-    kept, left_out = _kept(data, ending, most_bytes)
-    file: dict[str, Any] = {"data": kept, "left_out": left_out, "mime": _MIME.get(ending, "")}
-    try:
-        with opened(io.BytesIO(data), Bounds()) as container:
-            if not container.streams.audio:
-                raise DecodingError("the file has no audio stream")
-            context = container.streams.audio[0].codec_context
-            rate, channels, codec = context.sample_rate, context.channels, context.name
-            peaks, samples = _outline(container, rate)
-            known = container.duration
-    except MissingPackageError as error:
-        return Shown(kind="sound", name=name, note=f"{decimal(len(data))}; {error}", **file)
+    with opened(io.BytesIO(data), Bounds()) as container:
+        if not container.streams.audio:
+            raise DecodingError("the file has no audio stream")
+        context = container.streams.audio[0].codec_context
+        rate, channels, codec = context.sample_rate, context.channels, context.name
+        peaks, samples = _outline(container, rate)
+        known = container.duration
     seconds = max(samples / rate, known / 1e6 if known else 0)
     said = {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
     note = f"{_seconds(seconds)}, {rate / 1000:g} kHz, {said}, {codec}, {decimal(len(data))}"
-    return Shown(kind="sound", name=name, note=note, peaks=peaks, **file)
+    return Shown(kind="sound", name=name, note=note, peaks=peaks, **_kept(data, ending, most_bytes))
 
 
 def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
@@ -244,34 +237,21 @@ def _peaks(loud: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
-    mime = _MIME.get(ending, "")
-    try:
-        with opened(io.BytesIO(data), Bounds()) as container:
-            if not container.streams.video:
-                raise DecodingError("the file has no video stream")
-            stream = container.streams.video[0]
-            codec, rate = stream.codec_context.codec.canonical_name, stream.average_rate
-            width, height = stream.codec_context.width, stream.codec_context.height
-            seconds = float(container.duration / 1e6) if container.duration else 0.0
-            frames = tuple(_frames(container, stream, seconds))
-    except MissingPackageError as error:
-        kept, left_out = _kept(data, ending, most_bytes)
-        note = f"{decimal(len(data))}; {error}"
-        return Shown(kind="film", name=name, note=note, data=kept, mime=mime, left_out=left_out)
+    with opened(io.BytesIO(data), Bounds()) as container:
+        if not container.streams.video:
+            raise DecodingError("the file has no video stream")
+        stream = container.streams.video[0]
+        codec, rate = stream.codec_context.codec.canonical_name, stream.average_rate
+        width, height = stream.codec_context.width, stream.codec_context.height
+        seconds = float(container.duration / 1e6) if container.duration else 0.0
+        frames = tuple(_frames(container, stream, seconds))
     if not frames:
         raise DecodingError("the video stream has no frames")
-    kept, left_out = _kept(data, ending, most_bytes, codec)
     note = f"{_seconds(seconds)}, {width} × {height}, " if seconds else f"{width} × {height}, "
     note += f"{float(rate):.4g} frames/s, " if rate else ""
-    return Shown(
-        kind="film",
-        name=name,
-        note=f"{note}{codec}, {decimal(len(data))}",
-        images=frames,
-        data=kept,
-        mime=mime,
-        left_out=f"frames only; {left_out}" if left_out else "",
-    )
+    file = _kept(data, ending, most_bytes, codec)
+    file["left_out"] = f"frames only; {file['left_out']}" if file["left_out"] else ""
+    return Shown(kind="film", name=name, note=f"{note}{codec}, {decimal(len(data))}", images=frames, **file)
 
 
 def _frames(container: Any, stream: Any, seconds: float) -> Iterator[Image.Image]:

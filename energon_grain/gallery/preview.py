@@ -111,10 +111,8 @@ def preview(
     """
     if samples < 1:
         raise ConfigError(f"samples={samples}: expected a positive number")
-    if state is not None and step is None:
-        raise ConfigError("state: goes with step, whose batches it is a place to begin at")
-    if encoded and step is None:
-        raise ConfigError("encoded=True: goes with step, of whose batch it shows what hooks made")
+    if step is None and (state is not None or encoded):
+        raise ConfigError("state and encoded=True: go with step, which one begins at and the other shows hooks of")
     if isinstance(dataset, SavableDataset):
         if arguments:
             raise ConfigError(f"{', '.join(arguments)}: given with a path; this dataset has its settings")

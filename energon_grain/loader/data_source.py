@@ -11,21 +11,17 @@ import numpy as np
 
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.multi_epoch import LeafSamples
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.sample import Sample
-from energon_grain.stream.chunks import Chunk
-from energon_grain.stream.index_map import Draws
-from energon_grain.stream.loader_stats import LoaderStats
-from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
 
 
-class EnergonDataSource:
+class EnergonDataSource(LeafSamples):
     """A `grain.sources.RandomAccessDataSource` over the decoded samples of one split part, in the order of the shards.
 
     Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs
@@ -82,9 +78,7 @@ class EnergonDataSource:
 
     def _open(self) -> None:
         spec = compile_dataset(SeededDataset(worker_config=self._leaf.worker_config, dataset=self._leaf))
-        self._stage = PureStage(spec)
-        self._source = spec.leaves[0].leaf.source
-        self._statistics = Statistics(["/".join(spec.leaves[0].key)], self._leaf.worker_config.global_error_handler)
+        self._open_leaf(self._leaf, spec, 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"leaf": self._leaf, "as_dict": self._as_dict}
@@ -95,9 +89,6 @@ class EnergonDataSource:
 
     def __repr__(self) -> str:
         return f"EnergonDataSource({self._leaf.path!r}, {self._leaf.split_part!r}, content={self._source.content_id})"
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
@@ -115,21 +106,9 @@ class EnergonDataSource:
         if len(outside):
             raise IndexError(f"sample {outside[0]} of {self!r}, which has {len(self)}")
         index = np.where(index < 0, index + len(self), index)
-        draws = Draws(leaf=np.zeros(len(index), np.int32), child=index, index=index, epoch=np.zeros_like(index))
-        encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
-        self._statistics.read(draws, int(self._source.sizes(index).sum()))
-        self._statistics.took(encoded.work)
-        register_value(encoded.outcomes)
-        if encoded.drops:
-            for outcome in encoded.outcomes:
-                if type(outcome) is Dropped:
-                    self._statistics.drop(outcome)
-                else:
-                    self._statistics.succeeded()
-            self._statistics.settle()
-            return [None if type(outcome) is Dropped else self._given(outcome) for outcome in encoded.outcomes]
-        self._statistics.succeeded()
-        return [self._given(outcome) for outcome in encoded.outcomes] if self._as_dict else encoded.outcomes
+        samples = self._read(index, np.zeros_like(index))
+        register_value(samples)
+        return [self._given(sample) for sample in samples] if self._as_dict else samples
 
     _getitems = __getitems__
 
@@ -140,7 +119,3 @@ class EnergonDataSource:
     def paths(self) -> str:
         """The dataset's folder."""
         return self._leaf.path
-
-    def stats(self) -> LoaderStats:
-        """What was read, what took time, and what was dropped and why, in this process."""
-        return self._statistics.report()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -600,19 +600,13 @@ _IGNORED = {
 """Keys that Energon reads at a joined dataset and silently ignores. Here only a value without effect passes."""
 
 
-def meaningless_keys(member: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give each key of a joined dataset that has no meaning there, and why it has none."""
-    for name, reason in _IGNORED.items():
-        without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
-        if name in member and member[name] != without_effect:
-            yield name, reason
-
-
 def _member(value: Any, place: Place) -> JoinDatasetReference | JoinArrayReference:
     mapping = as_mapping(value, place, f"a mapping with {', '.join(JOINED_DATASET.keys)}")
     if "array" not in mapping:
-        for name, reason in meaningless_keys(mapping):
-            raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
+        for name, reason in _IGNORED.items():
+            without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
+            if name in mapping and mapping[name] != without_effect:
+                raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
         dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
         if _choose(dataset, "by", _BY).by == "row" and dataset.keys is not None:
             raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")

@@ -30,10 +30,7 @@ def attach_column(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], s
     """Take a column from a file; see `measure_dataset`.
 
     Args:
-        stage: Gets it.
-        name: Of the column.
         file: The file; behind a colon the field, where it is called otherwise. Or the numbers.
-        source: All samples.
 
     Returns:
         What the user should know though it is no error.

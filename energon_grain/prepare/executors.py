@@ -61,8 +61,7 @@ def own_executor(
         in_threads_bytes: Where processes cannot be forked, and the files have fewer bytes than this, threads share
             the jobs.
 
-    Raises:
-        ConfigError: `num_workers` is negative.
+    Raises ConfigError: `num_workers` is negative.
     """
     if num_workers is not None and num_workers < 0:
         raise ConfigError(f"num_workers is {num_workers}: give 0 (no processes) or more.")
@@ -105,8 +104,7 @@ def outcomes(
         named: What is done with a task, as the beginning of a sentence that ends with "failed".
         salvage: Takes what was done by the time that this was left early.
 
-    Raises:
-        WorkerError: The executor is broken or shut down, or five tasks failed that way.
+    Raises WorkerError: the executor is broken or shut down, or five tasks failed that way.
     """
     running: dict[Future[R], tuple[T, int]] = {}
     done: SimpleQueue[Future[R]] = SimpleQueue()

@@ -47,7 +47,6 @@ class JoinedDataset:
     """The samples of a split part of a dataset.
 
     Args:
-        path: A prepared dataset, a path or a URL.
         split_part: Its split part, unless its `dataset.yaml` insists on another.
         split_config: Name of its split file; default: what `dataset.yaml` says, else `split.yaml`.
         dataset_config: Name of its `dataset.yaml`, which may be missing.
@@ -186,10 +185,8 @@ class JoinedArray:
     """The rows of an array.
 
     Args:
-        path: The array's folder, or its URL.
         keys: A text file, or its URL, with the key of each row; None: row i belongs to sample i of the whole primary
             dataset, its shards in the order of its columnar index, whatever its split parts and excludes.
-        nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
     Raises:
@@ -288,13 +285,9 @@ class JoinedFiles(JoinedArray):
     """The samples of files that are read as they are: Parquet, Arrow, MDS, JSONL, tokens. Any of them may be a primary.
 
     Args:
-        source: All of them.
-        keys: How they are found.
-        nonmatch: See `Nonmatch`.
         written: The path as it is shown and compared; default: the path.
 
-    Raises:
-        ConfigError: A column of keys is asked for where there are no columns.
+    Raises ConfigError: a column of keys is asked for where there are no columns.
     """
 
     def __init__(self, source: Any, keys: Keys, *, nonmatch: Nonmatch = "error", written: str | None = None) -> None:

@@ -157,8 +157,6 @@ def opened(
     Args:
         where: What is opened: a path or URL, or a place in a document. A message that begins with this file, or one
             below this folder, is a finding of what it names.
-        findings: They are added here.
-        open_it: Opens it.
         empty: How bad it is that nothing is left of it.
         raised: Errors that are no findings; a store that stays away says nothing of the data in it.
     """
@@ -235,7 +233,6 @@ class _Samples:
     """Makes samples of a dataset as a loader does, as far as no code of the dataset is needed for that.
 
     Args:
-        location: Of the dataset.
         config: What `dataset.yaml` says; None where there is none.
         part_names: All part names of the dataset.
         allow_pickle: Decode pickles too. They can run any code.
@@ -336,16 +333,13 @@ def lint_dataset(
     Samples that the split file excludes are left out. Samples of shards that do not fit their index are not read.
 
     Args:
-        root: The dataset, a path or URL.
         split_parts: Look only at the shards of these parts; None looks at all shards.
         split_config: Name of the split file; None takes what `dataset.yaml` names, or the default.
-        dataset_config: Name of the dataset's YAML file.
         allow_pickle: Decode pickles too. They can run any code.
         trusted_modules: Modules whose sample types may be imported.
         num_threads: Threads; None takes one for each core.
         first_samples: Of each shard, only make the first sample, which compares the shard with its index as loaders do.
         open_part: Opens a split part as a loader does. What it raises or warns of is found here.
-        progress: Called now and then.
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
@@ -703,7 +697,6 @@ def lint_jsonl(
     thread.
 
     Args:
-        path: The file, or its URL.
         trusted_modules: Modules whose functions of columns may be called.
         progress: Called now and then with (bytes read, size of the file, problems found).
 

@@ -12,11 +12,9 @@ import os
 import pickle
 import re
 import shutil
-import struct
 import sys
 import time
 import traceback
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -25,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -37,9 +36,11 @@ from energon_grain.errors import (
 from energon_grain.formats.class_ref import imported
 from energon_grain.formats.columns import COLUMNS_FOLDER, SIZES, ColumnFolder, ColumnStage, KeptColumns
 from energon_grain.formats.data_folder import look_again, open_folder
+from energon_grain.forms import Form
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.samples import Columns, MeasurableSource, opened_samples
+from energon_grain.prepare.scan import RecordLog, as_record, take_apart
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
@@ -72,8 +73,7 @@ _COMPARED = 32
 _COST_BYTES = 512
 """Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
 _LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
-_MAGIC = b"EGMEAS1\n"
-_HEAD = struct.Struct("<8sIQQH")
+_NUMBERS = Form(tuple[int, int, bytes])
 
 
 def column_function(*, version: int = 1, batched: bool = False) -> Callable[[F], F]:
@@ -318,21 +318,22 @@ def _remove_unnamed(folder: ColumnFolder) -> None:
                 file.unlink(missing_ok=True)
 
 
-class _Log:
-    """What was measured so far, found again after a kill; for one process at a time.
+class _Log(RecordLog):
+    """What was measured so far: records of the numbers of some samples.
 
-    A record is 8 bytes of magic; as little-endian uint32 the CRC-32 of the numbers, as uint64 the first sample and how
-    many there are, as uint16 how many columns; for each a letter, `i` for int64 and `f` for float64; then the numbers
-    of each column. What a killed process left unfinished at the end is cut off.
+    The head says the first sample, how many there are, and of each column whether it is of int64 or of float64 (`i`,
+    `f`); the body has the numbers of each column.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._end = path, 0
         self._found: list[tuple[int, int, bytes, int]] = []
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
-        while record := self._read(self._end):
-            self._note(*record[:3])
-        self._file.truncate(self._end)
+        super().__init__(path)
+
+    def _note(self, record: bytes, at: int) -> None:
+        try:
+            self._found.append((*_NUMBERS.from_msgpack(bytes(take_apart(record, check=False)[0])), at))
+        except msgspec.MsgspecError as error:
+            raise ValueError(str(error)) from error
 
     @property
     def samples(self) -> int:
@@ -352,54 +353,21 @@ class _Log:
         """The type of a column: int64 where all of its numbers are ints."""
         return np.float64 if any(kinds[place : place + 1] == b"f" for _, _, kinds, _ in self._found) else np.int64
 
-    def add(self, begin: int, values: Sequence[Numbers]) -> None:
-        """Append the numbers of samples from `begin` on, without waiting for the disk."""
+    def add_numbers(self, begin: int, values: Sequence[Numbers]) -> None:
+        """Append the numbers of samples from `begin` on."""
         kinds = b"".join(b"f" if each.dtype.kind == "f" else b"i" for each in values)
         data = b"".join(np.ascontiguousarray(each).tobytes() for each in values)
-        head = _HEAD.pack(_MAGIC, zlib.crc32(data), begin, len(values[0]), len(values))
-        try:
-            rest = memoryview(head + kinds + data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            self._file.truncate(self._end)
-            raise
-        self._note(begin, len(values[0]), kinds)
+        self.add(as_record(msgspec.msgpack.encode((begin, len(values[0]), kinds)), data))
 
     def in_order(self) -> Iterator[list[Numbers]]:
         """The numbers of each column, record by record, by the samples."""
-        for _, _, _, at in sorted(self._found):
-            record = self._read(at)
-            if record is None:
-                raise StaleIndexError(f"{self._path}: was changed while it was in use; measure again")
-            yield record[3]
-
-    def _note(self, begin: int, count: int, kinds: bytes) -> None:
-        self._found.append((begin, count, kinds, self._end))
-        self._end += _HEAD.size + len(kinds) * (1 + 8 * count)
-
-    def _read(self, at: int) -> tuple[int, int, bytes, list[Numbers]] | None:
-        self._file.seek(at)
-        head = self._file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
-            return None
-        magic, crc32, begin, count, columns = _HEAD.unpack(head)
-        size = 8 * count * columns
-        if magic != _MAGIC or at + _HEAD.size + columns + size > os.fstat(self._file.fileno()).st_size:
-            return None
-        kinds, data = self._file.read(columns), self._file.read(size)
-        if zlib.crc32(data) != crc32:
-            return None
-        types = [np.float64 if kind == ord("f") else np.int64 for kind in kinds]
-        return (
-            begin,
-            count,
-            kinds,
-            [np.frombuffer(data, dtype, count, 8 * count * place) for place, dtype in enumerate(types)],
-        )
-
-    def close(self) -> None:
-        self._file.close()
+        for _, count, kinds, at in sorted(self._found):
+            try:
+                _, data = take_apart(self._read(at))
+            except ValueError as error:
+                raise StaleIndexError(f"{self._path}: was changed while it was in use; measure again") from error
+            types = [np.float64 if kind == ord("f") else np.int64 for kind in kinds]
+            yield [np.frombuffer(data, dtype, count, 8 * count * place) for place, dtype in enumerate(types)]
 
     def remove(self) -> None:
         self._path.unlink()
@@ -428,7 +396,7 @@ def _begin_with(
             return
     for begin in range(0, first, _PIECE_SAMPLES):
         stop = min(begin + _PIECE_SAMPLES, first)
-        log.add(begin, [numbers[begin:stop] for numbers in known])
+        log.add_numbers(begin, [numbers[begin:stop] for numbers in known])
 
 
 @lru_cache(maxsize=2)
@@ -472,7 +440,7 @@ def _measure(
 
         def keep(task: tuple[int, int], values: list[Numbers] | Exception) -> None:
             if not isinstance(values, Exception):
-                log.add(task[0], values)
+                log.add_numbers(task[0], values)
 
         results = outcomes(
             lambda task: executor.submit(measure_piece, pickled, measures, *task, storage),
@@ -487,7 +455,7 @@ def _measure(
                 if isinstance(values, Exception):
                     failed.append(values)
                     break  # the function is to be mended; what others have done by then is kept
-                log.add(begin, values)
+                log.add_numbers(begin, values)
                 if len(values[0]) < stop - begin:
                     tasks.appendleft((begin + len(values[0]), stop))
                 tell(MeasureProgress(done=log.samples, total=total))
@@ -574,8 +542,7 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
         samples: What it gets.
         place: Says where one of them lies.
 
-    Raises:
-        FatalSampleError: It raised, or gave no number.
+    Raises FatalSampleError: it raised, or gave no number.
     """
 
     def unfit(row: int, what: str) -> FatalSampleError:

@@ -460,8 +460,7 @@ def _stage_indices(
         The paths to move and those to remove, relative to the root, and the name of the generation of the columnar
         index.
 
-    Raises:
-        DuplicateKeyError: Two samples of the dataset have the same key.
+    Raises DuplicateKeyError: two samples of the dataset have the same key.
     """
     columnar, names = columnar_folder(staging), [shard.name for shard in scanned.shards]
     indexed = frozenset(() if before is None else before.shards)

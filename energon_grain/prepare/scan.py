@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -175,33 +176,20 @@ def encode_scan(shard: ScannedShard, scan: ShardScan) -> bytes:
     if (rows := scan.media) is not None:
         media = rows.part.tobytes(), rows.is_av.tobytes(), rows.texts
     body = msgspec.msgpack.encode(_Columns(part_names=names, columns=columns, media=media))
-    head = msgspec.msgpack.encode(shard)
-    return b"".join([_HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(head)), len(head), len(body)), head, body])
-
-
-def _take_apart(record: bytes) -> tuple[int, memoryview, memoryview]:
-    """Checksum, and both documents. Raises ValueError where these are no record's bytes."""
-    if len(record) >= _HEAD.size:
-        magic, crc32, head_bytes, body_bytes = _HEAD.unpack_from(record)
-        if magic == _MAGIC and len(record) == _HEAD.size + head_bytes + body_bytes:
-            view = memoryview(record)[_HEAD.size :]
-            return crc32, view[:head_bytes], view[head_bytes:]
-    raise ValueError("no record of a scan")
+    return as_record(msgspec.msgpack.encode(shard), body)
 
 
 def describe_scan(record: bytes) -> ScannedShard:
     """Say what `encode_scan` wrote, without looking at its columns. Raises ValueError where it is no such record."""
     try:
-        return _SHARD.from_msgpack(bytes(_take_apart(record)[1]))
+        return _SHARD.from_msgpack(bytes(take_apart(record, check=False)[0]))
     except msgspec.MsgspecError as error:
         raise ValueError(f"of another version of this library: {error}") from error
 
 
 def decode_scan(record: bytes) -> ShardScan:
     """Read what `encode_scan` wrote; the arrays share its memory. Raises ValueError where it is damaged."""
-    crc32, head, body = _take_apart(record)
-    if zlib.crc32(body, zlib.crc32(head)) != crc32:
-        raise ValueError("its checksum differs")
+    _, body = take_apart(record)
     shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
     columns = zip(_COLUMNS.items(), found.columns, strict=True)
     media = None
@@ -217,41 +205,86 @@ def decode_scan(record: bytes) -> ShardScan:
     )
 
 
-class ScanLog:
-    """The scans of the shards of a dataset, found again after a kill. For one process at a time.
+def as_record(head: bytes, body: bytes) -> bytes:
+    """A record of a log, of two documents."""
+    return b"".join([_HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(head)), len(head), len(body)), head, body])
 
-    A shard that has the size that the `index` of the dataset says counts as scanned, unless it is looked for media.
-    """
 
-    def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
-        self._path, self._end, self._index = path, 0, index
-        self._numbers = {} if index is None else {name: number for number, name in enumerate(index.shards)}
-        self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with the place of its record
+def take_apart(record: bytes, *, check: bool = True) -> tuple[memoryview, memoryview]:
+    """Both documents. Raises ValueError where these are no record's bytes, or its checksum differs."""
+    if len(record) >= _HEAD.size:
+        magic, crc32, head_bytes, body_bytes = _HEAD.unpack_from(record)
+        if magic == _MAGIC and len(record) == _HEAD.size + head_bytes + body_bytes:
+            view = memoryview(record)[_HEAD.size :]
+            if check and zlib.crc32(view) != crc32:
+                raise ValueError("its checksum differs")
+            return view[:head_bytes], view[head_bytes:]
+    raise ValueError("no record of a log")
+
+
+class RecordLog(ABC):
+    """Records in a file, found again after a kill; what was left unfinished is cut off. For one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._end = path, 0
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         with contextlib.suppress(ValueError):  # where a process was killed while it was writing
             while record := self._read(self._end):
-                decode_scan(record)
-                self._note(record)
+                take_apart(record)
+                self._note(record, self._end)
+                self._end += len(record)
         os.truncate(path, self._end)
+
+    @abstractmethod
+    def _note(self, record: bytes, at: int) -> None:
+        """Take in a record that lies at an offset. Raises ValueError where it is none of this log's."""
 
     def close(self) -> None:
         self._file.close()
 
-    def add(self, record: bytes) -> ScannedShard:
+    def add(self, record: bytes) -> None:
         """Append a record, without waiting for the disk.
 
         Raises ValueError where it is none, and OSError: the disk is full, and nothing was appended.
         """
-        describe_scan(record)
         try:
             with naming_when_full(self._path):
                 rest = memoryview(record)
                 while rest:
                     rest = rest[os.write(self._file.fileno(), rest) :]
-        except OSError:
+            self._note(record, self._end)
+        except (OSError, ValueError):
             os.truncate(self._path, self._end)
             raise
-        return self._note(record)
+        self._end += len(record)
+
+    def _read(self, start: int, size_bytes: int | None = None) -> bytes:
+        """The record at an offset; fewer bytes where it is not whole."""
+        with open(self._path, "rb") as file:
+            if size_bytes is None:
+                file.seek(start)
+                head = file.read(_HEAD.size)
+                size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
+                size_bytes = min(size_bytes, os.fstat(file.fileno()).st_size - start)
+            file.seek(start)
+            return file.read(size_bytes)
+
+
+class ScanLog(RecordLog):
+    """The scans of the shards of a dataset.
+
+    A shard that has the size that the `index` of the dataset says counts as scanned, unless it is looked for media.
+    """
+
+    def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
+        self._index = index
+        self._numbers = {} if index is None else {name: number for number, name in enumerate(index.shards)}
+        self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with the place of its record
+        super().__init__(path)
+
+    def _note(self, record: bytes, at: int) -> None:
+        shard = describe_scan(record)
+        self._found[shard.task] = shard, at, len(record)
 
     @property
     def shards(self) -> list[ScannedShard]:
@@ -298,23 +331,6 @@ class ScanLog:
             raise StaleIndexError(
                 f"{self._path}: the scan of {task.name} was changed or removed ({error}). Prepare again."
             ) from error
-
-    def _note(self, record: bytes) -> ScannedShard:
-        shard = describe_scan(record)
-        self._found[shard.task] = shard, self._end, len(record)
-        self._end += len(record)
-        return shard
-
-    def _read(self, start: int, size_bytes: int | None = None) -> bytes:
-        """The record at an offset; fewer bytes where it is not whole."""
-        with open(self._path, "rb") as file:
-            if size_bytes is None:
-                file.seek(start)
-                head = file.read(_HEAD.size)
-                size_bytes = _HEAD.size + sum(_HEAD.unpack(head)[2:]) if len(head) == _HEAD.size else 0
-                size_bytes = min(size_bytes, os.fstat(file.fileno()).st_size - start)
-            file.seek(start)
-            return file.read(size_bytes)
 
 
 def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = None) -> bytes | Exception:
@@ -370,19 +386,19 @@ def _parts_of(scan: ShardScan, media: MediaRows) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareProgress:
-    """How far a `prepare` is.
+    """How far a `prepare` or a conversion is.
 
     Attributes:
-        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `index` while the files of the
-            index are written, `commit` at the end.
+        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `convert` while a conversion
+            does, `index` while the files of the index are written, `commit` at the end.
         shards_done: Shards scanned, or written, so far, those of an interrupted run included.
         shards_total: Shards of the dataset; 0 while nobody knows how many will be written.
         samples: Samples found so far.
-        bytes_done: Size of the shards scanned so far.
+        bytes_done: Size of the shards scanned, or converted, so far.
         bytes_total: Size of all shards; 0 while shards in an object store are scanned, or shards are written.
     """
 
-    stage: Literal["scan", "write", "index", "commit"]
+    stage: Literal["scan", "write", "convert", "index", "commit"]
     shards_done: int
     shards_total: int
     samples: int
@@ -594,9 +610,11 @@ def logged(log: ScanLog, root: str, task: ShardTask, returned: bytes | Exception
     if isinstance(returned, Exception):
         return returned
     try:
-        if describe_scan(returned).task != task:
+        shard = describe_scan(returned)
+        if shard.task != task:
             raise ValueError("of another shard")
-        return log.add(returned)
+        log.add(returned)
+        return shard
     except ValueError as error:
         raise WorkerError(
             f"{join(root, task.name)}: what the worker sent is no scan of this shard ({error}). Are the versions of "

@@ -80,15 +80,11 @@ def write_shards(
     """Write shards into a folder that `begin_writing` marked, in workers; the first that fails ends all.
 
     Args:
-        root: The folder.
         jobs: The shards. Without samples there is none.
         container: Kind of the shards.
         compression: Of each record of an ArrayRecord file.
         verify: Read each one back and compare.
         count: How many there are at most; None: nobody knows.
-        size_bytes: See `own_executor`.
-        num_workers: See `write_dataset`.
-        executor: See there.
         progress: Called after every shard, with those that are in place.
 
     Returns:
@@ -150,8 +146,6 @@ def make_shard(
 
     Args:
         root: The dataset, as an absolute path.
-        task: Its name.
-        container: Its kind.
         compression: Of each record of an ArrayRecord file.
         verify: Read it back and compare, before it gets its name.
         samples: What gives them, and where they come from, by cloudpickle.

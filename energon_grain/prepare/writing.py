@@ -99,14 +99,12 @@ def put_in_place(
     """Move files and folders of the staging folder into the dataset, and remove what is obsolete.
 
     Args:
-        dataset: Where it lies.
         staging: A folder that mirrors it. It is gone afterwards, but for what is in a store.
         put: Paths relative to it, in their order.
         remove: Paths relative to the dataset; those that do not exist are passed over.
         like: The file of the dataset whose permissions those on a file system get.
 
-    Raises:
-        ReadError: A store cannot be written, or not for us; names the object.
+    Raises ReadError: a store cannot be written, or not for us; names the object.
     """
     if dataset.is_remote:
         _commit_to_store(dataset, staging, put=put, remove=remove)
@@ -210,8 +208,7 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
         append: It is a dataset, which shards are added to.
         any_function: The `fn` of the plan may differ.
 
-    Raises:
-        RefusedError: Something else is there.
+    Raises RefusedError: something else is there.
     """
     work, found = root / WRITING_FOLDER, read_plan(root)
     if found is not None:

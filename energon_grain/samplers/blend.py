@@ -24,65 +24,52 @@ Source of the split: Bresenham's line, as in error diffusion; lanes by Hermite's
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
 from energon_grain.samplers.columns import Array
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
 from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
-from energon_grain.samplers.weights import Weight, integer_weights
-
-Schedule = Sequence[tuple[int, Sequence[Weight]]]
-"""Segments: the first position of each, and the weights from there on."""
+from energon_grain.samplers.weights import Schedule, integer_weights
 
 _SEGMENT, _RUN = fold("segment"), fold("run")
 
 
 class Blend:
-    """An endless stream of positions of several children, in shares by weight.
+    """An endless stream of positions of several children, in shares by weight, lane by lane: `j * L + l`.
+
+    Args:
+        schedule: `[(from_position, weights), ...]`, beginning at 0, ascending: a weight for each child, 0 too, but not
+            in all segments; decimal text counts as written.
+        lanes: L.
+        key: 64-bit key, `fold(seed, node key, ...)`.
 
     Attributes:
         lanes: L.
         weights: integer weights of each segment.
         starts: first position of each segment.
-        hands_down_runs: False: a child's positions come lane by lane, `j * L + l`.
+
+    Raises:
+        ConfigError: a weight would round to nothing.
     """
 
     __slots__ = ("_segments", "lanes", "starts", "weights")
 
-    hands_down_runs = False
+    hands_down_runs: ClassVar[bool] = False
 
-    def __init__(
-        self, weights: Sequence[Weight] | None = None, *, lanes: int, key: int, schedule: Schedule | None = None
-    ) -> None:
-        """Blend by `weights`, or by a schedule.
-
-        Args:
-            weights: one weight above 0 a child; decimal text counts as written.
-            lanes: L.
-            key: 64-bit key, `fold(seed, node key, ...)`.
-            schedule: `[(from_position, weights), ...]`, beginning at 0, ascending, in place of `weights`. Weights of 0
-                are allowed in a segment, but not in all of them.
-
-        Raises:
-            ConfigError: the weights or the schedule break these rules.
-        """
+    def __init__(self, schedule: Schedule, *, lanes: int, key: int) -> None:
         self.lanes = lanes
-        if (weights is None) == (schedule is None):
-            raise ConfigError("a blend takes either weights or a schedule")
-        steps = _checked(schedule) if schedule is not None else [(0, integer_weights(weights or ()))]
-        self.starts = tuple(start for start, _ in steps)
-        self.weights = tuple(integers for _, integers in steps)
+        self.starts = tuple(start for start, _ in schedule)
+        self.weights = tuple(integer_weights(weights) for _, weights in schedule)
         tree = ShareTree(len(self.weights[0]))
         first = np.zeros(lanes, dtype=np.int64)
         counts = np.zeros((len(self.weights[0]), lanes), dtype=np.uint64)
         self._segments: list[_Segment] = []
-        for number, (start, integers) in enumerate(steps):
+        for number, (start, integers) in enumerate(zip(self.starts, self.weights, strict=True)):
             begin = (start - np.arange(lanes) + lanes - 1) // lanes  # first round of each lane at or after `start`
             if self._segments:
                 counts = counts + self._segments[-1].counts(begin - first)
@@ -195,56 +182,34 @@ def _segment_key(key: int, number: int) -> int:
     return result
 
 
-def _checked(schedule: Schedule) -> list[tuple[int, tuple[int, ...]]]:
-    steps = [(start, integer_weights(weights, allow_zero=True)) for start, weights in schedule]
-    starts = [start for start, _ in steps]
-    if not steps or starts[0] != 0 or any(a >= b for a, b in itertools.pairwise(starts)):
-        raise ConfigError(f"schedule with segments from {starts}: the first must begin at 0, each later one after it")
-    if len({len(integers) for _, integers in steps}) > 1:
-        raise ConfigError(f"schedule with {[len(i) for _, i in steps]} weights a segment: all need one weight a child")
-    for child in range(len(steps[0][1])):
-        if not any(integers[child] for _, integers in steps):
-            raise ConfigError(f"child {child} has weight 0 in every segment of the schedule; leave it out")
-    return steps
-
-
 class StepBlend:
     """A blend that gives `width` consecutive positions to one child.
 
     It is the blend of L div width lanes, each of which stands for `width` lanes: so any number of hosts that divides
     the width gets one child in each step, and every lane has its child's rounds 0, 1, 2, … without gaps.
 
+    Args:
+        blend: with L div width lanes; its schedule counts steps of `width` positions.
+        width: positions that share a choice, at least 1.
+
     Attributes:
         lanes: L.
-        width: positions that share a choice; it divides L.
         weights: integer weights of each segment.
         starts: first position of each segment.
-        hands_down_runs: False: a child's positions come lane by lane.
     """
 
-    __slots__ = ("_blend", "lanes", "starts", "weights", "width")
+    __slots__ = ("_blend", "_width", "lanes", "starts", "weights")
 
-    hands_down_runs = False
+    hands_down_runs: ClassVar[bool] = False
 
     def __init__(self, blend: Blend, *, width: int) -> None:
-        """Widen a blend.
-
-        Args:
-            blend: with L div width lanes; its schedule counts steps of `width` positions.
-            width: at least 1.
-
-        Raises:
-            ConfigError: the width is below 1.
-        """
-        if width < 1:
-            raise ConfigError(f"StepBlend(width={width}): at least 1 position")
         self._blend = blend
-        self.width = width
+        self._width = width
         self.lanes = blend.lanes * width
         self.weights = blend.weights
         self.starts = tuple(start * width for start in blend.starts)
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Give the child and the child position at each position (at least 0, any order)."""
-        child, step = self._blend.route(position // self.width)
-        return child, step * self.width + position % self.width
+        child, step = self._blend.route(position // self._width)
+        return child, step * self._width + position % self._width

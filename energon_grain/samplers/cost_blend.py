@@ -31,6 +31,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.samplers.fold import Carry, Fold
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
+from energon_grain.samplers.weights import Schedule, integer_weights
 
 ChildCosts = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 """Costs of (n,) positions of a child; pure, 0 or more."""
@@ -102,32 +104,27 @@ class _Ahead:
 class CostBlend:
     """An endless stream of positions of several children, in shares of cost by weight.
 
+    Args:
+        schedule: as of a `Blend`. A segment begins new shares: what came before it is not made up for.
+        costs: of each child.
+        key: 64-bit key, `fold(seed, node key, ...)`.
+
     Attributes:
         weights: integer weights of each segment.
         starts: first position of each segment.
         means: (children,) mean cost of the first 1,024 items of each child.
-        hands_down_runs: False.
+
+    Raises:
+        ConfigError: a child's first items cost nothing, or a weight would round to nothing.
     """
 
     __slots__ = ("_ahead", "_costs", "_fold", "_key", "_trees", "_window", "means", "starts", "weights")
 
-    hands_down_runs = False
+    hands_down_runs: ClassVar[bool] = False
 
-    def __init__(self, segments: Sequence[tuple[int, Sequence[int]]], costs: Sequence[ChildCosts], *, key: int) -> None:
-        """Blend by cost.
-
-        Args:
-            segments: `[(from_position, weights), ...]`, beginning at 0, ascending, with integers that add up to at most
-                2**31. Weights of 0 are allowed, but not all of them. A segment begins new shares: what came before it
-                is not made up for.
-            costs: of each child.
-            key: 64-bit key, `fold(seed, node key, ...)`.
-
-        Raises:
-            ConfigError: a child's first items cost nothing.
-        """
-        self.starts = tuple(start for start, _ in segments)
-        self.weights = tuple(tuple(weights) for _, weights in segments)
+    def __init__(self, schedule: Schedule, costs: Sequence[ChildCosts], *, key: int) -> None:
+        self.starts = tuple(start for start, _ in schedule)
+        self.weights = tuple(integer_weights(weights) for _, weights in schedule)
         self._key = key
         self._costs = tuple(costs)
         self._ahead = [_Ahead(each) for each in costs]

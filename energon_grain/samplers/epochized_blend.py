@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,38 +34,28 @@ _PHASES, _RUN = fold("epochized phases"), fold("epochized run")
 
 
 class EpochizedBlend:
-    """A stream of epochs with exact counts of each child.
+    """A stream of epochs with exact counts of each child; each lane asks for contiguous runs of a child's positions.
+
+    Args:
+        lengths: samples of each child, at least 1.
+        repetitions: how often each is seen an epoch, above 0; decimal text counts as written.
+        lanes: L.
+        key: 64-bit key, `fold(seed, node key, ...)`.
 
     Attributes:
         lanes: L.
         rates: positions of each child in an epoch, on average: n_k * r_k.
-        hands_down_runs: True: each lane asks for contiguous runs of a child's positions.
+
+    Raises:
+        ConfigError: an epoch could be empty, or has more than 2**62 positions.
     """
 
     __slots__ = ("_key", "_pi", "_tree", "lanes", "rates")
 
-    hands_down_runs = True
+    hands_down_runs: ClassVar[bool] = True
 
     def __init__(self, lengths: Sequence[int], repetitions: Sequence[Weight], *, lanes: int, key: int) -> None:
-        """Blend children of these lengths, each repeated so often an epoch.
-
-        Args:
-            lengths: samples of each child.
-            repetitions: how often each is seen an epoch, above 0; decimal text counts as written.
-            lanes: L.
-            key: 64-bit key, `fold(seed, node key, ...)`.
-
-        Raises:
-            ConfigError: a repetition is 0, the numbers of lengths and repetitions differ, or an epoch could be empty.
-        """
-        if not lengths or len(lengths) != len(repetitions) or min(lengths) < 1:
-            raise ConfigError(
-                f"lengths {list(lengths)}, repetitions {list(repetitions)}: each child needs a length of "
-                "at least 1 and its repetitions"
-            )
         self.rates = tuple(n * exact(r, "repetitions") for n, r in zip(lengths, repetitions, strict=True))
-        if 0 in self.rates:
-            raise ConfigError(f"repetitions {list(repetitions)}: 0 would never draw that child; leave it out")
         if not any(rate >= 1 for rate in self.rates):
             raise ConfigError(
                 f"repetitions {list(repetitions)} of {list(lengths)} samples: an epoch could be empty; "

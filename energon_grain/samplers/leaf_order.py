@@ -213,11 +213,8 @@ class LeafOrder:
     starts: npt.NDArray[np.int64] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value in (("n", self.n), ("window", self.window), ("passes", self.passes), ("block", self.block)):
-            if value is not None and value < 1:
-                raise ConfigError(f"LeafOrder({name}={value}): {name} must be at least 1")
         if self.n * self.passes > MAX_SIZE:
-            raise ConfigError(f"LeafOrder(n={self.n}, passes={self.passes}): n * passes must be at most 2**62")
+            raise ConfigError(f"{self.passes} passes over {self.n} samples shuffled as one: at most 2**62 places")
 
 
 class BlocksAsTheyLie:
@@ -297,9 +294,7 @@ class LeafTable:
     __slots__ = ("_columns", "_form", "_forms", "_lying", "_rows", "lanes")
 
     def __init__(self, orders: Sequence[LeafOrder], lanes: int) -> None:
-        """Make a table; leaf i is `orders[i]`. Raises ConfigError if there is no lane."""
-        if lanes < 1:
-            raise ConfigError(f"LeafTable(lanes={lanes}): there must be at least 1 lane")
+        """Make a table; leaf i is `orders[i]`."""
         self.lanes = lanes
         self._rows = [_row(order, lanes) for order in orders]
         self._columns = Row(

@@ -308,13 +308,11 @@ class Subset:
             return cls(share=(start, stop))
         raise ConfigError(f"subset {value!r}: both bounds must be percentages, or both sample numbers")
 
-    def within(self, outer: Subset | None) -> Subset:
+    def within(self, outer: Subset) -> Subset:
         """Take the share that `outer` asks for of this subset. The inner one is applied first.
 
         Raises ConfigError if `outer` is absolute: sample numbers have a meaning for a single dataset only.
         """
-        if outer is None:
-            return self
         if outer.absolute is not None:
             raise ConfigError(f"subset {outer} counts samples, which only a single dataset can; use percentages")
         start, stop = self.share
@@ -349,11 +347,6 @@ def part_of(subset: Subset | None, where: Expression | None) -> str:
     """What of a split part is taken, in words that tell one leaf from another; empty: everything."""
     condition = None if where is None else f"where {where}"
     return " ".join(str(each) for each in (subset, condition) if each is not None)
-
-
-def combine_subsets(inner: Subset | None, outer: Subset | None) -> Subset | None:
-    """Compose what a node says with what it inherits; None is everything. Raises ConfigError if `outer` is absolute."""
-    return Subset().within(outer) if inner is None and outer is not None else inner and inner.within(outer)
 
 
 def _bound(value: Any, written: Any) -> int | Fraction:

@@ -15,6 +15,9 @@ from energon_grain.errors import ConfigError
 
 Weight = int | float | str | Decimal | Fraction
 
+Schedule = Sequence[tuple[int, Sequence[Weight]]]
+"""Segments: the first position of each, and the weights from there on."""
+
 MAX_TOTAL = 1 << 31
 """Integer weights add up to at most this, so that products of two of them fit 64 bits."""
 
@@ -42,27 +45,19 @@ def _written(value: Weight) -> int | str | Decimal | Fraction:
     return str(value) if isinstance(value, Real) else value  # numpy's short floats
 
 
-def integer_weights(weights: Sequence[Weight], *, allow_zero: bool = False) -> tuple[int, ...]:
+def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Give integers in the ratio of the weights: `[0.7, "0.2", 0.1]` is `(7, 2, 1)`.
 
     The ratio is exact if the smallest such integers add up to at most 2**31, else each share is off by under 2**-31.
 
     Args:
-        weights: one number a child.
-        allow_zero: whether single weights may be 0 (inside a schedule).
+        weights: one number a child, of which one is above 0.
 
     Raises:
-        ConfigError: there is no weight, all are 0, one is 0 that may not be, or one would round to nothing.
+        ConfigError: a weight would round to nothing.
     """
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
-    if not total:
-        raise ConfigError(f"weights {list(weights)}: at least one weight must be above 0")
-    if not allow_zero and 0 in fractions:
-        raise ConfigError(
-            f"weight {fractions.index(Fraction(0))} of {list(weights)} is 0: that child would never be drawn; "
-            "leave it out, or use a schedule"
-        )
     scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))
     if total * scale > MAX_TOTAL:
         scale = Fraction(MAX_TOTAL - len(fractions)) / total

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold_array
 from energon_grain.samplers.permutation import permute
 from energon_grain.samplers.routing import Routes
@@ -38,49 +38,35 @@ class Passes(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class WindowShuffle:
     """One child, whose positions are permuted in windows of `window` consecutive ones.
 
     Windows begin with the stream, or with each of its passes, the last window of which is shorter: a pass has the same
-    samples as without the shuffle.
+    samples as without the shuffle. The child's lanes are mixed.
 
     Attributes:
-        window: positions of a window.
-        hands_down_runs: False: the child's lanes are mixed.
+        window: positions of a window, at least 1.
+        key: 64-bit key, `fold(seed, node key, ...)`.
+        passes: of the child; None: it is endless.
     """
 
-    __slots__ = ("_key", "_passes", "window")
-
-    hands_down_runs = False
-
-    def __init__(self, window: int, *, key: int, passes: Passes | None) -> None:
-        """Shuffle a child in windows.
-
-        Args:
-            window: positions of a window, at least 1.
-            key: 64-bit key, `fold(seed, node key, ...)`.
-            passes: of the child; None: it is endless.
-
-        Raises:
-            ConfigError: the window is below 1.
-        """
-        if window < 1:
-            raise ConfigError(f"WindowShuffle(window={window}): at least 1 position")
-        self.window = window
-        self._key = key
-        self._passes = passes
+    hands_down_runs: ClassVar[bool] = False
+    window: int
+    key: int
+    passes: Passes | None
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Give child 0 and its position at each position (at least 0, any order)."""
         child = np.zeros(position.size, dtype=np.int32)
         if not position.size:
             return child, position
-        if self._passes is None:
+        if self.passes is None:
             size = np.full(position.size, self.window, dtype=np.int64)
             first = position // self.window * self.window
         else:
-            first, size = self._in_passes(position, self._passes)
-        key = fold_array(self._key, first.view(np.uint64))
+            first, size = self._in_passes(position, self.passes)
+        key = fold_array(self.key, first.view(np.uint64))
         return child, first + permute(position - first, size, key)
 
     def _in_passes(

@@ -68,9 +68,6 @@ class OpenFiles(Generic[File]):
 
 class LocalRecords:
     """A `RecordReader`. Files stay open, as many as `OpenFiles` keeps, and are looked at behind each read.
-
-    Args:
-        shards: The files.
     """
 
     def __init__(self, shards: RecordShards) -> None:
@@ -124,7 +121,6 @@ class ObjectRecords:
     It stays known where the records of a file lie, 16 bytes a record, for the files used last: ten million records.
 
     Args:
-        shards: The files.
         store: Where they lie.
     """
 

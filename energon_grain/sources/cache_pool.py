@@ -114,12 +114,15 @@ class DirectLazy(Lazy[T]):
         """The value. The first call reads it."""
         read = self._read
         if read is None:
-            assert self.ds is not None
-            read = self._read = self.ds[self.fname]
+            read = self._read = self._fetched()
         value, source = read
         if sample is not None:
             add_source_info(sample, source)
         return value
+
+    def _fetched(self) -> tuple[T, SourceInfo]:
+        assert self.ds is not None
+        return self.ds[self.fname]
 
 
 class HeldLazy(Lazy[T]):

@@ -36,6 +36,7 @@ from energon_grain.sources.source import (
     in_range,
     release_mapped,
 )
+from energon_grain.storage.cores import over_forks
 
 LEFT_ALONE_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
@@ -49,8 +50,6 @@ class IndexPages:
     """Keeps account of what reads have touched, in windows of as many samples as one page fault covers.
 
     Args:
-        columns: Of the index.
-        samples: How many it has.
         rows: Of the longest column.
         left_alone_bytes: Indices up to this size stay resident.
         resident_bytes: Pages are given back after a read that leaves more than about this many bytes touched.
@@ -488,7 +487,7 @@ class IndexedFileStore(MediaFileStore[T_co]):
 
 
 _open_stores: weakref.WeakValueDictionary[Any, IndexedFileStore[Any]] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = over_forks(threading.Lock())
 
 
 def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: str | None) -> IndexedFileStore[Any]:
@@ -496,14 +495,6 @@ def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: 
     with _lock:
         opened = _open_stores.get((kind, (folder, cache_dir)))
     return kind(folder, index_cache_dir=cache_dir) if opened is None else opened
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
 
 
 def rows_of(first: Int64Array, count: Int64Array) -> tuple[Int64Array, Int64Array]:

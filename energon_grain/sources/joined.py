@@ -96,7 +96,6 @@ class JoinedSource(Selected):
     A read is one batched read of each dataset or array that has something for any of the rows.
 
     Args:
-        index: The rows.
         members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
             its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
             stand among them, behind the primary.

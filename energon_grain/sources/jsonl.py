@@ -178,8 +178,7 @@ class JsonlFileStore(OwnFileStore[bytes]):
     Args:
         path: The file: a path, a URL, or what `open_jsonl` made of it.
 
-    Raises:
-        EnergonGrainError: As `JsonlSource` does.
+    Raises EnergonGrainError as `JsonlSource` does.
     """
 
     def __init__(self, path: str | os.PathLike[str] | JsonlFile) -> None:

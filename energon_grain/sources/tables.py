@@ -114,7 +114,6 @@ class DecodedGroups:
 
     Args:
         limit_bytes: In memory; one row group at least.
-        folder: Where files are made.
 
     Attributes:
         decoded: How many were, ever.
@@ -221,7 +220,6 @@ class TableSource(Cut):
     row groups that it touches, unless they still are decoded. Thread-safe and picklable.
 
     Args:
-        files: The files.
         parts: Which columns to read, names or a predicate.
 
     Raises:
@@ -648,9 +646,6 @@ class TableFileStore(OwnFileStore[Any]):
     All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
     which stays as with `TableSource`. Where keys are in a column `__key__`, the first one asked for takes all of
     them into memory: about 200 bytes a row.
-
-    Args:
-        files: The files.
     """
 
     def __init__(self, files: TableFiles) -> None:

@@ -419,12 +419,10 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
     """The section of `~/.aws` that credentials are taken from, and its entries; None: none, or the environment's.
 
     Args:
-        url: Of the bucket, for messages.
         store: Its `profile` counts, then the environment's keys, then the section that `AWS_PROFILE` names, then
             `default`.
 
-    Raises:
-        ConfigError: There is no section of a name that is given, or the environment holds half of a key.
+    Raises ConfigError: there is no section of a name that is given, or the environment holds half of a key.
     """
     if store.profile is None and os.environ.get("AWS_ACCESS_KEY_ID"):
         if not os.environ.get("AWS_SECRET_ACCESS_KEY"):

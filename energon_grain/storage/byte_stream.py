@@ -32,15 +32,10 @@ class ByteStream(io.RawIOBase):
     place, at a few hundred bytes.
 
     Args:
-        store: Reads the file.
-        path: Its name there.
-        start: First byte.
-        size: How many.
         version: Of the file, as the store tells it; None: as it is now.
         inserted: What the stream has beside: in front of which byte, and what.
 
-    Raises:
-        ReadError: There is no such file, or it cannot be reached.
+    Raises ReadError: there is no such file, or it cannot be reached.
     """
 
     def __init__(

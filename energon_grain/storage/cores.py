@@ -1,4 +1,4 @@
-"""How many cores there are for threads and processes, and work that threads share."""
+"""How many cores there are for threads and processes, work that threads share, and locks that outlive a fork."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -31,3 +31,17 @@ def map_in_order(
     finally:
         for future in pending:
             future.cancel()
+
+
+class _Lock(Protocol):
+    def acquire(self) -> object: ...
+    def release(self) -> object: ...
+
+
+L = TypeVar("L", bound=_Lock)
+
+
+def over_forks(lock: L) -> L:
+    """A lock that is held for moments, and that no forked child finds held by a thread that it has not."""
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock

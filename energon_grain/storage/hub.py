@@ -95,7 +95,6 @@ class HubStore:
     Args:
         address: Of the dataset; its bucket is `OWNER/NAME@REVISION`.
         folder: Where commits and lists are kept.
-        timeout_s: For a request.
     """
 
     def __init__(self, address: Address, folder: Path, timeout_s: float) -> None:

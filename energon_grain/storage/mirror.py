@@ -91,8 +91,7 @@ class Mirror:
         Returns:
             Which of them exist, and whether each changed.
 
-        Raises:
-            ReadError: The store cannot be reached.
+        Raises ReadError: the store cannot be reached.
         """
         notes = self._notes()
         before = dict(notes)
@@ -135,8 +134,7 @@ class Mirror:
             name: Their folder, relative to the mirrored one. It appears whole or not at all.
             sizes: Bytes of each file of it.
 
-        Raises:
-            ReadError: One is missing, is of another size, or cannot be read.
+        Raises ReadError: one is missing, is of another size, or cannot be read.
         """
         target = self.folder / name
         if all((target / file).is_file() and (target / file).stat().st_size == size for file, size in sizes.items()):
@@ -159,10 +157,8 @@ class Mirror:
         Args:
             name: Of the file, relative to the mirrored folder.
             target: Where the copy is to lie. It appears whole or not at all.
-            size_bytes: Of the file.
 
-        Raises:
-            ReadError: It is missing, is of another size, or cannot be read.
+        Raises ReadError: it is missing, is of another size, or cannot be read.
         """
         if target.is_file() and target.stat().st_size == size_bytes:
             return

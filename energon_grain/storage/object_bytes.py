@@ -137,11 +137,9 @@ class ObjectBytes(ScannedBytes):
     """An object. One that changes is an error, and never a mixture.
 
     Args:
-        url: Of the object.
         keep: What is read in windows stays in the page cache, for those who read samples next.
 
-    Raises:
-        ReadError: There is none, or it cannot be reached.
+    Raises ReadError: there is none, or it cannot be reached.
     """
 
     pass_over_bytes = 256 << 10

@@ -136,12 +136,10 @@ class ObjectStores:
         """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
 
         Args:
-            url: Of the object.
             start: Negative: counted from the end (then without `stop`).
             stop: None: to the end.
             known: The generation that the caller has: where it still is that one, no bytes come.
             begin: Gives what takes the bytes.
-            answered: See `Answered`.
         """
         from obstore.exceptions import GenericError, NotModifiedError, NotSupportedError
 

@@ -71,10 +71,8 @@ class PageCache:
         limit_bytes: What the pages may take on disk; the stretches go first that were read least recently. Several
             processes that write at once may pass it by a twentieth each.
         page_bytes: Of all pages but the last of an object; a multiple of 4096.
-        stretch_pages: Pages of a file.
 
-    Raises:
-        ConfigError: The folder cannot be made.
+    Raises ConfigError: the folder cannot be made.
     """
 
     def __init__(self, folder: str, *, limit_bytes: int, page_bytes: int = 256 << 10, stretch_pages: int = 32) -> None:

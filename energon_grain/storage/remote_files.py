@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
+from energon_grain.storage.cores import over_forks
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.location import scheme_of, without_revision
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -366,16 +367,8 @@ def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
 
 
-_holding = threading.Lock()
+_holding = over_forks(threading.Lock())
 """Of all ranges that are held. It is had for microseconds."""
-
-
-def _renew_lock() -> None:
-    global _holding
-    _holding = threading.Lock()  # in a forked child nobody is left to release what another thread held
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 class HeldRanges:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import Self
+
+from energon_grain.storage.cores import over_forks
 
 _MOST_FILES = 1024
 OTHER_FILES = ""
@@ -75,7 +76,7 @@ class Traffic:
 
 _NUMBERS = tuple(each.name for each in dataclasses.fields(Traffic) if each.name != "files")
 _here = Traffic()
-_counting = threading.RLock()  # a signal handler may ask
+_counting = over_forks(threading.RLock())  # a signal handler may ask
 
 
 def count(**more: float) -> None:
@@ -99,11 +100,3 @@ def traffic() -> Traffic:
     """The counters of this process as they are now."""
     with _counting:
         return dataclasses.replace(_here, files=dict(_here.files))
-
-
-def _renew_lock() -> None:
-    global _counting
-    _counting = threading.RLock()  # in a forked child nobody is left to release what another thread held
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -127,13 +127,16 @@ LEAF_SECONDS = 1e-4
 """So much longer for each leaf: with fewer samples of each a chunk of many leaves hardly ends sooner."""
 CHUNK_BYTES = 16 << 20
 """A chunk is cut so that its samples hold about this much memory: smaller ones cost numpy calls, larger ones caches."""
+_BATCH_STRETCH = 4
+"""A chunk may be this much larger than its bounds where it takes that to hold a whole batch."""
 
 
 class ChunkPace:
     """Learns the size of chunks from the time that the last one took. It changes speed alone, never what is made.
 
     Args:
-        first: Size of the first chunks; small, so that the first batch does not wait for more than itself.
+        first: Size of the first chunks, a batch: small, so that the first one does not wait for more than itself. They
+            are no smaller later, where that many take at most four times as long as a chunk may.
 
     Attributes:
         samples: What a chunk may hold at most now.
@@ -143,7 +146,7 @@ class ChunkPace:
     def __init__(self, first: int, leaves: int = 1) -> None:
         self._most = max(MAX_CHUNK, SAMPLES_OF_A_LEAF * leaves)
         self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
-        self.samples = min(first, self._most)
+        self._batch = self.samples = min(first, self._most)
         self.size_bytes = CHUNK_BYTES
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
@@ -161,15 +164,15 @@ class ChunkPace:
 
     def learn(self, chunk: Chunk, encoded: Encoded, seconds: float) -> None:
         """Take in that encoding a chunk took so long."""
-        fitting = len(chunk.draws) * self._seconds / max(seconds, 1e-6)
-        self.samples = max(1, min(self._most, 2 * self.samples, int(fitting)))
+        fitting = int(len(chunk.draws) * self._seconds / max(seconds, 1e-6))
+        if fitting < self._batch <= _BATCH_STRETCH * fitting:
+            fitting = self._batch  # pictures of a batch are decoded into one array, and its hooks run where they are
+        self.samples = max(1, min(self._most, 2 * self.samples, fitting))
         self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
 
 
 MAX_PLAN = 32_768
 """Positions that are drawn at once."""
-_BATCH_STRETCH = 4
-"""A chunk may be this much larger than its bound where it takes that to hold a whole batch."""
 
 
 def plan_chunks(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import mmap
 import os
 import pickle
 import signal
@@ -27,14 +28,17 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from io import TextIOWrapper
 from operator import attrgetter
 from typing import Any, cast
 
 import cloudpickle
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.sources.cache_pool import using_cache
@@ -53,8 +57,8 @@ from energon_grain.transforms.batching import reducers
 _HEADER = struct.Struct("<Q")
 """Begins each message in a pipe: its length."""
 _ALIGNMENT = 64
-_PIECES = 1024
-"""So many pieces of memory one call of `preadv` takes on Linux."""
+_STAYING = 16
+"""Of a result, buffers of at least one in so many bytes stay in its file: others, held for long, would keep it all."""
 
 
 class SamplePickler(pickle.Pickler):
@@ -226,22 +230,101 @@ def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
 
 
 def write_parts(file: int, parts: list[memoryview]) -> None:
-    """Write parts to their `part_offsets` in a file in memory.
+    """Write parts to their `part_offsets` in a file in memory, which grows where it has to.
 
     Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
     """
-    for offset, part in zip(part_offsets([part.nbytes for part in parts])[0], parts, strict=True):
+    offsets, total = part_offsets([part.nbytes for part in parts])
+    if os.fstat(file).st_size < total:
+        os.ftruncate(file, total + total // 4)  # what the next result takes more finds room, which costs nothing yet
+    for offset, part in zip(offsets, parts, strict=True):
         done = 0
         while done < part.nbytes:
             done += os.pwrite(file, part[done:], offset + done)
 
 
-def memory_file() -> int:
-    """Descriptor of an anonymous file in memory (or of an unlinked one on disk, where the system has no memfd)."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("energon-grain", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(buffering=0) as file:
-        return os.dup(file.fileno())
+class ResultFile:
+    """An anonymous file in memory (or an unlinked one on disk, where the system has no memfd), mapped here."""
+
+    __slots__ = ("_mapping", "descriptor")
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("energon-grain", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile(buffering=0) as file:
+                self.descriptor = os.dup(file.fileno())
+        self._mapping: mmap.mmap | None = None
+
+    def memory(self, size: int) -> npt.NDArray[np.uint8]:
+        """(size,) its first bytes, where they are."""
+        if self._mapping is None or len(self._mapping) < size:
+            self._mapping = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+        return np.frombuffer(self._mapping, np.uint8, size)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)
+
+
+class ResultFiles:
+    """The files that workers write results to. Each is used again when nobody has anything any more that lies in it.
+
+    Finding, clearing and mapping new memory page by page takes longer than writing to memory that is there.
+
+    Args:
+        most: How many may be held by those who take results, who get copies beyond.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: set[ResultFile] = set()
+        self._free: deque[ResultFile] = deque(maxlen=most)
+
+    def take(self) -> ResultFile:
+        """A file that nobody uses. Raises WorkerError if this process may not have one more file open."""
+        with suppress(IndexError):
+            return self._free.pop()
+        try:
+            return ResultFile()
+        except OSError as error:
+            raise WorkerError(
+                "the result of a worker process comes as a file in memory, and this process has as many files open as "
+                "it may: close some, or raise the limit (`ulimit -n`)"
+            ) from error
+
+    def parts(self, file: ResultFile, sizes: list[int]) -> list[Any]:
+        """The parts of these sizes in a file, writable: large ones where they lie, until they are gone."""
+        offsets, total = part_offsets(sizes)
+        memory = file.memory(total)
+        weakref.finalize(memory, self._let_go, file, _forks).atexit = False
+        staying = total // _STAYING if len(self._held) < self._most else total + 1
+        self._held.add(file)
+        whole = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+        return [part.data if at and part.size >= staying else part.copy().data for at, part in enumerate(whole)]
+
+    def _let_go(self, file: ResultFile, forks: int) -> None:
+        """Nobody has anything in a file any more: here, so that it is not used again if there are forked children.
+
+        The garbage collector calls it in whatever thread: it takes no lock.
+        """
+        self._held.discard(file)
+        if forks == _forks:
+            self._free.append(file)
+
+    def close(self) -> None:
+        """Keep none from now on."""
+        self._free = deque(maxlen=0)
+
+
+_forks = 0
+
+
+def _forking() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_forking)
 
 
 def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
@@ -381,29 +464,6 @@ class Channel:
         self._end.close()
 
 
-Received = Callable[[int, list[int]], list[Any]]
-"""The parts in a file, of these sizes, writable: copied out of it, or where they lie in a file that is sent once."""
-
-
-def copied(file: int, sizes: list[int]) -> list[Any]:
-    """The parts, each in memory of its own."""
-    parts = [np.empty(size, np.uint8).data for size in sizes]
-    gap = memoryview(bytearray(_ALIGNMENT))
-    # As few calls as possible: each lets another thread have the interpreter, and waits until it gets it back.
-    pieces = [piece for part in parts for piece in (part, gap[: -part.nbytes % _ALIGNMENT]) if piece.nbytes]
-    offset = 0
-    while pieces:
-        here = pieces[:_PIECES]
-        done = os.preadv(file, here, offset)
-        offset += done
-        while here and done >= here[0].nbytes:
-            done -= here.pop(0).nbytes
-            del pieces[0]
-        if done:
-            pieces[0] = pieces[0][done:]
-    return parts
-
-
 def main() -> None:
     """Serve chunks in a fresh interpreter."""
     # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
@@ -414,18 +474,18 @@ def main() -> None:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
         return
-    serve(channel, number, again=True)
+    serve(channel, number)
 
 
-def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, again: bool = False) -> None:
+def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
     """Serve chunks until the parent sends an empty message, closes its end, or ends.
+
+    With each chunk comes the file that its result is written to.
 
     Args:
         channel: To the parent.
         number: Of the worker.
         spec: The compiled dataset; None: it is the first message.
-        again: Whether results are copied when they arrive, so that every second one may lie in the same file: its
-            memory is there and warm.
     """
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -440,26 +500,19 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None, *, agai
             stage = WorkerStage(pickle.loads(first) if spec is None and first else cast("StreamSpec", spec))
         except BaseException as error:
             failed = portable_error(error)
-        files: deque[int] = deque()
-        while message := channel.receive()[0]:
+        while True:
+            message, file = channel.receive()
+            if file is None:
+                return
             began_ns = time.perf_counter_ns()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
-            # Two chunks are sent at most before a result is taken in.
-            files.append(files.popleft() if again and len(files) == 2 else memory_file())
-            _answer(channel, files[-1], parts, began_ns)
-            if not again:
-                os.close(files.pop())
+            ended_ns = time.perf_counter_ns()
+            write_parts(file, parts)
+            os.close(file)
+            channel.send(pickle.dumps(([part.nbytes for part in parts], began_ns, ended_ns)))
+            del message, parts  # or they would live until the next ones are there
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
         return
-
-
-def _answer(channel: Channel, file: int, parts: list[memoryview], began_ns: int) -> None:
-    ended_ns, sizes = time.perf_counter_ns(), [part.nbytes for part in parts]
-    _, total = part_offsets(sizes)
-    if os.fstat(file).st_size < total:
-        os.ftruncate(file, total)
-    write_parts(file, parts)
-    channel.send(pickle.dumps((sizes, began_ns, ended_ns)), file)
 
 
 def _end_with_parent(parent: int) -> None:

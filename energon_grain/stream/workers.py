@@ -43,7 +43,7 @@ from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.worker_process import Channel, Received, SampleUnpickler, copied, pickled_spec
+from energon_grain.stream.worker_process import Channel, ResultFiles, SampleUnpickler, pickled_spec
 
 
 class UnderWay:
@@ -469,12 +469,11 @@ class ProcessPool:
         budget_bytes: int,
         start: StartProcess,
         *,
-        received: Received = copied,
         import_script: bool = False,
     ) -> None:
         self.workers = workers
         self.sources = sources
-        self._received = received
+        self._files = ResultFiles(most=4 * workers + 4)  # two chunks and two batches of each, and those in use
         self._budget_bytes = budget_bytes
         self._start = start
         self._import_script = import_script
@@ -487,7 +486,7 @@ class ProcessPool:
             if process is not None and not process.idle:
                 self._processes.pop(number).close()
             if number not in self._processes:
-                self._processes[number] = WorkerProcess(number, self._start, self._received, self._import_script)
+                self._processes[number] = WorkerProcess(number, self._start, self._files, self._import_script)
         processes = [self._processes[number] for number in range(self.workers)]
         return ProcessWorkers(self, processes, chunks, pace, self._budget_bytes)
 
@@ -499,6 +498,7 @@ class ProcessPool:
         for process in processes:
             process.close(max(0.0, deadline - time.monotonic()))
         self._processes.clear()
+        self._files.close()
 
 
 _Answer = tuple[list[Any], int, int]
@@ -564,12 +564,13 @@ class WorkerProcess:
     """One worker process. Two threads drive it: while one waits for an answer, the other has sent the next chunk.
 
     Args:
+        files: For results.
         import_script: Whether it begins by importing the user's script.
     """
 
-    def __init__(self, number: int, start: StartProcess, received: Received, import_script: bool) -> None:
+    def __init__(self, number: int, start: StartProcess, files: ResultFiles, import_script: bool) -> None:
         self._number = number
-        self._received = received
+        self._files = files
         self._import_script = import_script
         self._sending = threading.Lock()
         self._turn = threading.Condition()
@@ -588,26 +589,22 @@ class WorkerProcess:
     def run(self, chunk: Chunk) -> _Answer:
         """Let the worker encode a chunk. It begins when what is fetched ahead is there.
 
-        Raises WorkerError if the worker died.
+        Raises WorkerError if the worker died, or this process may not have one more file open.
         """
         if chunk.arrival is not None:
             chunk.arrival.wait()
         message = pickle.dumps(chunk, protocol=5)
+        file = self._files.take()
         try:
             with self._sending:
                 place, self._sent = self._sent, self._sent + 1
-                self._channel.send(message)
+                self._channel.send(message, file.descriptor)
             with self._turn:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
-            answer, file = self._channel.receive()
-            assert file is not None
+            answer, _ = self._channel.receive()
+            self._tell(answered=1)
             sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
-            try:
-                parts = self._received(file, sizes)
-            finally:
-                os.close(file)
-            self._tell(answered=1)  # not before: a worker that is sent a third chunk may write into this file
-            return parts, began_ns, ended_ns
+            return self._files.parts(file, sizes), began_ns, ended_ns
         except (EOFError, ConnectionError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)

@@ -79,7 +79,7 @@ def measured(path: str | Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_table_and_a_sentence(folder: Path) -> None:
-    shown = bench("captions", "--workers", "0,1,64000", "--shuffle", "block", "--max-samples-per-sequence", "1")
+    shown = bench("captions", "--workers", "0,1,64000", "--max-samples-per-sequence", "1")
     assert shown.exit_code == 0, shown.output
     for text in (
         "captions: 48 samples of",
@@ -145,11 +145,17 @@ def test_lanes_with_a_program_show_in_the_pipeline_alone(folder: Path) -> None:
 
 
 def test_few_samples_are_shuffled_fully(folder: Path) -> None:
-    told = measured("texts", "--workers", "0", "--shuffle", "block")
+    told = measured("texts", "--workers", "0", "--max-samples-per-sequence", "100")
     assert (told["block"], told["largest_block"]) == (None, 200 // 48)
     assert any("blocks of 100 samples would be fewer than the 48 lanes" in note for note in told["notes"])
-    told = measured("texts", "--workers", "0", "--shuffle", "block", "--max-samples-per-sequence", "2")
+    told = measured("texts", "--workers", "0", "--max-samples-per-sequence", "2")
     assert told["block"] == 2
+
+
+def test_a_run_is_measured_with_its_settings(folder: Path) -> None:
+    some = measured("texts", "--workers", "0", "--where", "bytes.txt % 2 == 0", "--subset", "0%,50%", "--lanes", "2")
+    assert 0 < some["samples"] < 100
+    assert some["largest_block"] == some["samples"] // 2
 
 
 @pytest.mark.parametrize(
@@ -161,7 +167,7 @@ def test_few_samples_are_shuffled_fully(folder: Path) -> None:
         (["--task-encoder", "no_such_module:Class"], "no_such_module"),
         (["--task-encoder", "json:Nothing"], "Nothing"),
         (["--task-encoder", "pathlib:Path"], "no TaskEncoder"),
-        (["--max-samples-per-sequence", "8"], "--shuffle block"),
+        (["--limit", "8"], "add --validation"),
     ],
 )
 def test_wrong_options(arguments: list[str], said: str) -> None:

@@ -304,7 +304,7 @@ def order(router: Router | None, leaves: int) -> IndexMap:
 
 @pytest.mark.parametrize("edges", [[0, 1], [0, 3, 7], list(range(0, 1001, 100)), [0, 700, 704, 5000]])
 def test_counts_are_those_of_the_draws(edges: list[int]) -> None:
-    routed = order(Blend(schedule=[(0, [1, 0, 3]), (700, [2, 5, 1])], lanes=LANES, key=3), 3)
+    routed = order(Blend([(0, [1, 0, 3]), (700, [2, 5, 1])], lanes=LANES, key=3), 3)
     leaf = routed.draw(np.arange(edges[-1]), 0).leaf
     expected = [np.bincount(leaf[start:stop], minlength=3).tolist() for start, stop in pairwise(edges)]
     assert count_leaves(routed, 3, np.array(edges), unit=4 * LANES).tolist() == expected

@@ -136,34 +136,30 @@ def test_a_step_shows_what_which_tells(folder: Path, options: list[str]) -> None
     assert fewer == found[:2]
 
 
-def test_a_step_of_a_run_that_packs_begins_at_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Arguments of a step whose samples a task encoder packs in twos."""
     make_text_dataset(tmp_path / "text", n=40, shards=2)
-    (tmp_path / "packs_in_a_step.py").write_text(
+    (tmp_path / "packs_to_see.py").write_text(
         "from energon_grain import DefaultTaskEncoder\n"
         "class Twos(DefaultTaskEncoder):\n"
         "    def select_samples_to_pack(self, samples):\n"
         "        return [samples[at : at + 2] for at in range(0, len(samples), 2)]\n"
         "    def pack_selected_samples(self, samples):\n"
+        "        samples[0].text = '+'.join(sample.text for sample in samples)\n"
         "        return samples[0]\n"
     )
     monkeypatch.chdir(tmp_path)
-    options = [
-        "--batch-size",
-        "2",
-        "--packing-buffer-size",
-        "4",
-        "--lanes",
-        "2",
-        "--task-encoder",
-        "packs_in_a_step:Twos",
-    ]
-    asked = [tmp_path / "text", "--step", "3", *options]
-    found = document(*asked, "--samples", "100")["samples"]
-    assert [each["key"] for each in found] == [
-        each["key"] for each in json.loads(run("which", *asked, "--json").stdout)
-    ]
+    options = "--step 3 --batch-size 2 --packing-buffer-size 4 --lanes 2 --task-encoder packs_to_see:Twos"
+    return [tmp_path / "text", *options.split()]
+
+
+def test_a_step_of_a_run_that_packs_makes_those_before_again(packs: list[Any]) -> None:
+    found = document(*packs, "--samples", "100")["samples"]
+    told = json.loads(run("which", *packs, "--json").stdout)
+    assert [each["key"] for each in found] == [each["key"] for each in told]
     assert len(found) == 4
-    assert "known by making the steps before again" in shown(*asked)
+    assert "known by making the steps before again" in shown(*packs)
 
 
 class Hooks(DefaultTaskEncoder):
@@ -216,20 +212,8 @@ def test_a_step_shows_what_hooks_made_of_it(folder: Path, hosts: int) -> None:
     assert "encoded tone" in shown.text(width=80)
 
 
-def test_a_step_of_packs_shows_each_pack_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_text_dataset(tmp_path / "text", n=40, shards=2)
-    (tmp_path / "pairs_to_see.py").write_text(
-        "from energon_grain import DefaultTaskEncoder\n"
-        "class Twos(DefaultTaskEncoder):\n"
-        "    def select_samples_to_pack(self, samples):\n"
-        "        return [samples[at : at + 2] for at in range(0, len(samples), 2)]\n"
-        "    def pack_selected_samples(self, samples):\n"
-        "        samples[0].text = '+'.join(sample.text for sample in samples)\n"
-        "        return samples[0]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    options = ["--batch-size", "2", "--packing-buffer-size", "4", "--lanes", "2", "--task-encoder", "pairs_to_see:Twos"]
-    cards = document(tmp_path / "text", "--step", "3", *options, "--encoded")["samples"]
+def test_a_step_of_packs_shows_each_pack_once(packs: list[Any]) -> None:
+    cards = document(*packs, "--encoded")["samples"]
     texts = [{field["name"]: field["text"] for field in card["fields"]} for card in cards]
     assert [each.get("encoded text") for each in texts[1::2]] == [None, None]
     for first, second in zip(texts[::2], texts[1::2], strict=True):
@@ -239,7 +223,7 @@ def test_a_step_of_packs_shows_each_pack_once(tmp_path: Path, monkeypatch: pytes
 def test_what_hooks_made_is_of_a_step(folder: Path) -> None:
     done = run("preview", folder / "captions", "--encoded")
     assert isinstance(done.exception, ConfigError)
-    with pytest.raises(ConfigError, match="goes with step"):
+    with pytest.raises(ConfigError, match="go with step"):
         energon_grain.preview(folder / "captions", encoded=True)
 
 

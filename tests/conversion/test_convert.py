@@ -27,14 +27,14 @@ from patience import PATIENCE_S
 from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain import DefaultTaskEncoder, get_train_dataset
-from energon_grain.conversion import ConversionProgress, convert_dataset
+from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, FormatError, RefusedError
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
 from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard
 from energon_grain.formats.splits import read_split_config
-from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.write_shards import SampleDigest
 from energon_grain.sources.prepared import open_prepared
@@ -73,7 +73,7 @@ def told(root: Path) -> list[tuple[str, list[tuple[str, Any]]]]:
 
 def test_there_and_back(tars: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "records", tmp_path / "back"
-    seen: list[ConversionProgress] = []
+    seen: list[PrepareProgress] = []
     report = convert_dataset(tars, there, progress=seen.append)
     assert (report.samples, report.container, report.verified, report.notes) == (50, "array-record", True, ())
     assert [now.shards_done for now in seen if now.stage == "convert"] == [0, 1, 2, 3, 4, 5]
@@ -117,7 +117,7 @@ def test_shards_that_are_there_are_not_written_again(tars: Path, tmp_path: Path)
     class EnoughError(Exception):
         pass
 
-    def stop(now: ConversionProgress) -> None:
+    def stop(now: PrepareProgress) -> None:
         if now.shards_done == 3:
             raise EnoughError
 

@@ -272,6 +272,7 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets and 1 weights from 0 on"),
         (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from 0 on: expected 0 or more"),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (9, [0, 0])]), r"all weights from 9 on are 0"),
+        (lambda: blend(1, 1, schedule=[(0, [1, 0]), (9, [2, 0])]), r"weight 1 is 0 in every segment"),
         (lambda: BlendEpochizedDataset((leaf(), -1)), r"repetitions of dataset 0 is -1: expected a number above 0"),
         (lambda: RepeatDataset(leaf(), repeats=0), r"repeats=0: expected a number above 0, or None for no end"),
         (lambda: RepeatDataset(leaf(), repeats=2, restart=False), r"restart=False is not supported"),

@@ -283,7 +283,7 @@ def test_a_run_that_was_killed_is_taken_up(root: Path, tmp_path: Path) -> None:
         assert killed.returncode == -signal.SIGKILL
         assert [*open_columns(root).stored] == []
     log = next((root / ".nv-meta/columnar").glob(".measure-*.log"))
-    log.write_bytes(log.read_bytes() + b"EGMEAS1\n half a record")
+    log.write_bytes(log.read_bytes() + b"EGSCAN2\n half a record")
     done = subprocess.run([*command, "--json"], cwd=tmp_path, env=environment, timeout=PATIENCE_S, capture_output=True)
     assert done.returncode == 0, done.stderr
     reused = json.loads(done.stdout)["samples_reused"]

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, EmptyDatasetError
 from energon_grain.samplers.expression import Expression, combine_expressions
-from energon_grain.samplers.subset import Selection, Subset, combine_subsets
+from energon_grain.samplers.subset import Selection, Subset
 
 NAN = float("nan")
 COLUMNS: dict[str, np.ndarray[Any, Any]] = {
@@ -408,15 +408,14 @@ def test_composition_takes_shares_of_what_is_left(
         absolute = (absolute[1] - 1, absolute[1])
     start, stop = map(Fraction, absolute or (0, total))
     first = start
-    subset = None if absolute is None else Subset.parse(list(absolute))
+    subset = Subset() if absolute is None else Subset.parse(list(absolute))
     for level in levels:
         length = stop - start
         start, stop = start + length * Fraction(level[0], 1000), start + length * Fraction(level[1], 1000)
-    outer = None
+    outer = Subset()
     for level in reversed(levels):
-        outer = combine_subsets(Subset.parse(written(level)), outer)
-    combined = combine_subsets(subset, outer)
-    assert combined is not None
+        outer = Subset.parse(written(level)).within(outer)
+    combined = subset.within(outer)
     assert combined.resolve(total) == (first + int(start - first), first + int(stop - first))
 
 
@@ -471,8 +470,6 @@ def test_what_is_no_range_is_refused(value: Any) -> None:
 def test_an_absolute_range_is_only_for_a_single_dataset() -> None:
     with pytest.raises(ConfigError, match="percentages"):
         Subset.parse(["0%", "50%"]).within(Subset.parse([0, 10]))
-    with pytest.raises(ConfigError, match="percentages"):
-        combine_subsets(None, Subset.parse([0, 10]))
 
 
 def test_a_range_beyond_the_end_is_refused() -> None:

@@ -424,11 +424,11 @@ def test_bytes_that_are_fetched_of_a_store(
 ) -> None:
     """Of an epoch the files once; of a condition its column and what meets it; of one column that. And little more.
 
-    A host reads 4 KB of each record batch before anything else, here 8 hosts with 48 batches of 800 KB.
+    A host reads 4 KB of each record batch before anything else, here 8 hosts with 96 batches of 800 KB.
     """
     rng = np.random.default_rng(0)
     for number in range(3):
-        rows = np.arange(160) + 160 * number
+        rows = np.arange(320) + 320 * number
         columns = {"n": rows, "data": [rng.bytes(80_000) for _ in rows], "more": [rng.bytes(100)] * len(rows)}
         size = {"row_group_size": 10} if write is write_parquet else {"rows": 10}
         ending = "parquet" if write is write_parquet else "arrow"
@@ -436,9 +436,9 @@ def test_bytes_that_are_fetched_of_a_store(
     url, every = bucket.upload(tmp_path / "data", "data"), {"max_samples_per_sequence": 10, "repeat": False}
     total = sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
     for options, count, most in [
-        ({"part_filter": {"n", "data"}}, 480, 1.15),
-        ({"where": "n < 240"}, 240, 0.7),
-        ({"part_filter": {"n"}}, 480, 0.15 if cache_bytes == 0 else 1.0),
+        ({"part_filter": {"n", "data"}}, 960, 1.15),
+        ({"where": "n < 480"}, 480, 0.7),
+        ({"part_filter": {"n"}}, 960, 0.15 if cache_bytes == 0 else 1.0),
     ]:
         found, fetched = list[int](), 0
         for rank in range(hosts):

@@ -496,15 +496,24 @@ def test_hooks_that_their_author_calls_equal_stay_apart(tmp_path: Path) -> None:
     assert {sample for batch in islice(loader, 3) for sample in batch} == {(str(path), str(path)) for path in paths}
 
 
-def test_chunks_of_many_leaves_hold_more_samples_and_may_take_longer() -> None:
-    few, many = ChunkPace(first=32), ChunkPace(first=32, leaves=1000)
-    for pace in (few, many):
-        for _ in range(40):
-            empty = np.zeros(pace.samples, np.int64)
-            draws = Draws(leaf=empty.astype(np.int32), child=empty, index=empty, epoch=empty)
-            encoded = Encoded(outcomes=[], restore_keys=[], drops=0, size_bytes=1)
-            pace.learn(Chunk(number=0, draws=draws, size_bytes=1), encoded, 0.15)
-    assert (few.samples, many.samples) == (1, 16_000)
+@pytest.mark.parametrize(
+    ("leaves", "sample_s", "chunk_s", "samples"),
+    [
+        (1, 0, 0.15, 32),  # a batch stays in one chunk,
+        (1, 0.0124, 0, 32),
+        (1, 0.0126, 0, 7),  # but where it takes four times as long as a chunk may
+        (1, 0.003, 0, 33),
+        (1000, 0, 0.15, 16_000),  # of many leaves there are more samples, and they may take longer
+    ],
+)
+def test_how_many_samples_a_chunk_holds(leaves: int, sample_s: float, chunk_s: float, samples: int) -> None:
+    pace = ChunkPace(first=32, leaves=leaves)
+    for _ in range(40):
+        empty = np.zeros(pace.samples, np.int64)
+        draws = Draws(leaf=empty.astype(np.int32), child=empty, index=empty, epoch=empty)
+        encoded = Encoded(outcomes=[], restore_keys=[], drops=0, size_bytes=1)
+        pace.learn(Chunk(number=0, draws=draws, size_bytes=1), encoded, chunk_s + sample_s * pace.samples)
+    assert pace.samples == samples
 
 
 LEAVES = 12

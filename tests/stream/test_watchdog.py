@@ -15,7 +15,7 @@ import pytest
 from stream_hosts import MakeDataset, config
 
 from energon_grain import TaskEncoder, get_loader, get_train_dataset
-from energon_grain.datasets.watchdog import WatchdogDataset
+from energon_grain.datasets.watching import WatchdogDataset
 from energon_grain.errors import ConfigError
 from energon_grain.stream.watchdog import Watchdog
 

@@ -190,8 +190,7 @@ class Extension:
     def add(self, tar: TarBytes, offset: int, kind: int, payload: bytes) -> None:
         """Take in one extension header at `offset`. Where two say the same thing, the first counts, as in `tarfile`.
 
-        Raises:
-            TarError: The payload is not what its type demands, or a global header gives path or size of all members.
+        Raises TarError: the payload is not what its type demands, or a global header gives path or size of all members.
         """
         self.headers += 1
         if self.headers > _MAX_CHAIN:
