@@ -256,7 +256,7 @@ OPEN: list[Callable[[str], Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "ENERGON_GRAIN_STORAGE"):
         monkeypatch.delenv(name, raising=False)
@@ -277,12 +277,14 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("use", OPEN)
 @pytest.mark.parametrize("url", URLS)
 def test_urls_that_hold_one_are_refused_without_showing_it(url: str, use: Callable[[str], Any]) -> None:
     assert refusal(lambda: use(url))
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("url", URLS)
 def test_the_rest_of_the_url_is_named(url: str) -> None:
     said = refusal(lambda: get_train_dataset(url, **USUAL))
@@ -290,6 +292,7 @@ def test_the_rest_of_the_url_is_named(url: str) -> None:
     assert "password" in said
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("command", ["info", "prepare", "lint", "bench", "which"])
 def test_commands(command: str) -> None:
     result = run(command, URLS[0], *(("--step", "1", "--batch-size", "1") if command == "which" else ()))
@@ -299,6 +302,7 @@ def test_commands(command: str) -> None:
     assert "password" in said
 
 
+@pytest.mark.usefixtures("cache")
 def test_end_points_hold_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for endpoint in (f"http://user:{SECRET}@127.0.0.1:1", f"user:{SECRET}@127.0.0.1:1"):
         said = refusal(lambda endpoint=endpoint: StoreSettings(endpoint=endpoint))
@@ -310,6 +314,7 @@ def test_end_points_hold_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.delenv("AWS_ENDPOINT_URL")
 
 
+@pytest.mark.usefixtures("cache")
 def test_names_that_only_look_like_it_are_read() -> None:
     for url in ("s3://bucket/what?/a@b:c", "s3://bucket/a?x=1", "gs://bucket/key=1"):
         assert str(EPath(url)) == url
