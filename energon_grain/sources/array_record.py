@@ -67,8 +67,7 @@ class OpenFiles(Generic[File]):
 
 
 class LocalRecords:
-    """A `RecordReader`. Files stay open, as many as `OpenFiles` keeps, and are looked at behind each read.
-    """
+    """A `RecordReader`. Files stay open, as many as `OpenFiles` keeps, and are looked at behind each read."""
 
     def __init__(self, shards: RecordShards) -> None:
         self._shards = shards
