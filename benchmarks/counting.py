@@ -43,7 +43,9 @@ class Uncounted(Stream):
         if self._none_left:
             raise StopIteration
         with self._starting:
-            steps = self._steps or self._start()
+            if self._steps is None:
+                self._start()
+            steps = self._steps
         with wanted_until(self._under_way.over):
             return next(steps)
 

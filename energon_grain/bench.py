@@ -371,7 +371,7 @@ def _pipeline(
         with Stream(spec, replace(config, num_workers=number, global_error_handler=_say_nothing)) as stream:
             next(stream)
             first = end = time.perf_counter()
-            before = stream.statistics.samples
+            before = stream.samples
             samples, over = 0, 0 < whole_pass <= before
             while not over:
                 if next(stream, None) is None:
@@ -381,7 +381,7 @@ def _pipeline(
                 # will not be delivered, so what counts ends before it.
                 over = now - first >= seconds
                 if samples == 0 or not over:
-                    end, samples = now, stream.statistics.samples - before
+                    end, samples = now, stream.samples - before
                     over = over or 0 < whole_pass <= before + samples
         # What a store sent while the first batch was waited for was fetched ahead: it counts with the time it took.
         rate = (before + samples) / (end - began) if whole_pass else samples / max(1e-9, end - first)

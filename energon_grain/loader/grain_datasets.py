@@ -110,9 +110,10 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
                 f"a pass of {self._plan.length} samples has no complete batch of {self._plan.global_batch}: use a "
                 f"smaller batch, or last_batch='pad' or 'keep'"
             )
-        lock, self._counting = threading.RLock(), threading.Lock()
+        lock = threading.RLock()
         self._stage = PureStage(self._spec, lock)
         self._statistics = Statistics(["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler)
+        self._statistics.begin(lambda: self._statistics.batches, first=True)
         self._batches = BatchStage(
             self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, statistics=self._statistics
         )
@@ -208,14 +209,12 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         batch = self._batches.make(
             samples, keys, item=number, pass_number=self._spec.counted(pass_number), step=step, valid=valid
         )
-        drops = self._statistics.made() if batch is not NO_BATCH else None
-        if drops is None:
-            self._statistics.settle()
+        self._statistics.settle()
+        if batch is NO_BATCH:
             return None
-        with self._counting:
+        with self._statistics.lock:
             self._statistics.samples += len(samples)
             self._statistics.batches += 1
-            self._statistics.dropped_for(drops)
         register_value(batch)
         return batch
 

@@ -184,17 +184,17 @@ class AutoWorkers:
         """These begin to work; `ahead`: batches are made in a thread of its own."""
         self._pool, self._ahead = pool, ahead
 
-    def took(self, samples: int, waited_s: float) -> None:
-        """The loop got a batch, and had waited so long for it."""
+    def took(self, steps: int, samples: int, waited_s: float) -> None:
+        """The loop got so many batches, and had waited so long for them."""
         now = time.perf_counter()
         pool, window = self._pool, self._window
         assert pool is not None
         if window is None:
-            self._waiting -= 1
+            self._waiting -= steps
             if self._waiting < 0 and pool.settled and now >= self._not_before:
                 self._window = _Measuring(now, self._full_s)
             return
-        window.add(now, samples, waited_s)
+        window.add(now, steps, samples, waited_s)
         if window.steps < WINDOW_STEPS or now - window.began < WINDOW_SECONDS:
             return
         self._window = None if window.interrupted else _Measuring(now, self._full_s)
@@ -244,8 +244,8 @@ class _Measuring:
         self.steps = self._samples = 0
         self._waited_s = self._longest_s = 0.0
 
-    def add(self, now: float, samples: int, waited_s: float) -> None:
-        self.steps += 1
+    def add(self, now: float, steps: int, samples: int, waited_s: float) -> None:
+        self.steps += steps
         self._samples += samples
         self._waited_s += waited_s
         self._longest_s = max(self._longest_s, now - waited_s - self._last)

@@ -15,10 +15,10 @@ from energon_grain.stream.worker_config import worker_number
 
 Kind = Literal["storage", "work", "pipeline"]
 """Waiting for bytes; work on samples and batches; planning and handing over."""
-_COST_NS, _COST_SHARE = 40_000, 0.004
+_COST_NS, _COST_SHARE = 40_000, 0.002
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
-_SHORT_NS, _MOST_UNTIMED = 1_000_000, 32
-"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 32nd, on average."""
+_SHORT_NS, _MOST_UNTIMED = 4_000_000, 256
+"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 256th, on average."""
 _OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
@@ -99,123 +99,115 @@ class HookClock:
         return Span("work", name, place, self._began_ns, self._wall_ns, 0, calls)
 
 
-class StepSampling:
-    """Which of many short steps to take the time of, so that this takes 0.4 % of theirs: all of long ones.
+class MakingClock:
+    """Which of many short steps to take the time of where they are made, so that this takes 0.2 % of theirs.
 
-    They are chosen at random, as what steps do may come in turns, and each stands for those before it that were not.
+    Each of those stands for those before it that were not timed.
     """
 
-    __slots__ = ("_left", "_measured_ns", "_random", "weight")
+    __slots__ = ("_last_ns", "_last_step")
 
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-        self._left = self.weight = 0
-        self._measured_ns = perf_counter_ns()
+    def __init__(self, step: int) -> None:
+        self._last_step, self._last_ns = step, 0
 
     def due(self) -> bool:
         """Whether to take the time of the step that begins."""
-        self.weight += 1
-        return self.weight > self._left
+        return perf_counter_ns() - self._last_ns > _COST_NS / _COST_SHARE
 
-    def done(self, took_ns: int, elsewhere_ns: int) -> float:
+    def done(self, step: int, took_ns: int, elsewhere_ns: int) -> float:
         """The step is over; how many it stands for, but for no more time than there was since the last one.
 
         Args:
+            step: Its number.
             took_ns: What was measured of it. Where that is long by accident, others were not.
             elsewhere_ns: Of the time since the last one, what went into something else.
         """
-        now_ns, steps = perf_counter_ns(), self.weight
-        self.weight = 0
-        step_ns = (now_ns - self._measured_ns) / steps
-        weight = min(steps, max(1.0, (now_ns - self._measured_ns - elsewhere_ns) / max(1, took_ns)))
-        self._measured_ns = now_ns
-        self._left = self._random.randint(0, min(10_000, 2 * int(_COST_NS / _COST_SHARE / max(step_ns, 1.0))))
+        now_ns = perf_counter_ns()
+        most = (now_ns - self._last_ns - elsewhere_ns) / max(1, took_ns) if self._last_ns else 1.0
+        weight = min(max(1.0, most), max(1, step - self._last_step))
+        self._last_step, self._last_ns = step, now_ns
         return weight
 
 
 class WaitClock:
     """How long a program waited for its steps, and how long it had them, with few looks at the clock.
 
-    A look costs as much as a hundredth of the shortest steps. So of short ones those are timed that may be long: where
-    none is ready, and where a chunk is made inside `next`. Of the others, which take about the same, some are timed at
-    random, and each stands for those before it, but for no more time than there was: it may be a long one by accident.
-    Steps that come less often than every millisecond all are timed. At the beginning, and after somebody asked for the
-    numbers, few are left out at first: a loop that turns slow just then is seen at once.
+    What takes long is timed where it happens: a chunk that is made inside `next`, and an empty queue. The rest of each
+    step is short and about the same, and a look at the clock would cost a hundredth of the shortest ones. So of these
+    some are timed, chosen at random, and each stands for those before it, but for no more time than there was: it may
+    be a long one by accident. Steps that come less often than every four milliseconds all are timed. At the beginning,
+    and after somebody asked for the numbers, few are left out at first: a loop that turns slow just then is seen at
+    once.
 
     Attributes:
-        left: So many short steps are not timed before the next one is; who hands one over counts down.
-        chunks_ns: That the maker of steps waited for chunks, in total.
-        waiting_ns: That the program waited, but for the first step.
-        starting_ns: That it waited for the first one since `begin`, in total.
+        apart_ns: That the program waited for what is timed by itself, in total.
+        ready: How many steps were ready when one was asked for, added up.
+        starting_ns: That it waited for first ones, in total.
     """
 
     __slots__ = (
-        *("left", "chunks_ns", "waiting_ns", "starting_ns"),
-        *("_chosen", "_marked", "_chosen_ns", "_alone_ns", "_most"),
-        *("_first_ns", "_last_ns", "_step_ns", "_running_ns", "_counted_chunks_ns"),
+        *("apart_ns", "ready", "starting_ns"),
+        *("_counted_ns", "_first_ns", "_last_come", "_last_ns", "_most", "_running_ns", "_step_ns", "_waiting_ns"),
     )
 
     def __init__(self) -> None:
-        self.left = self.chunks_ns = self.waiting_ns = self.starting_ns = 0
-        self._chosen = self._marked = 0  # `left` when a step was timed for others too, and when one was timed at all
+        self.apart_ns = self.ready = self.starting_ns = 0
+        self._counted_ns = 0  # of `apart_ns`
+        self._first_ns = self._last_ns = self._last_come = self._step_ns = self._running_ns = self._waiting_ns = 0
         self._most = 1  # steps that are left out now, on average
-        self._chosen_ns = self._alone_ns = 0  # when the former was, and what was waited since for steps by themselves
-        self._first_ns = self._last_ns = self._step_ns = self._running_ns = self._counted_chunks_ns = 0
 
-    def begin(self) -> None:
-        """The next step is a first one."""
-        self._running_ns, self._first_ns = self.ran_ns(), 0
-        self.left = self._chosen = self._marked = 0
+    def stop(self, come: int) -> None:
+        """So many steps have come, and the next one is a first one."""
+        self._running_ns, self._waiting_ns, self._first_ns = self.ran_ns(come), self.waiting_ns, 0
         self._most = 1
 
-    def time_next(self) -> None:
-        """Time the next step. Nobody may be waiting for one."""
-        self._chosen, self._marked, self.left = self._chosen - self.left, self._marked - self.left, 0
+    def few(self) -> None:
+        """Leave few steps out from now on."""
         self._most = 1
 
-    def timed(self, began_ns: int, inside_ns: int | None, *, alone: bool, all_are: bool = False) -> int:
-        """A step has come that was timed; how long the program waited for it and those that it stands for.
+    def left_out(self) -> int:
+        """How many steps not to time before the next one is."""
+        most = min(self._most, _SHORT_NS // max(1, self._step_ns))
+        self._most = min(2 * self._most, _MOST_UNTIMED)
+        return int(2 * most * _OWN_RANDOM.random())
+
+    def timed(self, come: int, began_ns: int, apart_ns: int) -> tuple[int, int]:
+        """A step has come that was timed.
 
         Args:
+            come: Steps that have come with it.
             began_ns: When it was asked for, on `time.perf_counter_ns`.
-            inside_ns: Of that, what chunks took that are made inside `next`; None: they are made elsewhere.
-            alone: It stands for itself, as none was ready.
-            all_are: So is the next one.
-        """
-        now_ns, chunks_ns = perf_counter_ns(), 0
-        own_ns = now_ns - began_ns
-        if inside_ns is not None:
-            own_ns -= inside_ns
-            chunks_ns = self.chunks_ns - self._counted_chunks_ns
-            self._counted_chunks_ns = self.chunks_ns
-        if not self._first_ns:
-            waited_ns = now_ns - began_ns
-            self.starting_ns += waited_ns
-            self._last_ns = self._chosen_ns = now_ns
-            self._first_ns = now_ns  # behind the others: who asks meanwhile sees none
-            self._alone_ns = 0
-            return waited_ns
-        self._step_ns = (now_ns - self._last_ns) // (1 + self._marked - self.left)
-        self._last_ns = now_ns
-        if alone:
-            waited_ns = own_ns
-            self._alone_ns += own_ns
-        else:
-            most_ns = now_ns - self._chosen_ns - self._alone_ns
-            waited_ns = min(chunks_ns + own_ns * (1 + self._chosen - self.left), most_ns)
-            self._chosen_ns, self._alone_ns = now_ns, 0
-            untimed = 0 if all_are else min(self._most, _SHORT_NS // max(1, self._step_ns))
-            self._most = min(2 * self._most, _MOST_UNTIMED)
-            self.left = self._chosen = int(2 * untimed * _OWN_RANDOM.random())
-        self.waiting_ns += waited_ns
-        self._marked = self.left
-        return waited_ns
+            apart_ns: The attribute at that time.
 
-    def ran_ns(self) -> int:
-        """From each first step to the last one behind it; those that were not timed take about as long."""
+        Returns:
+            How many steps it stands for, and how long the program waited for them.
+        """
+        now_ns, steps = perf_counter_ns(), max(1, come - self._last_come)
+        self._last_come = come
+        if not self._first_ns:
+            self.starting_ns += now_ns - began_ns
+            self._counted_ns = self.apart_ns
+            self._step_ns, self._last_ns = 0, now_ns
+            self._first_ns = now_ns  # behind the others: who asks meanwhile sees none
+            return 1, now_ns - began_ns
+        own_ns = now_ns - began_ns - (self.apart_ns - apart_ns)
+        waited_ns = apart_ns = self.apart_ns - self._counted_ns
+        waited_ns += min(own_ns * steps, now_ns - self._last_ns - apart_ns)
+        self._counted_ns += apart_ns
+        self._waiting_ns += waited_ns
+        self._step_ns, self._last_ns = (now_ns - self._last_ns) // steps, now_ns
+        return steps, waited_ns
+
+    @property
+    def waiting_ns(self) -> int:
+        """That the program waited, but for the first step."""
+        return self._waiting_ns + (self.apart_ns - self._counted_ns if self._first_ns else 0)
+
+    def ran_ns(self, come: int) -> int:
+        """From each first step to the last behind it, when so many have come; those not timed take about as long."""
         if not self._first_ns:
             return self._running_ns
-        untimed_ns = (self._marked - self.left) * self._step_ns
+        untimed_ns = max(0, come - self._last_come) * self._step_ns
         return self._running_ns + min(self._last_ns + untimed_ns, perf_counter_ns()) - self._first_ns
 
 

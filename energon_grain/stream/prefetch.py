@@ -25,6 +25,7 @@ from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.stream.clock import WaitClock
 from energon_grain.stream.index_map import Draws
 
 Int64Array = npt.NDArray[np.int64]
@@ -232,15 +233,24 @@ class Background(Generic[T]):
         capacity: Entries that wait to be taken at most; 0: who takes one makes it, while the thread rests.
         budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
         over: Ends it, with `stop`.
+        waits: Is told how many entries were ready when one was asked for, and how long none was.
 
     Attributes:
         full_s: How long it waited so far for somebody to take an entry.
     """
 
     def __init__(
-        self, entries: Iterable[T], capacity: int, budget_bytes: int, weigh: Callable[[T], int], over: Over
+        self,
+        entries: Iterable[T],
+        capacity: int,
+        budget_bytes: int,
+        weigh: Callable[[T], int],
+        over: Over,
+        waits: WaitClock | None = None,
     ) -> None:
         self.full_s = 0.0
+        self._waits = waits or WaitClock()
+        self._rests = False  # the thread, with nothing left that it has made
         self._entries = iter(entries)
         self._capacity = capacity
         self._budget_bytes = budget_bytes
@@ -258,6 +268,7 @@ class Background(Generic[T]):
         """Let so many entries wait from now on. Called by who takes them."""
         with self._changed:
             self._capacity = capacity
+            self._rests = False
             self._changed.notify_all()
 
     @property
@@ -294,7 +305,9 @@ class Background(Generic[T]):
         """Wait until this thread is to make an entry; False: none any more."""
         with self._changed:
             while self._capacity == 0 and not self._over.is_set():
+                self._rests = not self._waiting
                 self._changed.wait()
+            self._rests = False
             self._making = True
             return not self._over.is_set()
 
@@ -308,11 +321,18 @@ class Background(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        waits = self._waits
+        if self._rests and not self._over.is_set():  # a lock a step would cost more than what it takes to make some
+            return self._made_here()
         with self._changed:
-            while not self._waiting and self._end is None and not self._over.is_set():
-                if self._capacity == 0 and not self._making:
-                    break
-                self._changed.wait()
+            waits.ready += len(self._waiting)
+            if not self._waiting and self._end is None:
+                began_ns = time.perf_counter_ns()
+                while not self._waiting and self._end is None and not self._over.is_set():
+                    if self._capacity == 0 and not self._making:
+                        break
+                    self._changed.wait()
+                waits.apart_ns += time.perf_counter_ns() - began_ns
             if self._over.is_set():
                 raise GivenUp
             if self._waiting:
@@ -321,11 +341,18 @@ class Background(Generic[T]):
                 return entry
             end, self._end = self._end, None if self._end is None else StopIteration()
         if end is None:
-            return next(self._entries)
+            return self._made_here()
         try:
             raise end
         finally:
             del end  # the traceback refers to this frame
+
+    def _made_here(self) -> T:
+        began_ns = time.perf_counter_ns()
+        try:
+            return next(self._entries)
+        finally:
+            self._waits.apart_ns += time.perf_counter_ns() - began_ns
 
     def stop(self) -> None:
         """Wake whoever waits, now that `over` is set."""

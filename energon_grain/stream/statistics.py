@@ -131,8 +131,6 @@ def raise_if_fatal(error: Exception, hook: str, where: str) -> None:
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
 
-_NONE: Drops = Counter()
-
 PATIENCE_BATCHES = 1000
 """Batches in a row that hooks may drop, on purpose or not."""
 
@@ -223,9 +221,11 @@ class Statistics:
     Attributes:
         setup: As given; a stream learns how many workers it has when they are started.
         waits: How long the program waited for steps.
-        samples: That were delivered.
+        samples: That were delivered, before the step that `passed` was told last.
         batches: Likewise.
-        ready: How many steps were ready when one was asked for, added up.
+        lock: To hold where what is counted changes.
+        due: Whether somebody wants to know how long the making of steps takes. Looked at for each of them, as a call
+            would cost too much.
         listeners: Called with all work that is counted, in whatever thread that happens.
     """
 
@@ -251,59 +251,86 @@ class Statistics:
         self._by_worker: dict[str, list[int]] = {}
         self._traffic, self._of_workers = traffic(), Traffic()
         self.waits = WaitClock()
-        self.samples = self.batches = self.ready = 0
+        self.samples = self.batches = 0
+        self.due = True
         self._lock_tries = self._lock_held = 0
         self.listeners: list[Callable[[Work], object]] = []
         self._dropped: Drops = Counter()
-        self._open: Drops = Counter()  # of the step in the making
+        self._open: defaultdict[int, Drops] = defaultdict(Counter)  # by the step that they were dropped for
+        self._missing: dict[int, int] = {}  # samples, of steps that have fewer than others
+        self._passed = 0  # steps
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
         self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
         self._batches_in_a_row = 0  # dropped, on purpose or not
         self._logged: Counter[_Kind] = Counter()
-        self._untried = True  # no step was made yet
-        self._worked: set[str] = set()  # what worked before that
+        self._making: Callable[[], int] = lambda: 0
+        self._first: int | None = 0  # step before which none was made
+        self._last = 0  # step that something was dropped for
+        self._worked: set[str] = set()  # what worked before the first step was made
         self._alike: Counter[_Kind] = Counter()
-        self._lock = threading.RLock()  # a signal handler may ask for the numbers
+        self.lock = threading.RLock()  # a signal handler may ask for the numbers
 
-    def begin(self, *, first: bool, item: int = 0) -> None:
-        """Begin to make steps, at the place behind the last delivered one.
+    def begin(self, making: Callable[[], int] = lambda: 0, *, first: bool, item: int = 0) -> None:
+        """Begin to make steps.
 
         Args:
-            first: There is none.
-            item: Position of the place in its pass.
+            making: Says at any time which step is in the making.
+            first: No step was made before.
+            item: Position, in its pass, of the first one.
         """
-        with self._lock:
-            self.waits.begin()
+        step = making()
+        with self.lock:
             self._asked = self._asked_until_now()
             self._from = item, int(self._read.sum())
-            self._open.clear()
-        self._untried = first
+            self._forget(step)
+        self.due = True
+        self._making, self._first, self._last = making, step if first else None, step
         self._worked.clear()
         self._alike.clear()
         self._in_a_row.clear()
         self._batches_in_a_row = 0
 
-    def made(self) -> Drops:
-        """What was dropped for the step that was just made."""
-        drops = _NONE
-        if self._open:
-            with self._lock:
-                drops, self._open = self._open, Counter()
-        if self._batches_in_a_row:
-            self._in_a_row.pop("batch", None)
-            self._batches_in_a_row = 0
-        self._untried = False
-        return drops
+    def _forget(self, first: int) -> None:
+        """What was made from this step on is made once more, or never."""
+        for counted in (self._open, self._missing):
+            for step in [step for step in counted if step >= first]:
+                del counted[step]
 
-    def dropped_for(self, drops: Drops) -> None:
-        """Count what was dropped for a step that was delivered."""
-        with self._lock:
-            self._dropped.update(drops)
+    def jump(self, step: int) -> None:
+        """What was made and not delivered never will be; the next step is this one."""
+        with self.lock:
+            self._forget(0)
+            self._passed = step
+
+    def short(self, missing: int) -> None:
+        """The step in the making has so many samples less than others."""
+        with self.lock:
+            self._missing[self._making()] = missing
+
+    def passed(self, step: int, *, stride: int = 1, empty: int = 0, skipped: bool = False) -> None:
+        """Count all steps before this one as delivered.
+
+        Args:
+            step: A later call may come with an earlier one, from another thread.
+            stride: From one of them to the next.
+            empty: So many were made besides, and are not counted.
+            skipped: They were left out.
+        """
+        with self.lock:
+            steps, self._passed = (step - self._passed) // stride, step
+            missing = sum(self._missing.pop(each) for each in [*self._missing] if each < step + empty)
+            drops = [self._open.pop(each) for each in [*self._open] if each < step + empty]
+            if skipped:
+                return
+            self.batches += steps
+            self.samples += steps * self.setup.batch_size - missing
+            for each in drops:
+                self._dropped.update(each)
 
     def came(self, began_ns: int, waited_ns: int, ready: int) -> None:
         """A step came, maybe behind one that failed: tell listeners how long it was waited for, with so many ready."""
         if self._failed:
-            with self._lock:
+            with self.lock:
                 self._failed.clear()
         if self.listeners:
             self._tell_of(Work([Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)], worker="main"))
@@ -312,7 +339,7 @@ class Statistics:
         """Count samples that were read, by leaf, what they cost, and the bytes of all."""
         counts = np.bincount(draws.leaf, minlength=len(self._read))
         cost = 0.0 if self._shares is None else self._shares.of(draws)
-        with self._lock:
+        with self.lock:
             self._read += counts
             self._cost += cost
             self._read_bytes += size_bytes
@@ -322,7 +349,7 @@ class Statistics:
         if work is None:
             return
         elsewhere = work.process != os.getpid()
-        with self._lock:
+        with self.lock:
             own = self._by_worker.setdefault(work.worker, [0, 0])
             for span in work.spans:
                 # Hooks of one process take turns; those of several do not wait for each other.
@@ -346,7 +373,7 @@ class Statistics:
             weight: How many pieces these stand for.
             added_up: Whether a span is put together from several times.
         """
-        with self._lock:
+        with self.lock:
             for span in spans:
                 self._add(span, span.place, weight)
         if self.listeners and added_up:
@@ -380,13 +407,14 @@ class Statistics:
 
     def failed(self) -> None:
         """The step in the making failed: report what it dropped, until another one is delivered."""
-        with self._lock:
-            self._failed, self._open = self._open, Counter()
+        with self.lock:
+            self._failed = self._open.pop(self._making(), Counter())
 
     def settle(self) -> None:
         """Count what was dropped so far, where no step comes behind it."""
-        with self._lock:
-            self._dropped.update(self._open)
+        with self.lock:
+            for drops in self._open.values():
+                self._dropped.update(drops)
             self._open.clear()
 
     @property
@@ -407,7 +435,7 @@ class Statistics:
             self._in_a_row["item"].pop(hook, None)
         else:
             self._in_a_row.pop("sample", None)
-        return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._untried)
+        return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._making() == self._first)
 
     def drop(self, dropped: Dropped) -> None:
         """Count what was dropped, tell the error handler unless that was on purpose, and draw on the budget.
@@ -416,9 +444,13 @@ class Statistics:
             FatalSampleError: A hook failed more often in a row than it tolerates, or too many batches were dropped.
             Exception: What the handler raises.
         """
-        error = dropped.error
-        with self._lock:
-            self._open[dropped.leaf, dropped.hook, type(error).__name__] += 1
+        error, step = dropped.error, self._making()
+        if step != self._last:  # so one was made
+            self._in_a_row.pop("batch", None)
+            self._batches_in_a_row = 0
+            self._last = step
+        with self.lock:
+            self._open[step][dropped.leaf, dropped.hook, type(error).__name__] += 1
         if not dropped.skipped:
             self._fail(dropped, self._tell(dropped))
         if dropped.what == "batch":
@@ -456,7 +488,7 @@ class Statistics:
         in_a_row = self._in_a_row[dropped.what]
         in_a_row[hook] += 1
         last = f"the last time on {dropped.where}: {type(error).__name__}: {error}"
-        if kind is not None and self._untried:
+        if kind is not None and self._last == self._first:
             self._alike[kind] += 1
             tried = (_SAMPLES if dropped.what == "sample" else hook) in self._worked
             default = tolerance == DEFAULT_FAILURE_TOLERANCE and not tried
@@ -475,14 +507,15 @@ class Statistics:
                 f"`__default_failure_tolerance__`)"
             ) from error
 
-    def report(self, queued: int = 0, workers: int = 0) -> LoaderStats:
+    def report(self, queued: int = 0, workers: int = 0, come: int = 0) -> LoaderStats:
         """The numbers as they are now.
 
         Args:
             queued: Batches that are ready.
             workers: That are at work.
+            come: Steps that came, delivered or not, as the clock of waiting counts them.
         """
-        with self._lock:
+        with self.lock:
             dropped: dict[str, dict[str, int]] = {}
             drops = self._dropped + self._failed
             for (leaf, hook, reason), count in sorted(drops.items()):
@@ -497,12 +530,12 @@ class Statistics:
             leaves = zip(self._leaf_names, self._read.tolist(), expected, cost, targets, strict=True)
             return LoaderStats(
                 setup=replace(self.setup, workers=workers),
-                seconds=self.waits.ran_ns() / 1e9,
+                seconds=self.waits.ran_ns(come) / 1e9,
                 waiting_s=self.waits.waiting_ns / 1e9,
                 starting_s=self.waits.starting_ns / 1e9,
                 batches=self.batches,
                 samples=self.samples,
-                ready=self.ready,
+                ready=self.waits.ready,
                 queued=queued,
                 lock_tries=self._lock_tries,
                 lock_held=self._lock_held,

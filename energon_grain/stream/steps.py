@@ -15,14 +15,14 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
-from energon_grain.stream.clock import Span, StepSampling
+from energon_grain.stream.clock import MakingClock, Span, WaitClock
 from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Drops, Holed, Statistics
+from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
 
@@ -32,13 +32,11 @@ class Step(NamedTuple):
 
     Attributes:
         samples: How many it holds, padding not counted.
-        drops: What was dropped on the way to it.
         more: Whether this host may have samples for a later one.
     """
 
     batch: Any
     samples: int
-    drops: Drops
     progress: Progress
     more: bool = True
 
@@ -72,6 +70,7 @@ class Production:
         under_way: Takes in what runs from now on, and ends it.
         progress: The place behind the last step that was made; first, from where on.
         finish: Called on each batch when it is made.
+        waits: Is told how long chunks took, where the program itself waits for them.
     """
 
     spec: StreamSpec
@@ -84,17 +83,19 @@ class Production:
     under_way: UnderWay
     progress: Progress
     finish: Callable[[Any], Any] | None = None
+    waits: WaitClock | None = None
 
     def __post_init__(self, pool: WorkerPool | None) -> None:
         start = self.progress
         self._plan = PassPlan.of(self.spec, self.share.hosts, start.pass_number)
-        self.statistics.begin(first=not (start.item or start.pass_number), item=start.item)
+        first = not (start.item or start.pass_number)
+        self.statistics.begin(lambda: self.progress.step, first=first, item=start.item)
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
         self._ahead = Prefetch(self.stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
         self._ahead.on_wait = self._fetched
         if self._ahead:
             self.under_way.add(self._ahead.close)
-        self._sampling = StepSampling()
+        self._clock = MakingClock(start.step)
         self._chunks_ns = 0  # that chunks were waited for
         self._work: EqualWork | None = None
         self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
@@ -132,10 +133,14 @@ class Production:
             work=self._work,
         )
         sent: deque[Chunk] = deque()
+
+        def with_chunk(encoded: Encoded) -> tuple[Chunk, Encoded]:  # a generator would hold the samples till the next
+            return sent.popleft(), encoded
+
         return LaneAssembly(
             lanes=share.local_lanes,
             drops=drops,
-            chunks=((sent.popleft(), encoded) for encoded in self._encoded(_noted(chunks, sent), pool)),
+            chunks=map(with_chunk, self._encoded(_noted(chunks, sent), pool)),
             again=self.stage.run,
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
@@ -196,7 +201,8 @@ class Production:
 
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
-        self.statistics.waits.chunks_ns += ended_ns - began_ns
+        if self.waits is not None:
+            self.waits.apart_ns += ended_ns - began_ns
         self.statistics.took(encoded.work)
 
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
@@ -214,8 +220,9 @@ class Production:
 
     def _took(self, assembled: list[Span], batched: list[Span]) -> None:
         """Count what was measured of a step."""
-        weight = self._sampling.done(sum(span.wall_ns for span in (*assembled, *batched)), self._chunks_ns)
-        self._chunks_ns = 0
+        took_ns = sum(span.wall_ns for span in (*assembled, *batched))
+        weight = self._clock.done(self.progress.step, took_ns, self._chunks_ns)
+        self._chunks_ns, self.statistics.due = 0, bool(self.statistics.listeners)
         self.statistics.took_here(assembled, weight, added_up=True)
         self.statistics.took_here(batched, weight)
 
@@ -242,7 +249,10 @@ class Production:
             if isinstance(self._assembly, LaneProgram):
                 self._assembly.begin_batch(step)
             assembled: list[Span] = []
-            spans: list[Span] | None = [] if self._sampling.due() or self.statistics.listeners else None
+            spans: list[Span] | None = None
+            if self.statistics.due:
+                self.statistics.due = bool(self.statistics.listeners) or self._clock.due()
+                spans = [] if self.statistics.due else None
             collected = self._collect(item) if spans is None else self._collect_timed(item, assembled)
             samples, keys, valid, next_item = collected
             if isinstance(samples, MadeBatch):
@@ -270,10 +280,13 @@ class Production:
             )
             if spans is not None:
                 self._took(assembled, spans)
-            made = int(batch is not NO_BATCH)
-            self.progress = self._behind(next_item, made)
             if batch is not NO_BATCH:
-                return self._delivered(batch, len(samples) if valid is None else int(valid.sum()))
+                count = len(samples) if valid is None else int(valid.sum())
+                if count != plan.batch_size:
+                    self.statistics.short(plan.batch_size - count)
+                self.progress = self._behind(next_item, 1)
+                return self._delivered(batch, count)
+            self.progress = self._behind(next_item, 0)
             # From here on a step no longer tells the item by itself.
             self.progress = self.progress.forgetting(plan.global_batch)
             if self.progress.ended:
@@ -285,7 +298,7 @@ class Production:
             batch = self.finish(batch)
             took_ns = perf_counter_ns() - began_ns
             self.statistics.took_here([Span("pipeline", "pin", "main", began_ns, took_ns, 0, samples)])
-        return Step(batch, samples, self.statistics.made(), self.progress, not self._lanes_ended())
+        return Step(batch, samples, self.progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:
         """The place behind a step that ends before `item`."""

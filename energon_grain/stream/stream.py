@@ -182,7 +182,7 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
-        self._made_inside = False  # of `next`, by itself
+        self._untimed: Iterator[Step] | None = None  # those of them that come next and whose times are not taken
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._starting = threading.RLock()  # for `close`, from another thread
@@ -270,11 +270,6 @@ class Stream:
             if self._progress.ended:
                 raise StopIteration
             step = self._advance()
-            counts = self.statistics
-            counts.samples += step.samples  # in one thread at a time: a lock a step would cost more
-            counts.batches += 1
-            if step.drops:
-                counts.dropped_for(step.drops)
         register_value(step.batch)
         return step.batch
 
@@ -329,9 +324,19 @@ class Stream:
     def _go_to(self, progress: Progress) -> None:
         """Forget what was read ahead, and be at a place."""
         self._stop()
+        with self.statistics.lock:
+            self._count()
+            self._progress = progress
+            self.statistics.jump(progress.step)
         self._coming.clear()
-        self._progress = progress
+        self._empty_steps = 0
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
+
+    def _count(self, *, skipped: bool = False) -> None:
+        """Take all steps into the statistics that were delivered until now: with each of them it would cost more."""
+        with self.statistics.lock:
+            step = self._progress.step
+            self.statistics.passed(step, stride=self.share.stride, empty=self._empty_steps, skipped=skipped)
 
     def _advance(self) -> Step:
         """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
@@ -356,14 +361,12 @@ class Stream:
             raise StopIteration
         try:
             with self._starting:
-                steps = self._steps or self._start()
+                untimed = self._untimed or self._start()
             with wanted_until(self._under_way.over):
-                waits = self.statistics.waits
-                if waits.left > 0 and self._made_inside:  # here, as a call would cost as much as what it saves
-                    step = next(steps)
-                    waits.left -= 1
+                step = next(untimed, None)
+                if step is not None:
                     return step
-                return self._timed(steps) if self._any_host is None else self._agreed(steps, self._any_host)
+                return self._timed() if self._any_host is None else self._agreed(self._any_host)
         except StopIteration:
             self._none_left = True
             raise
@@ -376,33 +379,33 @@ class Stream:
             self.statistics.failed()
             raise
 
-    def _timed(self, steps: Iterator[Step]) -> Step:
-        """The next step, and how long it was waited for, where that is worth a look at the clock."""
-        counts, inside, ready = self.statistics, self._made_inside, 0
-        waits = counts.waits
-        if isinstance(steps, Background):
-            ready = steps.waiting
-            counts.ready += ready
-            if ready and waits.left > 0:
-                step = next(steps)
-                waits.left -= 1
-                return step
-        began_ns, chunks_ns = perf_counter_ns(), waits.chunks_ns
+    def _timed(self) -> Step:
+        """The next step, and how long it and those before it were waited for."""
+        steps, counts = self._steps, self.statistics
+        assert steps is not None
+        waits, ready = counts.waits, _ready(steps)
+        counts.due = True
+        began_ns, apart_ns = perf_counter_ns(), waits.apart_ns
         step = next(steps)
-        inside_ns = waits.chunks_ns - chunks_ns if inside else None
-        every = bool(counts.listeners or self._auto)
-        waited_ns = waits.timed(began_ns, inside_ns, alone=not (inside or ready), all_are=every)
+        count, waited_ns = waits.timed(step.progress.step // self.share.stride, began_ns, apart_ns)
         counts.came(began_ns, waited_ns, ready)
         if self._auto is not None:
-            self._auto.took(step.samples, waited_ns / 1e9)
+            self._auto.took(count, step.samples * count, waited_ns / 1e9)
+        every = counts.listeners or self._any_host is not None
+        self._untimed = islice(steps, 0 if every else waits.left_out())
         return step
 
-    def _agreed(self, steps: Iterator[Step], any_host: Callable[[bool], bool]) -> Step:
+    @property
+    def _come(self) -> int:
+        """Steps that have come, as `_timed` counts them."""
+        return (self._behind.step + self._empty_steps) // self.share.stride
+
+    def _agreed(self, any_host: Callable[[bool], bool]) -> Step:
         """The next step, if all hosts have it. Raises StopIteration if they do not: the pass is over on all of them."""
         agreed = self._behind
         while True:
             try:
-                step = self._timed(steps)
+                step = self._timed()
             except StopIteration:
                 step = None
             except BaseException:
@@ -434,6 +437,7 @@ class Stream:
         if self.spec.hang is not None and self._watchdog is None:
             self._watchdog = self.spec.hang.watch(self)
         pool = self._workers_ready()
+        apart = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
             with wanted_until(self._under_way.over):
                 production = Production(
@@ -447,13 +451,14 @@ class Stream:
                     under_way=self._under_way,
                     progress=self._behind,
                     finish=self._finish,
+                    waits=None if apart else self.statistics.waits,
                 )
             ahead = None
-            if pool is not None and not self.spec.assembly_seeds_globals:
+            if apart and pool is not None:
                 capacity = self._prefetch_factor * pool.workers if self._auto is None else self._auto.capacity
                 with interrupts_held():
                     budget, over = self.config.prefetch_bytes, self._under_way.over
-                    ahead = Background(production, capacity, budget, _bytes_of_step, over)
+                    ahead = Background(production, capacity, budget, _bytes_of_step, over, self.statistics.waits)
                     self._under_way.add(ahead.stop, ahead.close)
             if self._auto is not None:
                 if isinstance(pool, ThreadPool):
@@ -461,11 +466,11 @@ class Stream:
                 else:
                     self._auto = None  # hooks may not run in threads
             self._steps = iter(production) if ahead is None else ahead
-            self._made_inside = ahead is None and self._any_host is None
+            self._untimed = islice(self._steps, 0)
         except BaseException:
             self._stop()
             raise
-        return self._steps
+        return self._untimed
 
     def _workers_ready(self) -> WorkerPool | None:
         """The workers, made when they are first needed; None: there are none."""
@@ -482,8 +487,10 @@ class Stream:
         return self._pool
 
     def _stop(self) -> None:
-        self._steps, self._none_left = None, False
+        self._steps = self._untimed = None
+        self._none_left = False
         self._under_way.stop()
+        self.statistics.waits.stop(self._come)
 
     def _require_here(self, what: str) -> None:
         """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
@@ -596,6 +603,7 @@ class Stream:
         )
 
     def _skip_by_making(self, steps: int) -> None:
+        self._count()
         before = self._progress
         done = 0
         try:
@@ -603,6 +611,7 @@ class Stream:
                 if self._progress.ended:
                     raise StopIteration
                 self._advance()
+                self._count(skipped=True)
                 done += 1
         except StopIteration:
             raise StateError(
@@ -633,10 +642,18 @@ class Stream:
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
         if self.turn.acquire(blocking=False):
-            self.statistics.waits.time_next()
+            self.statistics.waits.few()
+            if self._steps is not None:
+                self._untimed = islice(self._steps, 0)
             self.turn.release()
-        steps = self._steps
-        return self.statistics.report(steps.waiting if isinstance(steps, Background) else 0, self.workers)
+        self._count()
+        return self.statistics.report(_ready(self._steps), self.workers, self._come)
+
+    @property
+    def samples(self) -> int:
+        """That were delivered."""
+        self._count()
+        return self.statistics.samples
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.
@@ -654,7 +671,7 @@ class Stream:
         self._closed_at = self._closed_at or _caller()
         self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
         with self._starting:
-            self._steps = None
+            self._steps = self._untimed = None
             self._coming.clear()
             self._under_way.close()
             self._stage.close()
@@ -674,6 +691,10 @@ def _caller() -> str:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("energon_grain"):
         frame = frame.f_back
     return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _ready(steps: Iterator[Step] | None) -> int:
+    return steps.waiting if isinstance(steps, Background) else 0
 
 
 def _bytes_of_step(step: Step) -> int:

@@ -270,7 +270,7 @@ class _ProgressLine:
             self._progress.start()
 
     def _mark(self) -> tuple[float, int, int, float]:
-        return time.perf_counter(), self._stream.statistics.samples, self._steps, self._waited_s
+        return time.perf_counter(), self._stream.samples, self._steps, self._waited_s
 
     def took(self, waited_s: float) -> None:
         """The loop waited so long for a batch, and gets it now."""

@@ -431,7 +431,7 @@ def test_a_step_takes_no_lock_to_be_counted(text_dataset: MakeDataset) -> None:
             pass
 
     with open_stream(text_dataset(97), batch_size=None) as stream:
-        lock = stream.statistics._lock = Counting()  # type: ignore[assignment]
+        lock = stream.statistics.lock = Counting()  # type: ignore[assignment]
         for _ in range(3000):
             next(stream)
         assert lock.entered < 1000, "chunks and some of the steps alone, which are timed"
