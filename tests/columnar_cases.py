@@ -1,4 +1,4 @@
-"""Small datasets of tars, and what a columnar index of them holds."""
+"""Small datasets of tars, what a columnar index of them holds, and scans of shards that do not exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.formats.tar.scan import ShardScan, scan_tar
 
 Sample = tuple[str, dict[str, bytes]]
 
@@ -69,3 +69,24 @@ def check_contents(index: ColumnarIndex, shards: dict[str, list[Sample]]) -> Non
         }
         assert found == parts
         assert index.find(key) == i
+
+
+def scan_of(
+    keys: Sequence[bytes], parts: Sequence[Sequence[str]] | None = None, size_bytes: int = 1 << 20
+) -> ShardScan:
+    """Make a scan by hand: sample i has the parts parts[i], or `jpg` and `txt`, each of one block."""
+    parts = [("jpg", "txt")] * len(keys) if parts is None else parts
+    names = list(dict.fromkeys(part for of_sample in parts for part in of_sample))
+    counts = [len(of_sample) for of_sample in parts]
+    part_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return ShardScan(
+        size_bytes=size_bytes,
+        sample_start=part_start * 1024,
+        part_start=part_start,
+        part_names=tuple(names),
+        part_name=np.array([names.index(part) for of_sample in parts for part in of_sample], dtype=np.int32),
+        part_offset=np.arange(part_start[-1]) * 1024 + 512,
+        part_size=np.arange(part_start[-1]) % 500,
+        key_start=np.concatenate([[0], np.cumsum([len(key) for key in keys])]).astype(np.int64),
+        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+    )

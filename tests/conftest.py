@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that no process waits for another one's last file."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Let the search for garbage leave out what imports have made: to look at it took a fifth of all tests' time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

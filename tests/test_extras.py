@@ -1,4 +1,4 @@
-"""Dependencies follow use: what works without the extras, and what says which of them it needs."""
+"""What importing costs: nothing heavy until a name needs it; and what is said where an extra is missing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from arrays import write_array
 from parquet_files import write_numbers
 from web_server import running_web_server
 
+import energon_grain
+import energon_grain_torch
 from energon_grain.conversion import convert_dataset
 from energon_grain.extras import EXTRAS
 
@@ -170,3 +172,64 @@ def test_what_is_missing_is_named(
     ]
     assert [line.partition(", or")[0] for line in done.stdout.splitlines()] == said, done.stderr
     assert {package for _, package in USES.values()} == EXTRAS.keys() - {"torchvision"}  # which goes with torch
+
+
+RunScript = Callable[..., Any]
+
+LAZY = """
+import sys
+
+def heavy(*more):
+    names = ("grain", "jax", "jaxlib", "torch", "tensorstore", "orbax", "tensorflow", *more)
+    return sorted(name for name in names if name in sys.modules)
+
+import energon_grain
+assert heavy("numpy", "PIL", "yaml") == [], heavy("numpy", "PIL", "yaml")
+import energon_grain.loader
+assert heavy("numpy") == [], heavy("numpy")
+assert set(energon_grain.loader.__all__) <= set(dir(energon_grain.loader))
+
+from energon_grain import WorkerConfig, get_train_dataset
+for batch in get_train_dataset(sys.argv[1], batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4):
+    assert len(batch.text) == 4
+    break
+from energon_grain import Stream
+with Stream.of(get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, worker_config=WorkerConfig(0, 1, 1)
+)) as stream:
+    next(stream)
+assert heavy("PIL", "msgpack", "cbor2", "av") == [], heavy("PIL", "msgpack", "cbor2", "av")
+
+from energon_grain import get_loader
+assert heavy() and "torch" not in heavy(), heavy()
+try:
+    energon_grain.loader.no_such_name
+except AttributeError as error:
+    assert "no_such_name" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_reading_imports_no_framework(text_dataset: Callable[..., Path], run_script: RunScript) -> None:
+    done = run_script(LAZY, text_dataset(53))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_all_names_of_the_core_and_more() -> None:
+    names = energon_grain_torch.__all__
+    assert names == sorted(set(names))
+    assert set(names) > set(energon_grain.__all__)
+    assert [name for name in names if getattr(energon_grain_torch, name) is None] == []
+    assert set(names) <= set(dir(energon_grain_torch))
+
+
+def test_the_adapter_s_own_names_take_the_place_of_the_core_s() -> None:
+    shared = energon_grain.__all__
+    own = {name for name in shared if getattr(energon_grain_torch, name) is not getattr(energon_grain, name)}
+    assert own == {
+        *("AVDecoder", "AVWebdatasetDecoder", "AugmentTaskEncoder", "DefaultTaskEncoder", "SampleDecoder"),
+        *("SavableDataLoader", "TaskEncoder", "WorkerConfig", "get_dataset_from_config", "get_loader"),
+        *("get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets"),
+    }

@@ -262,7 +262,7 @@ def _leaf(flat: FlatLeaf, course: Course, cost: Course, source: Source, label: s
         where=None if leaf.where is None else str(leaf.where),
         of_samples=samples if where is None else where["of"],
         name=leaf.name,
-        subflavors=dict(leaf.subflavors),
+        subflavors=dict(leaf.tags),
         samples=samples,
         shares=_shares(course),
         cost_shares=_shares(cost),

@@ -209,7 +209,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
             split_part=self.split_part,
             split_config=self.split_config,
             subset=self.subset,
-            subflavors=self.subflavors,
+            tags=self.subflavors,
             training=self.training,
             max_samples_per_sequence=self.max_samples_per_sequence,
             parallel_shard_iters=self.parallel_shard_iters,

@@ -56,6 +56,7 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource, MemberSource
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import is_writable
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url
 from energon_grain.storage.mirror import Mirror, mirror_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
@@ -390,8 +391,18 @@ class JoinedLeafDataset(SavableDataset):
         return self.primary.split_part
 
     @property
-    def subflavors(self) -> Mapping[str, Any]:
+    def paths(self) -> list[EPath]:
+        """Of all datasets in it."""
+        return [EPath(dataset.path) for dataset in self.datasets]
+
+    @property
+    def tags(self) -> Mapping[str, Any]:
         """The primary's."""
+        return self.primary.tags
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """The primary's, with those of its own configuration."""
         return self.primary.subflavors
 
     @property

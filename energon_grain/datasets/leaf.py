@@ -5,6 +5,7 @@ A further kind is one more entry in `_KINDS`. Samples are made as the `dataset.y
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError, SplitError, UntrustedCodeError
 from energon_grain.formats.class_ref import function_beside, resolve_class
+from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import (
@@ -32,7 +34,7 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
 from energon_grain.formats.table_files import TableFiles
-from energon_grain.forms import Place, asked_at
+from energon_grain.forms import Place, asked_at, did_you_mean
 from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
 from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
@@ -46,6 +48,7 @@ from energon_grain.sources.source import PartFilter, Source
 from energon_grain.sources.tables import TABLES, TableSource
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, without_revision
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
@@ -155,6 +158,7 @@ class LeafDataset(SavableDataset):
         split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
         subset: Its samples to take; excluded ones count.
         where: Which of these to take, by their columns.
+        tags: What the program and the metadatasets say of `subflavors`.
         split_ratio: How what has no split file is split.
         training: Whether samples are shuffled; otherwise they come in the order of the shards.
         max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
@@ -183,7 +187,7 @@ class LeafDataset(SavableDataset):
     dataset_config: str = DEFAULT_DATASET_CONFIG
     subset: Subset | None = None
     where: Expression | None = None
-    subflavors: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tags: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: bool = True
     max_samples_per_sequence: int | None = None
     shuffle_buffer_size: int | None = None
@@ -210,6 +214,20 @@ class LeafDataset(SavableDataset):
         if self.name is not None:
             return ("name", self.name)
         return ("path", self.label, self.split_part, part_of(self.subset, self.where))
+
+    @property
+    def paths(self) -> list[EPath]:
+        """The path alone: programs that were written for Energon look for it here."""
+        return [EPath(self.path)]
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """Tags of its samples: those of its own configuration, which is read for them, and `tags`, which win."""
+        kind = self.kind or kind_at(located(self.path))
+        own: Mapping[str, Any] = {}
+        if self.definition is None and kind not in READ_AS_IT_IS:
+            own = read_dataset_config(open_folder(self.path).local, self.dataset_config).subflavors
+        return {**own, **self.tags}
 
     @property
     def label(self) -> str:
@@ -274,7 +292,7 @@ class LeafDataset(SavableDataset):
             field_map=definition.field_map,
             load=definition.load,
             decoder=None if definition.load is not None else definition.decoder,
-            subflavors={**content.config.subflavors, **self.subflavors},
+            subflavors={**content.config.subflavors, **self.tags},
             ordering=self.ordering(content.config),
         )
 
@@ -357,6 +375,8 @@ def _check_shards(leaf: LeafDataset, whole: bool) -> None:
     stamps = _stamps(files)
     chosen = _choose(folder, leaf, whole)
     _define(leaf, chosen)
+    if leaf.where is not None:
+        ColumnFolder.of(folder).refuse_unknown(leaf.where.names)
     if not whole and not chosen.config.split_config:
         leaf.chosen.put(chosen, files, stamps)
 
@@ -590,7 +610,7 @@ def _of_factory(
         "worker_config": leaf.worker_config,
         **config.options,
     }
-    offered = {"subflavors": {**config.subflavors, **leaf.subflavors}, "decoder": decoder}
+    offered = {"subflavors": {**config.subflavors, **leaf.tags}, "decoder": decoder}
     arguments |= {name: offered[name] for name in factory._takes}
     parts = _parts(leaf, config, crude=factory._crude)
     given = {"sample_type": sample_type, "field_map": config.field_map, "part_filter": parts}
@@ -605,10 +625,14 @@ def _of_factory(
 
 
 def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: str) -> SampleDecoder:
+    place, known = f"{root}: `decoder` in the dataset's configuration", inspect.signature(decoder_type).parameters
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{place}: there is no option {name!r}{did_you_mean(name, known)}")
     try:
         return decoder_type(**options)
     except TypeError as error:
-        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {error}") from error
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:

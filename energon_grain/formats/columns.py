@@ -19,7 +19,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -227,6 +227,21 @@ class ColumnFolder:
         if found.header_checksum != header_digest(found):
             raise IndexFileError(f"{where}: is not what was written (its checksum differs); {mending}")
         return found.columns
+
+    def refuse_unknown(self, names: Iterable[str]) -> None:
+        """Raise KeyNotFoundError for a name that no column has, of whichever samples, and no size of a part could have.
+
+        So much can be told before the samples are known. Raises IndexFileError, too.
+        """
+        known = {SIZES: None, **self.read(), **self.here_alone.read()}
+        for name in names:
+            if name not in known and not name.startswith(f"{SIZES}."):
+                raise KeyNotFoundError(f"{self.dataset}: {self.no_column(name, known)}")
+
+    def no_column(self, name: str, known: Iterable[str]) -> str:
+        """What messages say of a column that is not among those that there are, with the command that makes it."""
+        made_by = _made_by(self.dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        return f"there is no column {name!r}; there are {', '.join(known)}; {made_by}{self.kept_by}"
 
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
         """Map a column, (samples,), and what compares it; of one in an object store the file is copied first.
@@ -508,11 +523,9 @@ class KeptColumns:
 
     def _why_not(self, name: str) -> str:
         self.refuse_stale(name)
-        dataset = self.folder.dataset
         if name.startswith(f"{SIZES}."):
             return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        made_by = _made_by(dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
-        return f"there is no column {name!r}; there are {', '.join(self)}; {made_by}{self.folder.kept_by}"
+        return self.folder.no_column(name, self)
 
 
 @dataclass(slots=True)

@@ -115,10 +115,11 @@ def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
         # Else libav goes to the fragment with the sound of a keyframe, which mostly is the one before the keyframe's.
         options["seek_streams_individually"] = "0"
     elif for_frames and head[4:8] == b"ftyp":
-        # libav decodes the first picture when it opens a file, to learn of it what a table of samples says as well: how
-        # far pictures are reordered. With no decoder at hand it goes by that.
+        # To open a file libav decodes the first picture, for what a table of samples says as well: how far pictures
+        # are reordered. Without a decoder it goes by that; with so small a bound it looks for no sound behind it.
         file.seek(0)
-        container = av.open(file, "r", options={**options, "codec_whitelist": "none"}, metadata_errors="replace")
+        blind = {**options, "codec_whitelist": "none", "probesize": "2048"}
+        container = av.open(file, "r", options=blind, metadata_errors="replace")
         if all(stream.frames for stream in container.streams.video):
             return _limited(container, bounds)
         container.close()
@@ -210,7 +211,8 @@ class Track:
         self.index: Any = stream.index_entries
         # AVI has times of decoding alone. Those of presentation, which libav derives from them, are late by a frame
         # where one is reordered, and wrong where more are: then the k-th frame is shown at the k-th time.
-        depth = self.codec.reorder_depth if self.format == "avi" and stream.type == "video" else 0
+        self._reordered: int = self.codec.reorder_depth if stream.type == "video" else 0
+        depth = self._reordered if self.format == "avi" else 0
         self.by_order = depth > 1
         self.late = int(depth == 1)
         self._vp8 = stream.type == "video" and self.codec.name in ("vp8", "libvpx")
@@ -227,9 +229,7 @@ class Track:
         What its index does not know by now is read when it is asked for.
         """
         if self.prefetch is not None:
-            self.prefetch(
-                byte_ranges(self.index, clips, self.codec.reorder_depth if self.stream.type == "video" else 0)
-            )
+            self.prefetch(byte_ranges(self.index, clips, self._reordered))
 
     def jump(self, time: int, *, backward: bool = True) -> None:
         """Go to the last keyframe before a time of decoding, in ticks, or the next one behind it.

@@ -531,7 +531,7 @@ def _loaded(node: SavableDataset, **combination: Any) -> LoadedDataset:
     return LoadedDataset(
         node,
         **combination,
-        subflavors=node.subflavors,
+        subflavors=node.tags,
         path=node.path,
         split_part=node.split_part,
         name=node.name,
@@ -570,7 +570,7 @@ def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedData
             path=EPath(dataset.path),
             split_part=dataset.split_part,
             aux={name: EPath(aux.path) for name, aux in dataset.aux.items()},
-            subflavors=dict(dataset.subflavors),
+            subflavors=dict(dataset.tags),
         )
         for leaf in leaves_of(tree)
         for dataset in datasets_of(leaf)

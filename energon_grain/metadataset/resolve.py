@@ -187,7 +187,7 @@ class Resolver:
             written=str(node.path),
             through=inner.through,
             split_part=inner.split_part,
-            subflavors=inner.subflavors,
+            tags=inner.subflavors,
             shuffle_over_epochs_multiplier=inner.passes,
             place=node.at,
             **{name: said for name, said in named.items() if said is not None},

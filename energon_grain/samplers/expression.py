@@ -260,9 +260,8 @@ class _Reader:
             at = lead + error.offset - 1 if error.offset else len(self._text)  # Python says 0 of the end
             self._fail(at, "`==` compares" if self._text[at : at + 1] == "=" else f"{error.msg}; {_KNOWN}")
         except (ValueError, RecursionError, MemoryError) as error:
-            raise ConfigError(
-                f"{self._where}: the expression {self._quoted()} cannot be read: {str(error) or 'nested too deeply'}"
-            ) from None
+            why = error if isinstance(error, ValueError) else "nested too deeply"
+            raise ConfigError(f"{self._where}: the expression {self._quoted()} cannot be read: {why}") from None
         self._lead = lead  # blanks of one byte
         if b"#" in self._bytes[lead + (tree.end_col_offset or 0) :]:
             self._fail(self._text.rindex("#"), "a comment would hide what follows; write it outside the expression")

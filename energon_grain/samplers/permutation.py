@@ -31,7 +31,7 @@ ROUNDS = 12
 """Rounds of the network, half of them on each half.
 
 Over 2,000,000 keys, differences and pairs of images show nothing at 12 rounds for any n that was tried, and chi-square
-per degree of freedom of 5 at n = 16 at 10 rounds (see tests/samplers/test_permutation.py).
+per degree of freedom of 5 at n = 16 at 10 rounds (see tests/samplers/test_leaf_order.py).
 """
 MAX_SIZE = 1 << 62
 

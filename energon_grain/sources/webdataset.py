@@ -109,10 +109,10 @@ class WebDatasetSource(IndexedSource):
         offset: Int64Array,
         size: Int64Array,
         lazy: npt.NDArray[np.bool_] | None,
-    ) -> list[bytes | ByteStream | None]:
+    ) -> Sequence[bytes | ByteStream | None]:
         """Parts, once all `shards` are checked: the bytes, or a stream of those that are `lazy`."""
         if lazy is None:
-            return [*self._payloads(shards, file, offset, size)]
+            return self._payloads(shards, file, offset, size)
         now = ~lazy
         read = self._payloads(shards, file[now], offset[now], size[now])
         return merged(lazy, read, self._streams(file[lazy], offset[lazy], size[lazy]))
@@ -136,13 +136,11 @@ class WebDatasetSource(IndexedSource):
     def _seek_table(self) -> SeekTable | None:
         return open_seek_table(self._folder.local, self._index.content_id)
 
-    def _payloads(
-        self, shards: Int64Array, file: Int64Array, offset: Int64Array, size: Int64Array
-    ) -> list[bytes | None]:
+    def _payloads(self, shards: Int64Array, file: Int64Array, offset: Int64Array, size: Int64Array) -> Sequence[bytes]:
         """Bytes [offset[i], offset[i] + size[i]) of shard file[i], once all `shards` are checked."""
         self._check_shards(shards)
         if len(size) == 1:  # nothing to bring together, and that takes half of the time of a single file
-            return [*self._read_spans(file, offset, offset + size)]
+            return self._read_spans(file, offset, offset + size)
         gap, solo = self.coalescing
         spans = coalesce(file, offset, size, merge_gap_bytes=gap, solo_bytes=solo)
         return spans.cut(self._read_spans(spans.file, spans.start, spans.stop), size)

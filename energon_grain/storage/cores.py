@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -33,15 +33,8 @@ def map_in_order(
             future.cancel()
 
 
-class _Lock(Protocol):
-    def acquire(self) -> object: ...
-    def release(self) -> object: ...
-
-
-L = TypeVar("L", bound=_Lock)
-
-
-def over_forks(lock: L) -> L:
-    """A lock that is held for moments, and that no forked child finds held by a thread that it has not."""
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+def over_forks(lock: T) -> T:
+    """A lock that a forked child finds free, whichever thread held it: as the standard library does with its own."""
+    held: Any = lock
+    os.register_at_fork(after_in_child=held._at_fork_reinit)
     return lock

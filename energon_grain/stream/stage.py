@@ -27,6 +27,7 @@ from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
+from energon_grain.storage.byte_store import Slices
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.batches import PackMaker
@@ -37,6 +38,7 @@ from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
 from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
 from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
+from energon_grain.transforms.decode import reads_text
 
 _logger = logging.getLogger("energon_grain")
 _hook_key = lru_cache(maxsize=4096)(fold)
@@ -282,6 +284,10 @@ class LeafLoader:
         columns: dict[str, list[Any]] = {}
         decoder = self._leaf.decoder
         for part, column in flow.raw.columns.items():
+            if isinstance(column, Slices) and reads_text(decoder, part):
+                with suppress(UnicodeDecodeError):
+                    columns[part] = column.texts()
+                    continue
             decode = None if decoder is None else decoder.decoder_for(part)
             types = set(map(type, column))
             values = columns[part] = list(column)
@@ -499,6 +505,8 @@ class ColumnMerge:
 
 def _sources_of(samples: list[Any]) -> list[Any]:
     """The sources of whatever a joiner takes or makes; None where it has none."""
+    with suppress(AttributeError):
+        return list(map(attrgetter("__sources__"), samples))
     return [
         sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
         for sample in samples

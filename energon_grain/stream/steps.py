@@ -133,10 +133,14 @@ class Production:
             work=self._work,
         )
         sent: deque[Chunk] = deque()
+
+        def with_chunk(encoded: Encoded) -> tuple[Chunk, Encoded]:  # a generator would hold the samples till the next
+            return sent.popleft(), encoded
+
         return LaneAssembly(
             lanes=share.local_lanes,
             drops=drops,
-            chunks=((sent.popleft(), encoded) for encoded in self._encoded(_noted(chunks, sent), pool)),
+            chunks=map(with_chunk, self._encoded(_noted(chunks, sent), pool)),
             again=self.stage.run,
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,

@@ -129,14 +129,17 @@ def _close_all() -> None:
 
 
 def _close_aside(under_way: UnderWay) -> None:
-    if under_way in _open:
-        # `Thread.start` takes locks of the module `threading`, which this thread may have in hand.
-        _thread.start_new_thread(_begin_thread, (under_way.close,))
+    # Since Python 3.12 no thread begins any more once a program ends. Then `_close_all` closes it, or has done so.
+    with suppress(RuntimeError):
+        if under_way in _open:
+            # `Thread.start` takes locks of the module `threading`, which this thread may have in hand.
+            _thread.start_new_thread(_begin_thread, (under_way.close,))
 
 
 def _begin_thread(close: Callable[[], object]) -> None:
-    # The program waits for it before it calls what is registered with `atexit`.
-    threading.Thread(target=close, name="energon-grain-closing", daemon=False).start()
+    with suppress(RuntimeError):
+        # The program waits for it before it calls what is registered with `atexit`.
+        threading.Thread(target=close, name="energon-grain-closing", daemon=False).start()
 
 
 @contextmanager

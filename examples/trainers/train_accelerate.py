@@ -12,7 +12,8 @@ import shutil
 
 import torch
 from accelerate import Accelerator
-from task import Notes, new_classifier, parse_options, train_dataset
+from notes import Notes, parse_options
+from task import new_classifier, train_dataset
 
 from energon_grain_torch import get_savable_loader
 

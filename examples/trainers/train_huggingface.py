@@ -13,7 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from task import Notes, new_classifier, parse_options, train_dataset
+from notes import Notes, parse_options
+from task import new_classifier, train_dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 

@@ -15,7 +15,8 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from task import Notes, new_classifier, parse_options, train_dataset
+from notes import Notes, parse_options
+from task import new_classifier, train_dataset
 
 from energon_grain_torch import get_savable_loader
 

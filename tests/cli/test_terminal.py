@@ -99,8 +99,8 @@ def test_interrupt(root: Path) -> None:
     terminal = Terminal("prepare", str(root))
     terminal.read_until("Ratio of train")
     until = time.monotonic() + TIMEOUT_S
+    time.sleep(0.3)  # an interrupt that comes just before Python begins to wait for the answer is noticed with the next
     while terminal.process.poll() is None and time.monotonic() < until:
-        # One that comes just before Python begins to wait for the answer is noticed with the next.
         terminal.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             terminal.process.wait(10)

@@ -1,4 +1,4 @@
-"""Converting datasets there and back: the same samples, resumption, and what is refused."""
+"""Converting datasets there and back, in stores and from the Hub: the same samples, resumption, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from arrays import numbered, write_group
 from full_disk import size_limit
-from parquet_files import features, files, picture, write_parquet
+from hub_server import running_hub
+from hypothesis import given, settings, strategies as st
+from metadatasets import write_v2
+from object_server import Bucket
+from parquet_files import features, files, picture, write_numbers, write_parquet
 from patience import PATIENCE_S
-from records import encode_example, write_shards
+from records import encode_example, msgpack_record, write_records, write_shards
 
 from energon_grain import DefaultTaskEncoder, get_train_dataset
 from energon_grain.conversion import convert_dataset
@@ -26,11 +32,13 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKey
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
+from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard
 from energon_grain.formats.splits import read_split_config
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
+from energon_grain.prepare.write_shards import SampleDigest
 from energon_grain.sources.prepared import open_prepared
-from energon_grain.testing import make_blob_dataset, write_tars
+from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
 
 ALL = {"train": 1}
 
@@ -339,3 +347,167 @@ def test_bare_tars_with_common_keys_are_refused_before_they_are_written(tmp_path
     assert not target.exists()
     prepare_dataset(root, fix_duplicates=True, crude=True, split_ratio=ALL, num_workers=0)
     assert convert_dataset(root, target).samples == 6
+
+
+def test_tars_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    tars = make_text_dataset(tmp_path / "tars", n=30, shards=3)
+    report = convert_dataset(bucket.upload(tars), tmp_path / "records", num_workers=2)
+    assert (report.samples, report.verified, report.notes) == (30, True, ())
+    assert report.source.startswith("s3://")
+    there, here = open_prepared(tmp_path / "records"), open_prepared(tars)
+    every = np.arange(30)
+    assert there.read(every).columns == here.read(every).columns
+    assert there.content_id == here.content_id
+
+
+def test_records_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    tars = make_text_dataset(tmp_path / "tars", n=30, shards=3)
+    convert_dataset(tars, tmp_path / "records", compression="zstd")
+    report = convert_dataset(bucket.upload(tmp_path / "records"), tmp_path / "again")
+    assert (report.samples, report.container, report.verified, report.notes) == (30, "tar", True, ())
+    assert open_prepared(tmp_path / "again").content_id == open_prepared(tars).content_id
+    for shard in tars.glob("*.tar"):
+        assert (tmp_path / "again" / shard.name).exists()
+
+
+def test_lines_and_arrays_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "lines.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n')
+    write_group(tmp_path / "sets" / "rows", a=numbered(3))
+    url = bucket.upload(tmp_path / "sets")
+    for root in (url, str(tmp_path / "sets")):
+        new = tmp_path / root.rpartition("/")[2]
+        convert_dataset(f"{root}/lines.jsonl", new / "new lines")
+        assert open_prepared(new / "new lines").read(np.arange(2)).columns == {"json": [b'{"a": 1}', b'{"a": 2}']}
+        convert_dataset(f"{root}/rows", new / "new rows", to="array-record", shard_samples=2)
+        batch = open_prepared(new / "new rows").read(np.arange(3))
+        assert batch.keys == ["0", "1", "2"]
+        assert [np.load(io.BytesIO(data)).tolist() for data in batch.columns["a.npy"]] == numbered(3).tolist()
+
+
+def test_what_cannot_be_converted_is_named(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    write_v2(tmp_path / "sets", "mix.yaml", train={"path": "tars"})
+    url = bucket.upload(tmp_path / "sets")
+    for root in (url, str(tmp_path / "sets")):
+        with pytest.raises(ConfigError, match=f"^{root}/mix.yaml: .*a metadataset: convert its datasets one by one"):
+            convert_dataset(f"{root}/mix.yaml", tmp_path / "new")
+    with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: nothing lies below that URL$"):
+        convert_dataset(f"{url}/nothing", tmp_path / "new")
+
+
+KILLS = int(os.environ.get("KILLS", "4"))
+"""In each form: 20 in `KILLS=20 python -m pytest tests/conversion/test_convert.py`."""
+PROGRAM = """
+import random, shutil, sys
+from pathlib import Path
+import energon_grain.conversion, pyarrow.parquet, urllib3
+from killing import _files, _run
+url, folder, to, kills = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+def convert(root):
+    energon_grain.conversion.convert_dataset(
+        url, root / "new", to=to, shard_samples=4 if sys.argv[5] == "cut" else None, num_workers=0, sqlite=False
+    )
+folder.mkdir()
+(folder / "whole").mkdir()
+status, told = _run(folder / "whole", convert)
+assert status == 0, told
+expected, root, done, finished = _files(folder / "whole"), folder / "killed", 0, 0
+chosen = random.Random(url)
+while done < kills or not finished:
+    root.mkdir(exist_ok=True)
+    status, told = _run(root, convert, kill_at=chosen.randrange(1, 60) if done < kills else None)
+    assert status in (0, -9), (status, told)
+    done += status == -9
+    if status == 0:
+        assert _files(root) == expected, sorted(expected.items() ^ _files(root).items())
+        finished += 1
+        shutil.rmtree(root)
+print(done, finished)
+"""
+
+
+def _lines(root: Path) -> None:
+    (root / "x.jsonl").write_text("".join(f'{{"text": "line {i}"}}\n' for i in range(24)))
+
+
+def _records(root: Path) -> None:
+    samples = [{"__key__": f"{i:04d}", "txt": f"text {i}".encode()} for i in range(24)]
+    write_shards(root / "x", [msgpack_record(sample) for sample in samples], 6)
+    prepare_dataset(root / "x", records="msgpack", crude=True, split_ratio=[1], num_workers=0)
+
+
+FORMS: dict[str, tuple[Callable[[Path], object], str, str, str]] = {
+    "parquet": (lambda root: write_numbers(root / "x.parquet", 24), "x.parquet", "tar", "cut"),
+    "lines": (_lines, "x.jsonl", "array-record", "cut"),
+    "bare tars": (lambda root: make_text_dataset(root / "x", n=24, shards=3, prepared=False), "x", "tar", "cut"),
+    "prepared tars": (lambda root: make_text_dataset(root / "x", n=24, shards=6), "x", "array-record", ""),
+    "array records": (_records, "x", "tar", ""),
+}
+
+
+def keys(path: str, **more: Any) -> list[str]:
+    shuffle: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "repeat": False}
+    return sorted(sample["__key__"] for sample in get_train_dataset(path, batch_size=None, **shuffle, **more))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_conversion_from_the_hub_goes_on_whenever_it_is_killed(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, name, to, cut = FORMS[form]
+    (tmp_path / "data").mkdir()
+    make(tmp_path / "data")
+    with running_hub() as hub:
+        hub.commit("team/x", tmp_path / "data")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+        command = [sys.executable, "-c", PROGRAM, f"hf://datasets/team/x/{name}", tmp_path / "new", to, str(KILLS), cut]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert int(done.stdout.split()[0]) >= KILLS
+    assert keys(str(tmp_path / "new/whole/new")) == keys(str(tmp_path / "data" / name))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    name=st.text(st.characters(codec=None), min_size=1, max_size=130)
+    | st.sampled_from(["a" * 99, "a" * 100, "a" * 101]),
+    size_bytes=st.integers(0, 1 << 40),
+)
+def test_headers_are_those_of_tarfile(name: str, size_bytes: int) -> None:
+    member = tarfile.TarInfo(
+        name.replace("\0", "0").encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
+    )
+    member.size = size_bytes
+    assert member_header(member.name, size_bytes) == member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def test_a_part_that_is_too_large_for_a_record(tmp_path: Path) -> None:
+    large = bytes(1 << 32)  # zeros that nobody touches take no memory
+    shard = ShardWriter(tmp_path / "x.array_record", "array-record")
+    with pytest.raises(UnfitSampleError, match=r"sample 'a': a part is too large.*2\*\*32"):
+        shard.add("a", {"bin": large})
+    shard.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_digests_tell_samples_apart(tmp_path: Path) -> None:
+    def digest(*samples: tuple[str, dict[str, bytes]]) -> SampleDigest:
+        found = SampleDigest()
+        assert list(found.of(samples)) == list(samples)
+        return found
+
+    first = digest(("a", {"txt": b"x", "jpg": b"y"}), ("b", {"txt": b""}))
+    assert first == digest(("a", {"txt": b"x", "jpg": b"y"}), ("b", {"txt": b""}))
+    for other in (
+        digest(("a", {"jpg": b"y", "txt": b"x"}), ("b", {"txt": b""})),
+        digest(("a", {"txt": b"x", "jpg": b"y"})),
+        digest(("a", {"txt": b"x", "jpg": b"z"}), ("b", {"txt": b""})),
+        digest(("b", {"txt": b""}), ("a", {"txt": b"x", "jpg": b"y"})),
+        digest(("atxt", {"": b"x", "jpg": b"y"}), ("b", {"txt": b""})),
+    ):
+        assert first != other
+    path = write_records(tmp_path / "x.array_record", [msgpack_record({"__key__": "a", "txt": b"x", "jpg": b"y"})])
+    assert digest(*read_shard(path, "array-record")) == digest(("a", {"txt": b"x", "jpg": b"y"}))  # type: ignore[arg-type]

@@ -28,6 +28,9 @@ from energon_grain import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_grain.metadataset.documents import load_metadataset
+from energon_grain.storage.epath import EPath
+from energon_grain.testing import make_text_dataset
 
 MakeDataset = Callable[..., Path]
 USUAL: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": 10, "max_samples_per_sequence": 10}
@@ -105,6 +108,18 @@ def test_a_single_dataset_with_its_tags(parts: list[str]) -> None:
     assert (loaded.subflavors, loaded.name, loaded.weight, loaded.repetitions) == ({"a": 1}, "first", None, None)
     assert loaded == (loaded.dataset, 1)
     assert run.dataset.dataset == RepeatDataset(loaded.dataset)
+
+
+def test_leaves_say_where_they_lie_and_all_tags_of_their_samples(tmp_path: Path) -> None:
+    folders = [make_text_dataset(tmp_path / name, n=8) for name in ("one", "two")]
+    config = folders[0] / ".nv-meta" / "dataset.yaml"
+    config.write_text(f"{config.read_text()}\nsubflavors: {{a: 0, b: 2}}\n")
+    single = {"path": str(folders[0]), "subflavors": {"a": 1}}
+    joined = {"join": [{"path": str(folder)} for folder in folders], "joiner": None, "subflavors": {"a": 1}}
+    for node, paths in ((single, folders[:1]), (joined, folders)):
+        leaf = load_metadataset(document(node), split_part="train")
+        assert leaf.paths == [EPath(path) for path in paths]
+        assert (leaf.subflavors, leaf.tags) == ({"a": 1, "b": 2}, {"a": 1})
 
 
 def test_a_concatenation_is_one_dataset(parts: list[str]) -> None:

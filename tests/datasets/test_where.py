@@ -274,6 +274,11 @@ def test_errors_say_what_to_do(root: Path, tmp_path: Path) -> None:
     assert "checksum differs" in refused(IndexFileError, {**here, "where": "tokens > 1"}, tmp_path)
 
 
+def test_a_column_that_is_not_there_is_missed_where_it_is_written(root: Path) -> None:
+    with pytest.raises(KeyNotFoundError, match=r"no column 'scor'; there are bytes, number, tokens, score; .*measure"):
+        train(root, where="scor > 1")
+
+
 def test_stale_columns_are_refused(root: Path, tmp_path: Path) -> None:
     other = Path(make_text_dataset(tmp_path / "new", n=N - 1, shards=4))
     (other / ".nv-meta/columnar/columns.json").write_bytes((root / ".nv-meta/columnar/columns.json").read_bytes())

@@ -1,4 +1,4 @@
-"""The files of `examples/trainers` that take part in other frameworks, called as those call them.
+"""The files of `examples` that other frameworks call, called as those call them; and a program on the Hub's data.
 
 The frameworks are not installed: what the files import of them stands here, as far as it matters, as those have it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import sys
 import types
@@ -21,7 +22,9 @@ import grain
 import jax
 import numpy as np
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
+from hub_server import running_hub
 from orbax.checkpoint import v1 as ocp
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -297,3 +300,31 @@ def test_axlearn_s_source(example: Any, text_dataset: MakeDataset) -> None:
     assert sorted(sum(parts, [])) == sorted(batch["number"].tolist())
     with pytest.raises(ValueError, match="divisible by the 5 feeds"):
         feed(0, 5)
+
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "hub" / "train.py"
+URL = "hf://datasets/team/moods/train.jsonl"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_it_learns_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("hub_example", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    program: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    moods = [("aha ", 1), ("oh no ", 0)]
+    rows = [{"text": moods[number % 2][0] * (number % 7 + 1), "label": moods[number % 2][1]} for number in range(500)]
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.commit("team/moods", {"train.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode()})
+        torch.manual_seed(1)
+        assert program.train(URL, tmp_path / "whole.pt", 40) < 0.1
+        torch.manual_seed(1)
+        program.train(URL, tmp_path / "parts.pt", 20)
+        program.train(URL, tmp_path / "parts.pt", 40)
+        assert hub.count("cdn") == 1  # what was read once is kept
+    whole, parts = (torch.load(tmp_path / name) for name in ("whole.pt", "parts.pt"))
+    assert whole["loader"] == parts["loader"]
+    torch.testing.assert_close(whole["model"], parts["model"])

@@ -6,13 +6,16 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
+import signal
 import socket
-import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from program_server import ProgramServer, serving
 
 from energon_grain.testing import make_classification_dataset
 from energon_grain_torch import get_savable_loader
@@ -33,46 +36,72 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_classification_dataset(tmp_path_factory.mktemp("data") / "images", n=100)
 
 
-def launch(program: str, ranks: int, data: Path, folder: Path, *options: str, killed: bool = False) -> None:
-    """Run a program as torchrun does, and kill what is left when a rank has ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "adapters")])
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[ProgramServer]:
+    """Runs programs in forks of a process that has the trainers imported."""
+    names = [name for name in ("lightning", "transformers:Trainer", "accelerate:Accelerator") if installed(name)]
     environment = {
-        **os.environ,
-        "PYTHONPATH": paths,
         "PYTHONWARNINGS": "ignore",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "TORCHELASTIC_RUN_ID": "test",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "ACCELERATE_USE_CPU": "true",
     }
-    command = [sys.executable, str(TRAINERS / f"{program}.py"), str(data), "--checkpoints", str(folder / "checkpoints")]
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    outputs = [folder / f"output{rank}.txt" for rank in range(ranks)]
-    processes: list[subprocess.Popen[bytes]] = []
-    for rank, output in enumerate(outputs):
-        own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with output.open("w") as file:
-            processes.append(subprocess.Popen([*command, *options], env=own, stdout=file, stderr=file, cwd=folder))
-    try:
-        if killed:
-            processes[-1].wait(PATIENCE_S)
-        else:
-            for process, output in zip(processes, outputs, strict=True):
-                assert process.wait(PATIENCE_S) == 0, output.read_text()[-6000:]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if killed:
-        assert processes[-1].returncode == -9, outputs[-1].read_text()[-6000:]
+    with serving("energon_grain_torch:get_savable_loader", *names, environment=environment) as made:
+        yield made
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name.partition(":")[0]) is not None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A program on several ranks, as torchrun runs it."""
+
+    server: ProgramServer
+    program: str
+    data: Path
+    folder: Path
+
+    def __call__(self, ranks: int, *options: str, killed: bool = False) -> None:
+        """Run it until all ranks have ended or, where the last is to be killed, until that has."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        checkpoints = self.folder / "checkpoints"
+        checkpoints.mkdir(exist_ok=True)
+        environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "TORCHELASTIC_RUN_ID": "test",
+        }
+        program = [TRAINERS / f"{self.program}.py", self.data, "--checkpoints", checkpoints, *options]
+        status, output = self.server.run(Path(__file__), self.folder, *program, environment=environment)
+        assert status == (-signal.SIGKILL if killed else 0), output[-6000:]
+
+
+def run_ranks(program: str) -> None:
+    """Fork the ranks off this process, and end as the last that fails does: without the others."""
+    children = list[int]()
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            sys.argv, sys.path[0] = sys.argv[1:], str(Path(program).parent)
+            runpy.run_path(program, run_name="__main__")
+            return
+    while children:
+        status = os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1])
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
+            if status < 0:
+                os.kill(os.getpid(), -status)
+            sys.exit(status)
 
 
 def steps(notes: Path) -> dict[int, list[int]]:
@@ -86,17 +115,22 @@ def steps(notes: Path) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize(("program", "ranks"), [*zip(NEEDS, (3, 3, 1), strict=True)])
 def test_a_killed_run_goes_on_with_other_ranks(
-    program: str, ranks: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, ranks: int, data: Path, trainers: ProgramServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in NEEDS[program]:
-        if importlib.util.find_spec(package) is None:
+        if not installed(package):
             pytest.skip(f"{package} is not installed")
     monkeypatch.syspath_prepend(str(TRAINERS))
     with get_savable_loader(importlib.import_module("task").train_dataset(data, 12)) as loader:
         whole = {step: sorted(next(iter(loader))["number"].tolist()) for step in range(14)}
 
-    launch(program, 2, data, tmp_path, "--notes", "before", "--steps", "14", "--die-at", "10", killed=True)
+    launch = Launch(trainers, program, data, tmp_path)
+    launch(2, "--notes", "before", "--steps", "14", "--die-at", "10", killed=True)
     before = steps(tmp_path / "before")
     assert {step: before[step] for step in range(10)} == {step: whole[step] for step in range(10)}
-    launch(program, ranks, data, tmp_path, "--notes", "after", "--steps", "14")
+    launch(ranks, "--notes", "after", "--steps", "14")
     assert steps(tmp_path / "after") == {step: whole[step] for step in range(9, 14)}
+
+
+if __name__ == "__main__":
+    run_ranks(sys.argv[1])

@@ -109,8 +109,8 @@ def test_the_outermost_subflavors_win(write: Write) -> None:
     write("inner.yaml", "train: {path: a, subflavors: {a: 1, b: 1, c: {x: 1}}}")
     write("middle.yaml", "train: {blend: [{path: inner.yaml, subflavors: {b: 2, c: {y: 2}, d: 2}}]}")
     file = write("outer.yaml", "train: {path: middle.yaml, subflavors: {d: 3}}")
-    assert only_leaf(load(file)).subflavors == {"a": 1, "b": 2, "c": {"y": 2}, "d": 3}
-    assert only_leaf(load(file, subflavors={"a": 4})).subflavors["a"] == 4
+    assert only_leaf(load(file)).tags == {"a": 1, "b": 2, "c": {"y": 2}, "d": 3}
+    assert only_leaf(load(file, subflavors={"a": 4})).tags["a"] == 4
 
 
 def test_passes_combine_over_levels(write: Write) -> None:
@@ -183,7 +183,7 @@ def test_old_and_new_documents_nest(write: Write, tmp_path: Path) -> None:
     assert isinstance(tree, BlendDataset)
     assert tree.schedule == ((0, (Fraction(3), Fraction(1))),)
     assert isinstance(tree.datasets[0], BlendDataset)
-    assert only_leaf(tree.datasets[0]).subflavors == {"__subflavor__": "s"}
+    assert only_leaf(tree.datasets[0]).tags == {"__subflavor__": "s"}
     # The older form is the default of a nested file, too, and its list is named in errors as it is written.
     assert str(only_leaf(tree.datasets[1]).place) == f"{tmp_path}/old.yaml: $.splits.train.datasets[1]"
 
@@ -198,10 +198,10 @@ def test_the_older_form_of_subflavors(write: Write) -> None:
     assert isinstance(b, LeafDataset)
     assert isinstance(join, JoinedLeafDataset)
     assert isinstance(e, LeafDataset)
-    assert a.subflavors == {"__subflavor__": "outer", "k": 1}
-    assert b.subflavors == {"__subflavor__": "outer"}
-    assert [leaf.subflavors for leaf in join.datasets] == [{"__subflavor__": "all", "k": 2}] * 2
-    assert e.subflavors == {"__subflavor__": "new"}
+    assert a.tags == {"__subflavor__": "outer", "k": 1}
+    assert b.tags == {"__subflavor__": "outer"}
+    assert [leaf.tags for leaf in join.datasets] == [{"__subflavor__": "all", "k": 2}] * 2
+    assert e.tags == {"__subflavor__": "new"}
     with pytest.raises(ConfigError, match=r"subflavor: text"):
         load(write("meta.yaml", "train: {path: a, subflavor: {k: 1}}"))
 
@@ -250,7 +250,7 @@ def test_a_dataset_by_itself_is_its_leaf(tmp_path: Path) -> None:
     assert isinstance(document, DatasetLoader)
     leaf = load_metadataset(document, split_part="val", subflavors={"a": 1})
     assert isinstance(leaf, LeafDataset)
-    assert (leaf.path, leaf.written, leaf.split_part, leaf.subflavors) == (str(folder), "set", "val", {"a": 1})
+    assert (leaf.path, leaf.written, leaf.split_part, leaf.tags) == (str(folder), "set", "val", {"a": 1})
     with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
         load_metadataset(tmp_path / "nothing", split_part="train")
     own = DatasetLoader(path=str(folder), split_part="x", dataset_config="d.yaml")
@@ -309,7 +309,7 @@ def test_files_nest_like_the_rules(
     expected: dict[str, Any] = {}
     for subflavors, _, _ in reversed(levels):
         expected.update(subflavors)
-    assert leaf.subflavors == expected
+    assert leaf.tags == expected
     assert leaf.shuffle_over_epochs_multiplier == reduce(combine_passes, [each for _, each, _ in levels], 1)
     assert leaf.split_part == ([part for _, _, part in levels if part] or ["train"])[-1]
     assert leaf.through == tuple(f"{number + 1}.yaml" for number in range(len(levels) - 1))
@@ -344,8 +344,8 @@ train:
     text, image = join.members
     assert (text.argument, text.nonmatch, text.leaf.split_part) == ("text", "error", "own")
     assert (image.argument, image.nonmatch, image.leaf.split_part) == ("image", "skip", "joined")
-    assert text.leaf.subflavors == {"a": 1, "b": 2, "c": 3}
-    assert image.leaf.subflavors == {"b": 2, "c": 3}
+    assert text.leaf.tags == {"a": 1, "b": 2, "c": 3}
+    assert image.leaf.tags == {"b": 2, "c": 3}
     assert image.leaf.path == str(tmp_path / "b")
     assert image.leaf.dataset_config == "d.yaml"
     assert str(image.leaf.place) == f"{file}: $.splits.train.blend[0].join.image"

@@ -1,4 +1,4 @@
-"""Requests to a real S3 server, also when it fails, and what is said of that."""
+"""Requests to a real S3 server: whole files and ranges, failures, and what nobody waits for any more."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import RunScript
+from hypothesis import HealthCheck, given, settings, strategies as st
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
+from remote_reading import read
+from slow_stores import until
+from stream_hosts import open_share
 
-from energon_grain import StorageSettings, StoreSettings
-from energon_grain.errors import ConfigError, RangeError, ReadError
+from energon_grain import StorageSettings, StoreSettings, use_storage
+from energon_grain.errors import ConfigError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage import object_client
-from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.object_bytes import ObjectBytes, read_beginning, read_whole
+from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_stores import Fetched, ObjectError, ObjectStores
+from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.traffic import Traffic
+from energon_grain.testing import make_text_dataset
 
 CONTENT = bytes(range(256)) * 4096
 Client = Callable[..., ObjectClient]
@@ -477,3 +487,238 @@ def test_what_the_store_said_is_kept(bucket: Bucket) -> None:
     bucket.server.inject(Fault("status", status=503, times=None))
     said = refused(lambda url: client_for().read(ObjectRange(url)), f"{bucket.url}/x")
     assert f"reading {bucket.url}/x failed: SlowDown (HTTP 503) (2 attempts" in said
+
+
+LONG_S = 2 * PATIENCE_S
+
+
+def test_what_is_wanted_until_an_event() -> None:
+    outer, inner = Over(), Over()
+    with wanted_until(outer):
+        inner.set()
+        with wanted_until(inner):
+            assert given_up()
+            began_s = time.monotonic()
+            pause(LONG_S)
+            assert time.monotonic() - began_s < PATIENCE_S
+        assert wanted_for() is outer
+        assert not given_up()
+    assert wanted_for() is None
+
+
+@pytest.mark.parametrize("fault", [Fault("stall", times=None), Fault("status", times=None)], ids=["stall", "status"])
+def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, fault: Fault) -> None:
+    client = ObjectClient(StorageSettings(timeout_s=LONG_S, first_pause_s=LONG_S, longest_pause_s=LONG_S))
+    bucket.put("x", b"text")
+    bucket.server.inject(fault)
+    over = Over()
+    threading.Timer(0.5, over.set).start()
+    began_s = time.monotonic()
+    with (
+        wanted_until(over),
+        pytest.raises(ReadError, match="x failed: its result is no longer needed"),
+    ):
+        client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * 2)
+    assert time.monotonic() - began_s < PATIENCE_S
+
+
+@pytest.mark.parametrize("ahead_bytes", [0, 1 << 20])
+def test_a_stream_that_is_closed_while_a_store_stalls(bucket: Bucket, tmp_path: Path, ahead_bytes: int) -> None:
+    make_text_dataset(tmp_path / "set", n=100, shards=4, text_bytes=20_000)
+    url = bucket.upload(tmp_path / "set", "set")
+    use_storage(StorageSettings(timeout_s=LONG_S, cache_bytes=0, ahead_bytes=ahead_bytes))
+    with open_share(url, workers=2) as stream:
+        bucket.server.reset()
+        bucket.server.inject(Fault("stall", times=None, match=".tar"))
+        stream.start_prefetch()
+        while not bucket.server.requests(".tar"):
+            time.sleep(0.05)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < PATIENCE_S
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket, times: int) -> None:
+    """A single request waits for one of those in flight, several also for one of the threads that make them."""
+    client = ObjectClient(StorageSettings(timeout_s=LONG_S, requests_in_flight=1))
+    bucket.put("x", b"text")
+    bucket.server.inject(Fault("stall", times=None))
+    first, second = Over(), Over()
+
+    def read(over: Over) -> None:
+        with wanted_until(over), pytest.raises(ReadError, match="its result is no longer needed"):
+            client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * times)
+
+    threads = [threading.Thread(target=read, args=(over,)) for over in (first, second)]
+    threads[0].start()
+    while not bucket.server.requests("x"):
+        time.sleep(0.05)
+    threads[1].start()
+    second.set()
+    threads[1].join(30)
+    alive = [thread.is_alive() for thread in threads]
+    first.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert alive == [True, False]
+
+
+def test_what_another_thread_fetches_is_not_waited_for_any_more(bucket: Bucket, tmp_path: Path) -> None:
+    """A reader that is closed must not wait for the requests of another one of the same pages."""
+    files = RemoteFiles(StorageSettings(timeout_s=LONG_S, cache_dir=str(tmp_path)))
+    bucket.put("x", bytes(100))
+    url = f"{bucket.url}/x"
+    files.size(url)
+    bucket.server.inject(Fault("stall", times=None))
+    first, second = Over(), Over()
+
+    def fetch(over: Over) -> None:
+        with wanted_until(over), pytest.raises(ReadError, match=r"x.*: its result is no longer needed"):
+            read(files, url, [(0, 100)])
+
+    threads = [threading.Thread(target=fetch, args=(over,)) for over in (first, second)]
+    threads[0].start()
+    until(lambda: bucket.server.requests("x"))
+    threads[1].start()
+    try:
+        threads[1].join(0.5)
+        assert threads[1].is_alive()
+        second.set()
+        threads[1].join(30)
+        assert [thread.is_alive() for thread in threads] == [True, False]
+    finally:
+        first.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+Put = Callable[[bytes], str]
+
+
+@pytest.fixture(params=["path", "s3", "memory"])
+def put(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket) -> Put:
+    """Puts a file at a location, and gives that."""
+
+    def make(content: bytes) -> str:
+        if request.param == "path":
+            (tmp_path / "file").write_bytes(content)
+            return str(tmp_path / "file")
+        if request.param == "s3":
+            bucket.put("a/file", content)
+            return f"{bucket.url}/a/file"
+        shared_client(storage_settings()).write(f"memory://{bucket.name}/file", content)
+        return f"memory://{bucket.name}/file"
+
+    return make
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 40])
+def test_whole_and_beginnings(put: Put, content: bytes) -> None:
+    location = put(content)
+    assert read_whole(location) == content
+    for size in (1, len(content) or 1, len(content) + 1, len(content) + 1000):
+        assert read_beginning(location, size) == content[:size]
+
+
+def test_what_is_not_there(put: Put, tmp_path: Path) -> None:
+    location = put(b"") + "s"
+    with pytest.raises(FileNotFoundError, match=location):
+        read_whole(location)
+    assert read_beginning(location, 10) == b""
+    assert read_beginning(str(tmp_path), 10) == b""
+
+
+def test_failures_name_the_object(bucket: Bucket) -> None:
+    bucket.put("x", b"text")
+    use_storage(StorageSettings(attempts=1))
+    for reading in (read_whole, lambda url: read_beginning(url, 3)):
+        bucket.server.inject(Fault("status", times=None))
+        with pytest.raises(ReadError, match=f"reading {bucket.url}/x"):
+            reading(f"{bucket.url}/x")
+    with pytest.raises(ConfigError, match="ftp://host/x: object stores are s3://"):
+        read_whole("ftp://host/x")
+    with pytest.raises(ConfigError, match="ftp://host/x"):
+        read_beginning("ftp://host/x", 3)
+
+
+SIZE = (20 << 20) + 777
+TEXT = np.random.default_rng(0).bytes(SIZE)
+STEPS = st.tuples(st.sampled_from(["alone", "near", "fill"]), st.integers(0, SIZE), st.sampled_from([1, 512, 300_000]))
+
+
+@pytest.fixture
+def opened(bucket: Bucket) -> Callable[[], ObjectBytes]:
+    bucket.put("x.tar", TEXT)
+    return lambda: ObjectBytes(f"{bucket.url}/x.tar")
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEPS, max_size=8))
+def test_any_steps_give_the_bytes_of_the_object(
+    opened: Callable[[], ObjectBytes], steps: list[tuple[str, int, int]]
+) -> None:
+    data = opened()
+    assert data.size_bytes == SIZE
+    for how, offset, size in steps:
+        if how == "fill":
+            buffer = bytearray(size)
+            found = bytes(buffer[: data.fill(memoryview(buffer), offset)])
+        else:
+            found = data.alone(offset, size) if how == "alone" else data.near(offset, size)
+        assert found == TEXT[offset : offset + size]
+
+
+def test_a_walk_through_small_members_fetches_each_byte_once(opened: Callable[[], ObjectBytes], bucket: Bucket) -> None:
+    data = opened()
+    bucket.server.reset()
+    for offset in range(0, SIZE, 10_000):
+        data.near(offset, 512)
+    requests = bucket.server.requests("x.tar")
+    assert sum(request.sent_bytes for request in requests) <= SIZE
+    assert len(requests) <= 12
+    assert max(request.concurrent for request in requests) > 1
+
+
+def test_a_walk_through_large_members_passes_over_them(opened: Callable[[], ObjectBytes], bucket: Bucket) -> None:
+    data = opened()
+    bucket.server.reset()
+    for offset in range(0, SIZE, 1 << 20):
+        data.alone(offset, 512)
+        data.alone(offset + 2048, 512)  # a small member behind a large one comes in the same request
+    requests = bucket.server.requests("x.tar")
+    assert len(requests) <= 20
+    assert sum(request.sent_bytes for request in requests) <= 20 * (16 << 10)
+
+
+def test_many_small_members_behind_a_large_one_take_few_requests(
+    opened: Callable[[], ObjectBytes], bucket: Bucket
+) -> None:
+    data = opened()
+    data.alone(8 << 20, 512)
+    bucket.server.reset()
+    for place in range(20):
+        data.alone((8 << 20) + place * 10_000, 512)
+    assert len(bucket.server.requests("x.tar")) <= 4
+
+
+def test_an_object_that_changes_is_an_error(opened: Callable[[], ObjectBytes], bucket: Bucket) -> None:
+    data = opened()
+    bucket.put("x.tar", TEXT[::-1])
+    with pytest.raises(StaleIndexError, match=r"x\.tar: was replaced while it was read"):
+        data.alone(8 << 20, 512)
+    data = opened()
+    bucket.put("x.tar", TEXT[:1000])
+    with pytest.raises(StaleIndexError, match="replaced by a shorter one"):
+        data.near(8 << 20, 512)
+
+
+def test_what_is_not_there_is_an_error(bucket: Bucket) -> None:
+    with pytest.raises(ReadError, match=r"none\.tar: there is no such object"):
+        ObjectBytes(f"{bucket.url}/none.tar")
+
+
+def test_an_empty_object_has_no_bytes(bucket: Bucket) -> None:
+    bucket.put("empty", b"")
+    data = ObjectBytes(f"{bucket.url}/empty")
+    assert (data.size_bytes, data.alone(0, 512), data.near(0, 512)) == (0, b"", b"")

@@ -1,4 +1,4 @@
-"""Objects of a real S3 server as a byte store: few requests, no byte twice, never two versions mixed."""
+"""Objects as a byte store: few requests, no byte twice, never two versions mixed, and a prompt end of the program."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from remote_reading import digest, read, read_for_ever
 from energon_grain import StorageSettings
 from energon_grain.errors import RangeError, ReadError, StaleIndexError, WorkerError
 from energon_grain.storage.remote_files import BLOCK_BYTES, HeldRanges, RemoteFiles, held_ranges
+from energon_grain.testing import make_text_dataset
 
 SIZE = 20 * BLOCK_BYTES + 777
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -535,3 +536,74 @@ assert len(files.read_spans([sys.argv[1]], zero, zero, zero + 5)[0]) == 5
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
+
+
+_SCRIPT = """
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.settings import storage_settings
+
+url = sys.argv[1]
+
+
+def begin():
+    client = shared_client(storage_settings())
+    pool = ThreadPoolExecutor(2)
+    for _ in range(4):
+        pool.submit(client.read, ObjectRange(url))
+    while not client.traffic.requests:
+        time.sleep(0.01)
+    time.sleep(0.5)
+
+
+begin()
+print(time.time())
+"""
+
+
+@pytest.mark.parametrize("kind", ["stall", "status"])
+def test_a_program_ends_while_requests_are_under_way(bucket: Bucket, run_script: RunScript, kind: str) -> None:
+    bucket.put("a", b"text")
+    bucket.server.inject(Fault("stall" if kind == "stall" else "status", times=None, match="/a "))
+    done = run_script(_SCRIPT, f"{bucket.url}/a", env=bucket.server.environment)
+    ended = time.time()
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if "attempt" not in line] == []
+    assert ended - float(done.stdout) < 50  # a request that stalls takes minutes
+
+
+_UNCLOSED = """
+import sys
+
+from energon_grain import WorkerConfig, get_savable_loader, get_train_dataset
+
+url, workers, backend = sys.argv[1:]
+if backend == "torch":
+    from energon_grain_torch import WorkerConfig, get_savable_loader, get_train_dataset
+if __name__ == "__main__":
+    dataset = get_train_dataset(
+        url,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=int(workers)),
+        batch_size=4,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=5,
+    )
+    loader = get_savable_loader(dataset)
+    batches = iter(loader)
+    for _ in range(3):
+        print(len(next(batches).__key__))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("backend", ["grain", "torch"])
+def test_a_loader_that_is_never_closed(
+    bucket: Bucket, run_script: RunScript, tmp_path: Path, workers: int, backend: str
+) -> None:
+    url = bucket.upload(make_text_dataset(tmp_path / "texts", n=60, shards=3))
+    done = run_script(_UNCLOSED, url, workers, backend, env=bucket.server.environment)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.split(), done.stderr) == (["4"] * 3, "")

@@ -403,6 +403,25 @@ def test_a_signal_handler_may_ask_and_close_whatever_it_interrupts(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+LOST_AT_THE_END = """
+import atexit, sys
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+
+stream = [Stream.of(get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None,
+    worker_config=WorkerConfig(0, 1, 2),
+))]
+next(stream[0])
+atexit.register(stream.clear)
+"""
+
+
+def test_one_that_is_lost_while_the_program_ends_says_nothing(text_dataset: MakeDataset, run_script: RunScript) -> None:
+    """Since Python 3.12 no thread begins any more by then, and none is needed."""
+    done = run_script(LOST_AT_THE_END, text_dataset(100))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("kind", "cycles"), [("thread", 20), ("process", 10), ("grain", 10), ("dataloader", 10)])
 def test_nothing_is_left_behind(kind: str, cycles: int) -> None:
     if kind == "dataloader":

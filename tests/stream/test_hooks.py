@@ -1,4 +1,4 @@
-"""Hooks: seeds of the global generators, wherever they run; how often each may fail in a row; samples of their own."""
+"""Hooks: seeds of the global generators, and how often each may fail in a row; and arguments without effect."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from energon_grain import (
     Stream,
     TaskEncoder,
     TextSample,
+    get_loader,
+    get_train_dataset,
     stateless,
 )
 from energon_grain.stream.hooks import apart
@@ -330,3 +332,11 @@ def test_attributes_beside_the_fields_are_kept() -> None:
 @pytest.mark.parametrize("value", [3, "text", None, [1], Frozen])
 def test_other_values_are_handed_on(value: Any) -> None:
     assert apart(value) is value
+
+
+def test_known_ones_pass_and_others_do_not(text_dataset: MakeDataset) -> None:
+    dataset = get_train_dataset(text_dataset(20), batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=None)
+    with get_loader(dataset, checkpoint_every_sec=60, n_checkpoints=3, watchdog_timeout_seconds=None) as loader:
+        assert len(next(loader).__key__) == 2
+    with pytest.raises(TypeError, match="unexpected keyword argument 'checkpoint_every'"):
+        get_loader(dataset, checkpoint_every=60)

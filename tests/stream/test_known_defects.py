@@ -10,7 +10,7 @@ belongs to one module, its test stands there:
 | W-05 packs from their keys | `test_restore_sample.py` |
 | W-10 seeds of the first worker | `test_hooks.py`, `test_restore_sample.py` |
 | W-11 tolerance with seeds | `test_hooks.py` |
-| W-12 batches of arrays | `samples/test_batch.py` |
+| W-12 batches of arrays | `samples/test_sample.py` |
 | W-14 a criterion that refuses | `operators/test_batching.py` |
 | W-15 seeds and the number of workers | `test_hooks.py` |
 | W-18 broken samples and `lint` | `cli/test_lint.py`, `cli/test_inspection_commands.py` |
@@ -19,16 +19,16 @@ belongs to one module, its test stands there:
 | W-21 ratios that lose a shard | `formats/test_splits.py` |
 | W-22 a process of `prepare` that dies | `prepare/test_scanning.py` |
 | W-23 reading again after an error | `storage/test_local.py` |
-| W-25 lines of JSONL by key | `sources/test_lines_and_records.py` |
+| W-25 lines of JSONL by key | `sources/test_webdataset.py` |
 | W-26 hidden files | `formats/test_shard_scan.py` |
 | W-27 required fields | `transforms/test_field_map.py` |
-| W-28 anchors and empty values | `formats/test_yaml_dialect.py`, `metadataset/test_documents.py` |
+| W-28 anchors and empty values | `formats/test_dataset_config.py`, `metadataset/test_documents.py` |
 | W-31 what generators and mixtures hold back | `operators/test_packing.py`, `test_mixing.py`, `test_mapping.py` |
 
 Without a counterpart: W-22 as far as media metadata go; W-24, a tool that patches tars in place; W-32, a tool that
 reads debug logs.
 
-Limits of the original's design that tests hold us to: no framework in the core (L-01: `loader/test_imports.py`),
+Limits of the original's design that tests hold us to: no framework in the core (L-01: `test_extras.py`),
 state for any number of hosts, as JSON (L-02, L-03: `test_stream.py`, `test_cursor.py`), nothing replayed or held (L-04,
 L-11: `test_graph_machine.py`), mixing over the whole dataset in constant memory (L-05, L-06: `samplers/`), reads that
 are joined and handles that are few (L-07, L-08, L-09: `storage/`, `sources/test_file_stores.py`), workers

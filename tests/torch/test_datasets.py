@@ -66,7 +66,7 @@ def test_workers_of_balanced_ranks_agree_on_stand_ins(train: Train) -> None:
                 assert [told(batch) for batch in loading(dataset, 2)] == [told(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True, "multiprocessing_context": "spawn"}], ids=str)
 def test_all_workers_of_an_iteration_begin_the_same_pass(train: Train, options: dict[str, Any]) -> None:
     """The pass behind the last one that anybody began, with as many workers, with others, or with none."""
     with get_loader(train(repeat=False)) as loader:
