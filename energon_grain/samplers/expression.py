@@ -33,6 +33,7 @@ import keyword
 import math
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -55,6 +56,7 @@ _ROWS_AT_ONCE = 1 << 14
 _FEW = 16
 _LONGEST_TABLE = 1 << 16
 _MOST_FACTORS = 64
+_MISCOUNTS = 20
 
 
 class _Listed(NamedTuple):
@@ -255,7 +257,7 @@ class _Reader:
         if not self._text:
             raise ConfigError(f"{self._where}: the expression is empty; leave it away to have all samples")
         try:
-            tree = ast.parse(self._text[lead:], mode="eval").body
+            tree = _parsed(self._text[lead:])
         except SyntaxError as error:
             at = lead + error.offset - 1 if error.offset else len(self._text)  # Python says 0 of the end
             self._fail(at, "`==` compares" if self._text[at : at + 1] == "=" else f"{error.msg}; {_KNOWN}")
@@ -397,6 +399,14 @@ def _text(node: ast.expr, inside: bool = False) -> str:
 @lru_cache(maxsize=256)
 def _tree(text: str) -> ast.expr:
     return _Reader(text, "expression").read()
+
+
+def _parsed(text: str) -> ast.expr:
+    """Python's tree of a text. CPython 3.11 counts one depth for the trees of all threads, and finds it amiss."""
+    for _ in range(_MISCOUNTS):
+        with suppress(SystemError):
+            return ast.parse(text, mode="eval").body
+    return ast.parse(text, mode="eval").body
 
 
 def _is_condition(node: ast.expr) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 import math
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -145,6 +148,35 @@ def test_text_is_normalised_and_names_are_found() -> None:
     assert one.text == str(one) == "tokens >= 16 and (a.b.c < x or column('bytes.0.jpg') > 1)"
     assert one.names == ("a.b.c", "bytes.0.jpg", "tokens", "x")
     assert Expression.parse(one.text, where="there") == one == pickle.loads(pickle.dumps(one))
+
+
+def test_threads_read_expressions_at_the_same_time() -> None:
+    """CPython 3.11 finds its own count of depth amiss, now and then, where several threads parse."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:  # Python code amid the parsing of another tree: where threads take turns
+            for _ in range(3):
+                self.me = None
+
+    def read(_: int) -> set[str]:
+        found = set[str]()
+        for _ in range(800):
+            Cycle()
+            found.add(Expression.parse("a > 1 and b < 2 or c in (1, 2, 3) and (d + 1) * 3 > 4", where="test").text)
+        return found
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert len(set[str]().union(*threads.map(read, range(4)))) == 1
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
 
 
 def test_combine_joins_by_and() -> None:
