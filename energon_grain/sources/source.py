@@ -22,7 +22,6 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.storage.byte_store import Slices
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.epath import shared_epath
@@ -364,8 +363,7 @@ class RawBatch(Sequence[RawSample]):
     def is_complete(self, part: str) -> bool:
         """Whether every sample has the part."""
         # Not `None in column`: that compares, which an array does number by number.
-        column = self.columns[part]
-        return isinstance(column, Slices) or all(map(is_not, column, repeat(None)))
+        return all(map(is_not, self.columns[part], repeat(None)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

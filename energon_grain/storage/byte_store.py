@@ -8,9 +8,9 @@ Python hands out without copying.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -120,62 +120,10 @@ class Spans:
     offset: Int64Array
     """(n,) where the range begins in its span."""
 
-    def cut(self, data: Sequence[bytes], size: Int64Array) -> Slices:
+    def cut(self, data: Sequence[bytes], size: Int64Array) -> list[bytes]:
         """The bytes of each range, `size` long, in the order in which they were given: of the bytes of all spans."""
-        return Slices(data, self.span.tolist(), self.offset.tolist(), (self.offset + size).tolist())
-
-
-class Slices(Sequence[bytes]):
-    """The bytes of ranges, which are cut out of the spans that they lie in when they are first asked for, all at once.
-
-    Texts need no cutting: they are decoded where they lie. A slice of it stands for some of the ranges.
-    """
-
-    __slots__ = ("_at", "_cut", "_data", "_ranges", "_whole")
-
-    def __init__(self, data: Sequence[bytes], *ranges: list[int]) -> None:
-        """Of each range its span, where it begins there and where it ends."""
-        self._data: Sequence[bytes] = data
-        self._ranges = ranges
-        self._whole, self._at = self, slice(None)
-        self._cut: list[bytes] | None = None
-
-    def _values(self) -> list[bytes]:
-        found = self._cut
-        if found is None and self._whole is not self:
-            found = self._whole._values()[self._at]
-        elif found is None:
-            data: Sequence[bytes] = self._data
-            found = [data[span][begin:end] for span, begin, end in zip(*self._ranges, strict=True)]
-            self._data = ()  # whose memory is of no use any more
-        self._cut = found
-        return found
-
-    def texts(self) -> list[str]:
-        """The ranges as UTF-8. Raises UnicodeDecodeError."""
-        whole = self._whole
-        if whole._cut is not None:
-            return list(map(bytes.decode, self._values()))
-        data = list(map(memoryview, whole._data))
-        own = zip(*(each[self._at] for each in whole._ranges), strict=True)
-        return [str(data[span][begin:end], "utf-8") for span, begin, end in own]
-
-    def __len__(self) -> int:
-        return len(self._whole._ranges[0][self._at])
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._values())
-
-    @overload
-    def __getitem__(self, place: int) -> bytes: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[bytes]: ...
-    def __getitem__(self, place: int | slice) -> bytes | Sequence[bytes]:
-        if self._whole is not self or isinstance(place, int):
-            return self._values()[place]
-        part = Slices(())
-        part._whole, part._at = self, place
-        return part
+        places = zip(self.span.tolist(), self.offset.tolist(), (self.offset + size).tolist(), strict=True)
+        return [data[span][begin:end] for span, begin, end in places]
 
 
 def coalesce(file: Int64Array, start: Int64Array, size: Int64Array, *, merge_gap_bytes: int, solo_bytes: int) -> Spans:

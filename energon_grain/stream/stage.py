@@ -27,7 +27,6 @@ from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
-from energon_grain.storage.byte_store import Slices
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.batches import PackMaker
@@ -38,7 +37,6 @@ from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
 from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
 from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
-from energon_grain.transforms.decode import reads_text
 
 _logger = logging.getLogger("energon_grain")
 _hook_key = lru_cache(maxsize=4096)(fold)
@@ -284,10 +282,6 @@ class LeafLoader:
         columns: dict[str, list[Any]] = {}
         decoder = self._leaf.decoder
         for part, column in flow.raw.columns.items():
-            if isinstance(column, Slices) and reads_text(decoder, part):
-                with suppress(UnicodeDecodeError):
-                    columns[part] = column.texts()
-                    continue
             decode = None if decoder is None else decoder.decoder_for(part)
             types = set(map(type, column))
             values = columns[part] = list(column)

@@ -290,6 +290,12 @@ class Statistics:
         self._in_a_row.clear()
         self._batches_in_a_row = 0
 
+    def stop(self, come: int) -> None:
+        """No more steps are made, of which so many have come; who made them may go."""
+        step = self._making()
+        self._making = lambda: step
+        self.waits.stop(come)
+
     def _forget(self, first: int) -> None:
         """What was made from this step on is made once more, or never."""
         for counted in (self._open, self._missing):

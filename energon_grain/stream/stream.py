@@ -490,7 +490,7 @@ class Stream:
         self._steps = self._untimed = None
         self._none_left = False
         self._under_way.stop()
-        self.statistics.waits.stop(self._come)
+        self.statistics.stop(self._come)
 
     def _require_here(self, what: str) -> None:
         """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
@@ -674,6 +674,7 @@ class Stream:
             self._steps = self._untimed = None
             self._coming.clear()
             self._under_way.close()
+            self.statistics.stop(self._come)
             self._stage.close()
             if self._watchdog is not None:
                 self._watchdog.finish()

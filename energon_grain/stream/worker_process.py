@@ -16,6 +16,7 @@ that script.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import mmap
 import os
@@ -30,8 +31,8 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from operator import attrgetter
 from typing import Any, cast
@@ -56,6 +57,10 @@ from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
 """Begins each message in a pipe: its length."""
+_NO_MORE_FILES = (
+    "the result of a worker process comes as a file in memory, and this process has as many files open as it may: "
+    "close some, or raise the limit (`ulimit -n`)"
+)
 _ALIGNMENT = 64
 _STAYING = 16
 """Of a result, buffers of at least one in so many bytes stay in its file: others, held for long, would keep it all."""
@@ -243,17 +248,31 @@ def write_parts(file: int, parts: list[memoryview]) -> None:
             done += os.pwrite(file, part[done:], offset + done)
 
 
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("energon-grain", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+@contextmanager
+def _no_more_files() -> Generator[None]:
+    """Say what it means, if this process may not have one more file open. Raises WorkerError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise WorkerError(_NO_MORE_FILES) from error
+
+
 class ResultFile:
     """An anonymous file in memory (or an unlinked one on disk, where the system has no memfd), mapped here."""
 
     __slots__ = ("_mapping", "descriptor")
 
-    def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("energon-grain", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile(buffering=0) as file:
-                self.descriptor = os.dup(file.fileno())
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
         self._mapping: mmap.mmap | None = None
 
     def memory(self, size: int) -> npt.NDArray[np.uint8]:
@@ -284,18 +303,14 @@ class ResultFiles:
         """A file that nobody uses. Raises WorkerError if this process may not have one more file open."""
         with suppress(IndexError):
             return self._free.pop()
-        try:
-            return ResultFile()
-        except OSError as error:
-            raise WorkerError(
-                "the result of a worker process comes as a file in memory, and this process has as many files open as "
-                "it may: close some, or raise the limit (`ulimit -n`)"
-            ) from error
+        with _no_more_files():
+            return ResultFile(_memory_file())
 
     def parts(self, file: ResultFile, sizes: list[int]) -> list[Any]:
         """The parts of these sizes in a file, writable: large ones where they lie, until they are gone."""
         offsets, total = part_offsets(sizes)
-        memory = file.memory(total)
+        with _no_more_files():  # a mapping holds one more
+            memory = file.memory(total)
         weakref.finalize(memory, self._let_go, file, _forks).atexit = False
         staying = total // _STAYING if len(self._held) < self._most else total + 1
         self._held.add(file)
@@ -441,10 +456,7 @@ class Channel:
         if not begun:
             raise EOFError
         if flags & socket.MSG_CTRUNC:
-            raise WorkerError(
-                "the result of a worker process comes as a file in memory, and this process has as many files open as "
-                "it may: close some, or raise the limit (`ulimit -n`)"
-            )
+            raise WorkerError(_NO_MORE_FILES)
         for file in files:
             os.set_inheritable(file, False)
         header = begun + self._exactly(_HEADER.size - len(begun))

@@ -545,16 +545,6 @@ class SampleDecoder:
         return None
 
 
-def reads_text(decoder: object, part: str) -> bool:
-    """Whether all that a decoder does with a column of a part is to read it as UTF-8, so that others may do that."""
-    own: Any = type(decoder)
-    ours = isinstance(decoder, SampleDecoder) and (own.decode_column, own.decoder_for) == (
-        SampleDecoder.decode_column,
-        SampleDecoder.decoder_for,
-    )
-    return ours and WHOLE_COLUMN.get(part.rpartition(".")[2]) is bytes.decode
-
-
 class ColumnDecoder(SampleDecoder):
     """Decodes parts that are called as columns of a table: what they are is known, whatever their names.
 

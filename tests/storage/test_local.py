@@ -24,7 +24,7 @@ from patience import PATIENCE_S
 from energon_grain.errors import ReadError
 from energon_grain.storage import local
 from energon_grain.storage.atomic import atomic_write, atomic_write_bytes, atomic_write_text, locked
-from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Slices, Spans, coalesce
+from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
 from energon_grain.storage.local import LocalFiles
 
 
@@ -322,33 +322,6 @@ def test_every_range_lies_in_its_span(ranges: list[Range], gap: int, solo: int) 
         assert spans.file[span] == file
         assert spans.start[span] + spans.offset[place] == start
         assert start + size <= spans.stop[span]
-
-
-@given(ranges=small_ranges, gap=st.integers(0, 50), width=st.integers(1, 3))
-def test_ranges_are_cut_and_decoded_as_they_lie(ranges: list[Range], gap: int, width: int) -> None:
-    spans = spans_of(ranges, gap, 1 << 20)
-    text = "".join(chr(97 + at % 26) for at in range(500))
-    data = [text[begin:end].encode() for begin, end in zip(spans.start.tolist(), spans.stop.tolist(), strict=True)]
-    size = np.array([size for _, _, size in ranges], np.int64)
-    wanted = [text[start : start + size] for _, start, size in ranges]
-    for cut_first in (False, True):
-        cut = spans.cut(data, size)
-        part = cut[width - 1 :: width]
-        assert isinstance(part, Slices)
-        if cut_first:
-            assert list(cut) == [each.encode() for each in wanted]
-        assert len(part) == len(wanted[width - 1 :: width])
-        assert part.texts() == wanted[width - 1 :: width]
-        assert list(part) == [each.encode() for each in wanted[width - 1 :: width]]
-
-
-def test_ranges_that_are_no_text_are_still_there_as_bytes() -> None:
-    cut = spans_of([(0, 0, 2), (0, 2, 2)], 8, 1 << 20).cut([b"ab\xff\xfe"], np.array([2, 2]))
-    assert isinstance(cut, Slices)
-    with pytest.raises(UnicodeDecodeError):
-        cut.texts()
-    assert [*cut] == [b"ab", b"\xff\xfe"]
-    assert cut[1] == b"\xff\xfe"
 
 
 def test_ranges_far_out_in_many_files_are_put_in_order() -> None:

@@ -74,7 +74,7 @@ def train(num_workers, checkpoint=None, **options):
         accelerator="cpu",
         devices=1,
         logger=False,
-        enable_ProgressBar=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
         max_epochs=3,
         **options,
