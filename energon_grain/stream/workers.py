@@ -606,8 +606,6 @@ class WorkerProcess:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
             answer, _ = self._channel.receive()
             self._tell(answered=1)
-            sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
-            return self._files.parts(file, sizes), began_ns, ended_ns
         except (EOFError, ConnectionError) as error:
             self._tell(lost=True)
             self._process.ended(_END_SECONDS)
@@ -617,6 +615,8 @@ class WorkerProcess:
             self._tell(lost=True)
             self._process.kill()  # nobody knows where the next answer begins
             raise
+        sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
+        return self._files.parts(file, sizes), began_ns, ended_ns
 
     def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
         with self._turn:
