@@ -15,10 +15,10 @@ from energon_grain.stream.worker_config import worker_number
 
 Kind = Literal["storage", "work", "pipeline"]
 """Waiting for bytes; work on samples and batches; planning and handing over."""
-_COST_NS, _COST_SHARE = 40_000, 0.002
+_COST_NS, _COST_SHARE = 40_000, 0.001
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
-_SHORT_NS, _MOST_UNTIMED = 4_000_000, 256
-"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 256th, on average."""
+_SHORT_NS, _MOST_UNTIMED = 8_000_000, 512
+"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 512th, on average."""
 _OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
@@ -100,7 +100,7 @@ class HookClock:
 
 
 class MakingClock:
-    """Which of many short steps to take the time of where they are made, so that this takes 0.2 % of theirs.
+    """Which of many short steps to take the time of where they are made, so that this takes 0.1 % of theirs.
 
     Each of those stands for those before it that were not timed.
     """
@@ -135,7 +135,7 @@ class WaitClock:
     What takes long is timed where it happens: a chunk that is made inside `next`, and an empty queue. The rest of each
     step is short and about the same, and a look at the clock would cost a hundredth of the shortest ones. So of these
     some are timed, chosen at random, and each stands for those before it, but for no more time than there was: it may
-    be a long one by accident. Steps that come less often than every four milliseconds all are timed. At the beginning,
+    be a long one by accident. Steps that come less often than every eight milliseconds all are timed. At the beginning,
     and after somebody asked for the numbers, few are left out at first: a loop that turns slow just then is seen at
     once.
 
