@@ -313,6 +313,11 @@ class Statistics:
         with self.lock:
             self._missing[self._making()] = missing
 
+    def nobody_has(self, step: int) -> None:
+        """A step was padding on all hosts, and is left out: none of its samples is missing."""
+        with self.lock:
+            self._missing.pop(step, None)
+
     def passed(self, step: int, *, stride: int = 1, empty: int = 0, skipped: bool = False) -> None:
         """Count all steps before this one as delivered.
 
@@ -324,8 +329,8 @@ class Statistics:
         """
         with self.lock:
             steps, self._passed = (step - self._passed) // stride, step
-            missing = sum(self._missing.pop(each) for each in [*self._missing] if each < step + empty)
-            drops = [self._open.pop(each) for each in [*self._open] if each < step + empty]
+            missing = sum(self._missing.pop(each, 0) for each in [*self._missing] if each < step + empty)
+            drops = [self._open.pop(each, Counter()) for each in [*self._open] if each < step + empty]
             if skipped:
                 return
             self.batches += steps
@@ -419,9 +424,8 @@ class Statistics:
     def settle(self) -> None:
         """Count what was dropped so far, where no step comes behind it."""
         with self.lock:
-            for drops in self._open.values():
-                self._dropped.update(drops)
-            self._open.clear()
+            for step in [*self._open]:
+                self._dropped.update(self._open.pop(step, Counter()))
 
     @property
     def dropped(self) -> bool:

@@ -325,9 +325,8 @@ class Stream:
         """Forget what was read ahead, and be at a place."""
         self._stop()
         with self.statistics.lock:
-            self._count()
+            self.statistics.jump(progress.step)  # first: a count of a signal handler in between is undone
             self._progress = progress
-            self.statistics.jump(progress.step)
         self._coming.clear()
         self._empty_steps = 0
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
@@ -423,6 +422,7 @@ class Stream:
                 assert step is not None
                 return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
+            self.statistics.nobody_has(self._come)
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
                 raise StopIteration
@@ -466,7 +466,7 @@ class Stream:
                 else:
                     self._auto = None  # hooks may not run in threads
             self._steps = iter(production) if ahead is None else ahead
-            self._untimed = islice(self._steps, 0)
+            self._untimed = iter(())
         except BaseException:
             self._stop()
             raise
@@ -491,6 +491,7 @@ class Stream:
         self._none_left = False
         self._under_way.stop()
         self.statistics.stop(self._come)
+        self._count()
 
     def _require_here(self, what: str) -> None:
         """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
@@ -644,7 +645,7 @@ class Stream:
         if self.turn.acquire(blocking=False):
             self.statistics.waits.few()
             if self._steps is not None:
-                self._untimed = islice(self._steps, 0)
+                self._untimed = iter(())
             self.turn.release()
         self._count()
         return self.statistics.report(_ready(self._steps), self.workers, self._come)

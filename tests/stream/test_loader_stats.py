@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 import urllib.request
@@ -37,6 +38,7 @@ from energon_grain import (
 )
 from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import using_storage
+from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
 
@@ -487,6 +489,57 @@ def test_hosts_that_agree_on_the_end_count_too(text_dataset: MakeDataset) -> Non
         for _ in range(3):
             next(stream)
         assert stream.stats().batches == 3
+
+
+class FewPairs(Pairs):
+    """So that lanes end at different steps."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.__key__) % 7 > 1:
+            raise SkipSample
+        return sample
+
+
+def test_steps_that_are_padding_on_all_hosts_are_no_steps(text_dataset: MakeDataset) -> None:
+    worker_config = config(0, 2, any_host=lambda flag: flag)
+    settings: dict[str, Any] = {"repeat": False, "packing_buffer_size": 4, "last_batch": "pad"}
+    path = text_dataset(240)
+    with open_stream(path, task_encoder=FewPairs(), worker_config=worker_config, **settings) as stream:
+        real = [int(batch.__valid__.sum()) for _ in range(3) for batch in stream]
+        counted = stream.stats()
+    assert (counted.batches, counted.samples) == (len(real), sum(real))
+
+
+def test_a_signal_handler_may_ask_behind_any_call(text_dataset: MakeDataset) -> None:
+    """Python calls handlers when a function begins, and behind calls of C."""
+
+    def told(ask: bool) -> tuple[int, int, dict[str, dict[str, int]]]:
+        with open_stream(text_dataset(97), task_encoder=Drops(), repeat=False, last_batch="keep") as stream:
+
+            def handler(frame: Any, event: str, argument: Any) -> None:
+                if event in ("call", "c_return") and frame.f_code.co_filename in (stream_module, statistics_module):
+                    stream.stats()
+
+            if ask:
+                sys.setprofile(handler)
+            try:
+                for _ in range(3):
+                    state = stream.cursor()
+                    next(stream)
+                    stream.skip(2)
+                    stream.restore(state)
+                    next(stream)
+                while next(stream, None) is not None:
+                    pass
+                iter(stream)
+                next(stream)
+            finally:
+                sys.setprofile(None)
+            stats = stream.stats()
+            return stats.batches, stats.samples, stats.dropped
+
+    stream_module, statistics_module = Stream.stats.__code__.co_filename, Statistics.passed.__code__.co_filename
+    assert told(ask=True) == told(ask=False)
 
 
 @pytest.fixture
