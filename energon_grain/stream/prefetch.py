@@ -276,9 +276,9 @@ class Background(Generic[T]):
         return len(self._waiting)
 
     def _run(self) -> None:
-        end: BaseException = StopIteration()
+        end: BaseException = GivenUp()
         try:
-            with wanted_until(self._over):
+            with suppress(GivenUp), wanted_until(self._over):
                 while self._begin():
                     entry = next(self._entries)
                     if self._fitting is None:
@@ -286,14 +286,11 @@ class Background(Generic[T]):
                     with self._changed:
                         self._wait_for_room()
                         if self._over.is_set():
-                            return
+                            break
                         self._waiting.append(entry)
                         self._making = False
                         self._changed.notify_all()
                     del entry  # or it would live until the next one is made
-                return
-        except GivenUp:
-            return
         except BaseException as error:
             end = error
         with self._changed:
@@ -362,4 +359,6 @@ class Background(Generic[T]):
 
     def close(self) -> None:
         if self._thread is not threading.current_thread():
+            with self._changed:  # which waiting gives away: a signal handler may have interrupted who holds it
+                self._changed.wait_for(lambda: self._end is not None)
             self._thread.join()

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from energon_grain import (
     TaskEncoder,
     get_train_dataset,
 )
+from energon_grain.stream.prefetch import Background
 
 pytestmark = pytest.mark.slow
 
@@ -401,6 +404,40 @@ def test_a_signal_handler_may_ask_and_close_whatever_it_interrupts(
 ) -> None:
     done = run_script(HANDLER, text_dataset(100), kind, workers)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_signal_handler_may_close_in_the_middle_of_next(text_dataset: MakeDataset) -> None:
+    """Python calls handlers when a function begins, and behind calls of C: here at each of these places in turn."""
+    dataset = train_on(text_dataset(100), batch_size=4, worker_config=config(num_workers=2))
+    files = {Stream.__next__.__code__.co_filename, Background.__next__.__code__.co_filename}
+
+    def closed_at(place: int) -> bool:
+        """Whether two steps have so many places."""
+        with Stream.of(dataset) as stream:
+            next(stream)
+            while stream.stats().queued < 4:  # then the thread that makes them waits
+                time.sleep(0.001)
+
+            def handler(frame: Any, event: str, _: Any) -> None:
+                nonlocal place
+                if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                    place -= 1
+                    if place == 0:
+                        stream.close()
+
+            sys.setprofile(handler)
+            with suppress(ValueError):  # which says that it was closed
+                for _ in range(2):
+                    next(stream)
+            sys.setprofile(None)
+        return place <= 0
+
+    places: list[int] = []
+    thread = threading.Thread(target=lambda: places.extend(takewhile(closed_at, count(1))), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert len(places) > 20
 
 
 LOST_AT_THE_END = """
