@@ -64,6 +64,8 @@ _NO_MORE_FILES = (
 _ALIGNMENT = 64
 _STAYING = 16
 """Of a result, buffers of at least one in so many bytes stay in its file: others, held for long, would keep it all."""
+_LARGER = 4
+"""A file may be so many times as large as the result in it: else all would grow to the size of the largest one."""
 
 
 class SamplePickler(pickle.Pickler):
@@ -235,12 +237,12 @@ def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
 
 
 def write_parts(file: int, parts: list[memoryview]) -> None:
-    """Write parts to their `part_offsets` in a file in memory, which grows where it has to.
+    """Write parts to their `part_offsets` in a file in memory, which grows and shrinks with them.
 
     Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
     """
     offsets, total = part_offsets([part.nbytes for part in parts])
-    if os.fstat(file).st_size < total:
+    if not total <= os.fstat(file).st_size <= _LARGER * total:
         os.ftruncate(file, total + total // 4)  # what the next result takes more finds room, which costs nothing yet
     for offset, part in zip(offsets, parts, strict=True):
         done = 0

@@ -22,6 +22,7 @@ import pytest
 from patience import PATIENCE_S
 
 from energon_grain import Stream, TaskEncoder, WorkerError
+from energon_grain.stream.worker_process import ResultFiles, write_parts
 
 Train = Callable[..., Any]
 RunScript = Callable[..., Any]
@@ -265,6 +266,21 @@ PICKS: list[Callable[[Any], Any]] = [
     lambda batch: batch["picture"][:, ::100, 3],
     lambda batch: batch["small"],
 ]
+
+
+def test_a_large_result_does_not_leave_its_file_large() -> None:
+    """Else every file would become as large as the largest result; and one that shrank is written and read as ever."""
+    files, used = ResultFiles(most=4), set[int]()
+    for number, size in enumerate([1_000, 10_000_000, 20_000, 5_000_000, 6_000_000, 300]):
+        file = files.take()
+        used.add(file.descriptor)
+        sent = [memoryview(b"head"), memoryview(bytes([number]) * size)]
+        write_parts(file.descriptor, sent)
+        came = files.parts(file, [part.nbytes for part in sent])
+        assert came == sent
+        assert os.fstat(file.descriptor).st_blocks * 512 <= 5 * size + 8192
+        del came
+    assert len(used) == 1
 
 
 FORK = """
