@@ -108,12 +108,11 @@ class EnergonDataSource(LeafSamples):
         index = np.where(index < 0, index + len(self), index)
         samples = self._read(index, np.zeros_like(index))
         register_value(samples)
-        return [self._given(sample) for sample in samples] if self._as_dict else samples
+        if self._as_dict:
+            return [sample.as_dict() if isinstance(sample, Sample) else sample for sample in samples]
+        return samples
 
     _getitems = __getitems__
-
-    def _given(self, sample: Any) -> Any:
-        return sample.as_dict() if self._as_dict and isinstance(sample, Sample) else sample
 
     @property
     def paths(self) -> str:

@@ -112,8 +112,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
             )
         lock = threading.RLock()
         self._stage = PureStage(self._spec, lock)
-        self._statistics = Statistics(["/".join(leaf.key) for leaf in self._spec.leaves], config.global_error_handler)
-        self._statistics.begin(lambda: self._statistics.batches, first=True)
+        names = ["/".join(leaf.key) for leaf in self._spec.leaves]
+        self._statistics = statistics = Statistics(names, config.global_error_handler)
+        statistics.begin(lambda: statistics.batches, first=True)
         self._batches = BatchStage(
             self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, statistics=self._statistics
         )
