@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,20 @@ def test_the_batches_are_those_of_the_loader(train: Train, options: dict[str, An
                 batches[-1]
         else:
             assert batches[-1].__key__ == batches[len(batches) - 1].__key__
+
+
+def test_batches_by_number_go_with_the_last_reference(train: Train) -> None:
+    """Their files with them, also where a training loop has switched the collector off."""
+    batches = BatchMapDataset(train())
+    assert batches[0] is not None
+    known = weakref.ref(batches)
+    gc.collect()
+    gc.disable()
+    try:
+        del batches
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_batches_by_their_places(train: Train) -> None:
