@@ -308,15 +308,10 @@ class Statistics:
             self._forget(0)
             self._passed = step
 
-    def short(self, missing: int) -> None:
-        """The step in the making has so many samples less than others."""
+    def short(self, step: int, missing: int) -> None:
+        """A step that is made has so many samples less than others; 0: or is left out."""
         with self.lock:
-            self._missing[self._making()] = missing
-
-    def nobody_has(self, step: int) -> None:
-        """A step was padding on all hosts, and is left out: none of its samples is missing."""
-        with self.lock:
-            self._missing.pop(step, None)
+            self._missing[step] = missing
 
     def passed(self, step: int, *, stride: int = 1, empty: int = 0, skipped: bool = False) -> None:
         """Count all steps before this one as delivered.

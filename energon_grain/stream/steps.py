@@ -283,7 +283,7 @@ class Production:
             if batch is not NO_BATCH:
                 count = len(samples) if valid is None else int(valid.sum())
                 if count != plan.batch_size:
-                    self.statistics.short(plan.batch_size - count)
+                    self.statistics.short(self.progress.step, plan.batch_size - count)
                 self.progress = self._behind(next_item, 1)
                 return self._delivered(batch, count)
             self.progress = self._behind(next_item, 0)

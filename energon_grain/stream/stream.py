@@ -422,7 +422,7 @@ class Stream:
                 assert step is not None
                 return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
-            self.statistics.nobody_has(self._come)
+            self.statistics.short(self._come, 0)
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
                 raise StopIteration

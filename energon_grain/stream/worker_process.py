@@ -64,8 +64,6 @@ _NO_MORE_FILES = (
 _ALIGNMENT = 64
 _STAYING = 16
 """Of a result, buffers of at least one in so many bytes stay in its file: others, held for long, would keep it all."""
-_LARGER = 4
-"""A file may be so many times as large as the result in it: else all would grow to the size of the largest one."""
 
 
 class SamplePickler(pickle.Pickler):
@@ -242,7 +240,7 @@ def write_parts(file: int, parts: list[memoryview]) -> None:
     Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
     """
     offsets, total = part_offsets([part.nbytes for part in parts])
-    if not total <= os.fstat(file).st_size <= _LARGER * total:
+    if not total <= os.fstat(file).st_size <= 4 * total:  # no more, or all would become as large as the largest result
         os.ftruncate(file, total + total // 4)  # what the next result takes more finds room, which costs nothing yet
     for offset, part in zip(offsets, parts, strict=True):
         done = 0
