@@ -490,7 +490,8 @@ def which(
 ) -> Answer:
     """List shard, key and byte range of the samples of a global batch.
 
-    Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed.
+    Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed. In
+    --json, `index` counts the samples of a dataset that split part, subset and `where` leave.
 
     Give the settings of the run. Mostly this is arithmetic. Where a task encoder packs, groups, filters or generates,
     the steps before this one are made again, from the beginning or from a saved state. Samples that a run dropped

@@ -22,7 +22,7 @@ from energon_grain.cli.mixture import MixtureSummary, NodeSummary
 from energon_grain.cli.terminal import binary_bytes, counted
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.prepare.summary import ArraySummary, DatasetSummary, JsonlSummary, SizeBin
+from energon_grain.prepare.summary import DatasetSummary, JsonlSummary, SizeBin
 from energon_grain.samplers.share_tree import RUN
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
@@ -119,10 +119,10 @@ def draw_mixture(summary: MixtureSummary, spec: StreamSpec, *, batch_size: int =
     return figure
 
 
-def draw_sizes(path: str, summary: DatasetSummary | JsonlSummary | ArraySummary) -> Figure:
-    """Draw histograms of the sizes of samples, and of the parts of each name. Raises ConfigError if it is an array."""
-    if isinstance(summary, ArraySummary):
-        raise ConfigError(f"{path}: every row of an array is of the same size, so there is nothing to plot")
+def draw_sizes(path: str, summary: object) -> Figure:
+    """Draw histograms of the sizes of samples, and of the parts of each name. Raises ConfigError if it has none."""
+    if not isinstance(summary, DatasetSummary | JsonlSummary):
+        raise ConfigError(f"{path}: the size of a row is not known unless it is read, so there is nothing to plot")
     figure, panels = _axes(2 if isinstance(summary, DatasetSummary) else 1)
     _stairs(panels[0], summary.sizes, fill=True, color=_COLORS[0], label="samples")
     panels[0].set(ylabel="samples", title=f"{Path(path).name}: sizes of {counted(summary.samples, 'sample')}")

@@ -163,7 +163,7 @@ def prepare(
     from energon_grain.media.headers import MediaFilterConfig
     from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts
     from energon_grain.prepare.preparation import prepare_dataset
-    from energon_grain.prepare.writing import open_to_prepare
+    from energon_grain.prepare.writing import check_written, open_to_prepare
 
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
@@ -173,6 +173,7 @@ def prepare(
     shards = None
     if not tar_index_only:
         dataset = open_to_prepare(location)
+        check_written(dataset.local)
         found = records or read_records_file(dataset.local)
         shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
         kind = "ArrayRecord file" if found else "tar file"

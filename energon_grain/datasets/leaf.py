@@ -625,14 +625,13 @@ def _of_factory(
 
 
 def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, Any], root: str) -> SampleDecoder:
-    place, known = f"{root}: `decoder` in the dataset's configuration", inspect.signature(decoder_type).parameters
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{place}: there is no option {name!r}{did_you_mean(name, known)}")
     try:
         return decoder_type(**options)
     except TypeError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        known = inspect.signature(decoder_type).parameters
+        unknown = next((name for name in options if name not in known), None)
+        said = error if unknown is None else f"there is no option {unknown!r}{did_you_mean(unknown, known)}"
+        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {said}") from error
 
 
 def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:

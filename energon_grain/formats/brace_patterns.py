@@ -18,6 +18,8 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from energon_grain.errors import ConfigError
+
 MOST_NAMES = 1_000_000
 """Names that patterns may stand for where their number is not known."""
 _MOST_DEPTH = 100
@@ -28,7 +30,7 @@ _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 _ESCAPED = re.compile(r"\\(.)")
 
 
-class TooManyNamesError(ValueError):
+class TooManyNamesError(ConfigError):
     """A pattern stands for more names than are to be made; `said`: for how many."""
 
     def __init__(self, said: str, most: int) -> None:
@@ -39,7 +41,7 @@ class TooManyNamesError(ValueError):
 def expand_braces(pattern: str, most: int = MOST_NAMES) -> list[str]:
     """The names that a pattern stands for; long ones count for more, as none has more characters than the pattern.
 
-    Raises ValueError if braces are not balanced, or nested more than a hundred deep, and TooManyNamesError.
+    Raises ConfigError if braces are not balanced, or nested more than a hundred deep, and TooManyNamesError.
     """
     if not any(sign in pattern for sign in "{}\\"):
         return [pattern]
@@ -62,7 +64,7 @@ class _Texts:
 def _sequence(text: str, depth: int) -> _Texts:
     """A text: what stands between its outermost braces, and what stands before and behind."""
     if depth > _MOST_DEPTH:
-        raise ValueError(f"Braces are nested more than {_MOST_DEPTH} deep")
+        raise ConfigError(f"Braces are nested more than {_MOST_DEPTH} deep")
     items: list[_Texts] = []
     start = inside = 0
     for place, sign in _signs(text):
@@ -77,7 +79,7 @@ def _sequence(text: str, depth: int) -> _Texts:
                 items.append(_expression(text[start + 1 : place], depth + 1))
                 start = place + 1
     if inside != 0:
-        raise ValueError(f"Unbalanced braces: '{text}'")
+        raise ConfigError(f"Unbalanced braces: '{text}'")
     items.append(_plain(text[start:]))
 
     def names() -> list[str]:

@@ -60,7 +60,7 @@ def prepare_media(
     It goes into `.nv-meta/index.sqlite`, as Energon has it, for `get_media_metadata` of file stores; that of a dataset
     into columns as well (`open_columns`). What is known of files that are not looked at stays; so this may be done once
     for pictures and once for videos. Everything is put in place at once, and a run that was killed is taken up by the
-    same call. Last of all, videos of tars on disks get the indices that they lack (`index_videos`).
+    same call. Last of all, videos of tars on disks that are looked at get the indices that they lack (`index_videos`).
 
     Args:
         root: The folder, or its URL.

@@ -199,11 +199,7 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
         else:
             yield as_joined(base, piece)
         return
-    try:
-        expanded = expand_braces(piece)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    for one in expanded:
+    for one in expand_braces(piece):
         if not is_pattern(os.path.join(base, one)) and not re.search(r"[*?\[]", one):
             yield as_joined(base, one)
             continue

@@ -145,11 +145,6 @@ class JoinedDataset:
         start = self._rank_of_shard[shard]
         return np.where(start < 0, -1, samples - self.index.shard_first[shard] + start)
 
-    def may_be_joined(self, samples: Int64Array) -> bool:
-        """Whether all samples are of the part, and none is excluded."""
-        ranks = self.ranks_of(samples)
-        return bool((ranks >= 0).all()) and not np.isin(ranks, self._left_out).any()
-
     def release(self) -> None:
         self.index.release()
 

@@ -68,7 +68,7 @@ from energon_grain.prepare.listing import (
     split_by_patterns,
     split_by_ratio,
 )
-from energon_grain.prepare.media_headers import index_videos, write_media_columns
+from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
 from energon_grain.prepare.scan import (
     MediaReport,
     PrepareProgress,
@@ -224,7 +224,8 @@ def prepare_dataset(
         media_filter: Which parts of tars are looked at for metadata of media: `MediaFilterConfig.parse(None, False,
             True)` takes those with the usual endings. What their headers say goes into `index.sqlite`, as Energon has
             it, and into columns (`open_columns`). Of parts that are not looked at it stays as it was, as long as the
-            samples are the same. Videos get the indices that they lack (`index_videos`), but not in an object store.
+            samples are the same. Videos that are looked at get the indices that they lack (`index_videos`), but
+            not in an object store.
         num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
             in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
@@ -400,7 +401,7 @@ def prepare_dataset(
             sqlite_build_path.unlink(missing_ok=True)
         elif not dataset.is_remote:
             remove_old_generations(columnar_folder(root), generation)
-            if media_filter is not None:
+            if media_filter is not None and {part.rpartition(".")[2].lower() for part in scanned.media_parts} & ENDINGS:
                 index_videos(root)
             end_writing(root)
         # Last goes what says that this run was not at its end.

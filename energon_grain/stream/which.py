@@ -62,7 +62,7 @@ class SampleRecord:
         start: First byte in the shard, headers included; in ArrayRecord files and arrays as if records or rows lay one
             behind the other, uncompressed.
         stop: One past its last byte, likewise.
-        index: Index in the leaf.
+        index: Index in the leaf: among the samples that split part, subset and `where` leave.
         epoch: Pass over the leaf.
     """
 

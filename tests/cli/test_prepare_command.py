@@ -15,7 +15,8 @@ from metadatasets import write_v2
 from patience import PATIENCE_S
 from typer.testing import Result
 
-from energon_grain.errors import ConfigError, TarError
+from energon_grain import DatasetWriter
+from energon_grain.errors import ConfigError, RefusedError, TarError
 from energon_grain.testing import make_captioning_dataset, make_text_dataset, write_tars
 
 
@@ -175,6 +176,15 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     line = [sys.executable, "-W", "error", "-m", "energon_grain.cli", *arguments]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_a_write_that_was_killed_before_its_first_shard(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path / "new")
+    writer.write({"__key__": "a", "txt": "x"})
+    writer.abandon()
+    done = prepare(tmp_path / "new", "--non-interactive", "--split-ratio=1")
+    assert isinstance(done.exception, RefusedError)
+    assert "a write into this folder is not finished" in str(done.exception)
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

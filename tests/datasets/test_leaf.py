@@ -23,6 +23,7 @@ from energon_grain import (
     Cooker,
     DefaultTaskEncoder,
     IndexFileError,
+    SampleDecoder,
     SavableDataset,
     SplitError,
     Stream,
@@ -126,6 +127,16 @@ def test_decoders(tmp_path: Path) -> None:
     assert image(decoder=ours).dtype == np.uint8
     with pytest.raises(ConfigError, match="decoder"):
         image(decoder={**ours, "no_such_option": 1})
+
+    class Grey(SampleDecoder):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{"image_decode": "l8", **options})
+
+    class Encoder(DefaultTaskEncoder):
+        decoder_type = Grey
+
+    say(root, decoder={**ours, "max_pixels": 10**6})
+    assert next(iter(get_val_dataset(root, batch_size=None, task_encoder=Encoder()))).image.shape[-1] == 3
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from media_kinds import picture, saved
 
 from energon_grain import AVDecoder, DecodeFileStore, IndexFileError, RefusedError, SampleDecoder, WebdatasetFileStore
 from energon_grain.conversion import convert_dataset
@@ -209,6 +211,17 @@ def test_making_it_again_and_preparing_media_give_the_same(folder: Path) -> None
     table.unlink()
     prepare_media(folder, MediaFilterConfig.parse(None, False, True), num_workers=0)
     assert table.read_bytes() == before
+
+
+def test_who_looks_at_pictures_alone_needs_no_libav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = encoded(*LACKING["live.mkv"], tmp_path / "live.mkv")
+    write_tars(tmp_path / "both", [{"__key__": "a", "mkv": live, "jpg": saved(picture(), "JPEG")}])
+    monkeypatch.setitem(sys.modules, "av", None)
+    pictures = MediaFilterConfig.parse("*.jpg", False, False)
+    said: dict[str, Any] = {"split_ratio": {"train": 1}, "crude": True, "num_workers": 0}
+    report = prepare_dataset(tmp_path / "both", **said, media_filter=pictures)
+    assert report.media is not None
+    assert report.media.found == 1
 
 
 def test_a_table_of_other_tars_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -741,3 +741,25 @@ def test_commands(tmp_path: Path) -> None:
     done = run("which", folder, "--step", "0", "--batch-size", "2", "--validation")
     assert "train-00000/1" in done.output, done.output
     assert "read as it is" in str(run("prepare", folder).exception)
+    assert run("lint", folder).output == "No problems in 60 samples and 2 shards.\n"
+    assert "nothing to plot" in str(run("info", folder, "--plot", tmp_path / "sizes.png").exception)
+    for name, said in (("no{1/x.parquet", "Unbalanced braces"), ("no{0..9999999}.parquet", "10,000,000 names")):
+        wrong = run("info", tmp_path / name).exception
+        assert isinstance(wrong, ConfigError)
+        assert said in str(wrong)
+
+
+def test_lint_reads_and_decodes_all_rows(tmp_path: Path) -> None:
+    pictures = [picture(number) if number not in (5, 17) else b"broken" for number in range(40)]
+    columns = {"picture": pa.array(files(pictures), FILE), "n": np.arange(40)}
+    said = features(picture={"_type": "Image"})
+    folder = write_parquet(tmp_path / "data", columns, files=2, row_group_size=8, metadata=said)
+    found = json.loads(run("lint", folder, "--json").output)
+    assert [each["where"] for each in found] == [f"train-00000.parquet: row {row}" for row in (5, 17)]
+    assert all("'picture" in each["what"] for each in found)
+    first = folder / "train-00000.parquet"
+    place = pq.read_metadata(first).row_group(1).column(0).data_page_offset
+    data = first.read_bytes()
+    first.write_bytes(data[:place] + bytes(9) + data[place + 9 :])
+    _, group, _ = json.loads(run("lint", folder, "--json").output)
+    assert "row group 1" in group["what"]
