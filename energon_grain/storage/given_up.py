@@ -15,7 +15,9 @@ from concurrent.futures import thread as executor_threads
 from typing import Any
 
 LOOK_SECONDS = 0.1
-"""How often those who wait for a request look whether it is still wanted."""
+"""How often those who wait look whether what they wait for is still wanted, or has come without a notice.
+
+A signal handler that interrupts `Condition.wait`, and waits for the same, may take the last notice."""
 
 _ended = threading.Event()
 # There is no public hook that early. What was registered last is called first: before executors wait for their threads.
@@ -66,6 +68,7 @@ class Over:
 
 class _OfThread(threading.local):
     over: Over | None = None
+    joins = False
 
 
 _of_thread = _OfThread()
@@ -89,6 +92,23 @@ class wanted_until:  # noqa: N801 (a context manager; as a generator it would co
 def wanted_for() -> Over | None:
     """What `wanted_until` was given in this thread, to be handed on to threads that make requests for it."""
     return _of_thread.over
+
+
+def join(*threads: threading.Thread) -> None:
+    """Let threads that have told their end, or are about to, go; one's own goes by itself.
+
+    Before Python 3.13 `Thread.join` waits for ever in a signal handler that has interrupted another call of it. Such a
+    handler goes on without: what it needs the threads to have done, it waits for before.
+    """
+    if _of_thread.joins:
+        return
+    _of_thread.joins = True
+    try:
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+    finally:
+        _of_thread.joins = False
 
 
 def while_wanted(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextManager[None]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_by_side
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.stream.clock import WaitClock
 from energon_grain.stream.index_map import Draws
@@ -328,7 +328,7 @@ class Background(Generic[T]):
                 while not self._waiting and self._end is None and not self._over.is_set():
                     if self._capacity == 0 and not self._making:
                         break
-                    self._changed.wait()
+                    self._changed.wait(LOOK_SECONDS)
                 waits.apart_ns += time.perf_counter_ns() - began_ns
             if self._over.is_set():
                 raise GivenUp
@@ -360,5 +360,6 @@ class Background(Generic[T]):
     def close(self) -> None:
         if self._thread is not threading.current_thread():
             with self._changed:  # which waiting gives away: a signal handler may have interrupted who holds it
-                self._changed.wait_for(lambda: self._end is not None)
-            self._thread.join()
+                while self._end is None:
+                    self._changed.wait(LOOK_SECONDS)
+            join(self._thread)

@@ -8,10 +8,14 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, Protocol, Self, TypeVar
+
+from energon_grain.storage.given_up import join
 
 T = TypeVar("T")
 _LOOKS = 8
@@ -57,14 +61,16 @@ class Watchdog:
         self._first = first
         if enabled:
             self.enable()
-        self._over = threading.Event()
+        self._over: SimpleQueue[None] = SimpleQueue()  # an `Event` is not to be set in the middle of setting it
         self._thread = threading.Thread(target=self._run, name="energon-grain-watchdog", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         look_s = min(self._timeout, self._first_timeout) / _LOOKS
         seen, since, told = None, perf_counter(), False
-        while not self._over.wait(look_s):
+        while True:
+            with suppress(Empty):
+                return self._over.get(timeout=look_s)
             now, found = perf_counter(), self._under_way()
             if found != seen:
                 seen, since, told = found, now, False
@@ -102,13 +108,12 @@ class Watchdog:
 
     def stop(self) -> None:
         """Watch no longer, for good, whatever the thread does just now."""
-        self._over.set()
+        self._over.put(None)
 
     def finish(self) -> None:
         """The same, and wait for the thread."""
         self.stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        join(self._thread)
 
     def __enter__(self) -> Self:
         if self._mark is None:

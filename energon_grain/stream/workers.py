@@ -33,12 +33,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from energon_grain.errors import WorkerError
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
@@ -213,9 +213,9 @@ class OrderedWorkers(Generic[T]):
         self._next: Chunk | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = Over()
-        self._done = threading.Condition()
+        self._news: SimpleQueue[None] = SimpleQueue()  # a task or a thread is done, or all is over
         self._changing = threading.RLock()  # a signal handler may close what its own thread is changing
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Thread] = []
         self._at_work = 0
         self.resize(threads, most)
 
@@ -228,11 +228,11 @@ class OrderedWorkers(Generic[T]):
             self._before_change = len(self._under_way)
             for _ in range(self._at_work - threads):
                 self._tasks.put(None)  # for a thread behind the chunks that stand in front of it
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._threads = [thread for thread in self._threads if not thread.done]
             for number in range(self._at_work, threads):
-                thread = threading.Thread(
+                thread = _Thread(
                     target=_work,
-                    args=(self._run_chunk, self._tasks, self._over, self._done),
+                    args=(self._run_chunk, self._tasks, self._over, self._news),
                     name=f"energon-grain-worker-{number}",
                     daemon=True,
                 )
@@ -253,12 +253,12 @@ class OrderedWorkers(Generic[T]):
         if not self._under_way:
             raise StopIteration
         task = self._under_way[0]
-        with self._done:
-            while task.result is None and task.error is None and not self._over.is_set():
-                self._done.wait()
+        while task.result is None and task.error is None and not self._over.is_set():
+            self._wait()
         if self._over.is_set():
             raise GivenUp
         self._under_way.popleft()
+        self._wait(0)  # or notices of what was done before would heap up
         self._before_change -= 1
         if task.error is not None:
             try:
@@ -299,31 +299,40 @@ class OrderedWorkers(Generic[T]):
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
         self._over.set()
         self._tasks.put(None)  # each thread hands it on to the next
-        with self._done:
-            self._done.notify_all()
+        self._news.put(None)
+
+    def _wait(self, seconds: float = LOOK_SECONDS) -> None:
+        with suppress(Empty):
+            self._news.get(timeout=seconds)
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
         self.stop()
         with self._changing:
-            threads = tuple(self._threads)
+            threads = [*self._threads]
         for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            while not thread.done and thread is not threading.current_thread():
+                self._wait()
+        join(*threads)
         self._under_way.clear()  # and what nobody takes
 
 
-def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, done: threading.Condition) -> None:
+class _Thread(threading.Thread):
+    done = False
+
+
+def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, news: SimpleQueue[None]) -> None:
     while not over.is_set():
         task = tasks.get()
         if task is None or over.is_set():
             break
         task.do(run, over)
-        with done:
-            done.notify_all()
+        news.put(None)
         del task  # or its samples would live until the next one comes
     if over.is_set():
         tasks.put(None)
+    cast("_Thread", threading.current_thread()).done = True
+    news.put(None)
 
 
 class WorkerPool(Protocol):

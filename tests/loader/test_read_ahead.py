@@ -332,12 +332,13 @@ class Blocked(TaskEncoder):
 
 
 def test_closing_ends_threads_that_wait(train: Train) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     loader = get_loader(train(num_workers=2))
     next(loader)
     time.sleep(0.2)  # everything is full: threads wait for the consumer
+    assert set(threading.enumerate()) - before
     loader.close()
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
     with pytest.raises(ValueError, match="closed"):
         next(loader)
     loader.close()

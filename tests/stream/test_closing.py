@@ -28,6 +28,7 @@ from energon_grain import (
     TaskEncoder,
     get_train_dataset,
 )
+from energon_grain.datasets.watching import WatchdogDataset
 from energon_grain.stream.prefetch import Background
 
 pytestmark = pytest.mark.slow
@@ -406,13 +407,17 @@ def test_a_signal_handler_may_ask_and_close_whatever_it_interrupts(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_signal_handler_may_close_in_the_middle_of_next(text_dataset: MakeDataset) -> None:
+@pytest.mark.parametrize("what", ["next", "close"])
+def test_a_signal_handler_may_close_in_the_middle_of(text_dataset: MakeDataset, what: str) -> None:
     """Python calls handlers when a function begins, and behind calls of C: here at each of these places in turn."""
-    dataset = train_on(text_dataset(100), batch_size=4, worker_config=config(num_workers=2))
+    batches = train_on(text_dataset(100), batch_size=4, worker_config=config(num_workers=2))
+    dataset = WatchdogDataset(batches, timeout_seconds=PATIENCE_S)
     files = {Stream.__next__.__code__.co_filename, Background.__next__.__code__.co_filename}
+    if what == "close":
+        files = {threading.__file__}
 
     def closed_at(place: int) -> bool:
-        """Whether two steps have so many places."""
+        """Whether two steps, or closing, have so many places."""
         with Stream.of(dataset) as stream:
             next(stream)
             while stream.stats().queued < 4:  # then the thread that makes them waits
@@ -427,7 +432,10 @@ def test_a_signal_handler_may_close_in_the_middle_of_next(text_dataset: MakeData
 
             sys.setprofile(handler)
             with suppress(ValueError):  # which says that it was closed
-                for _ in range(2):
+                if what == "close":
+                    stream.close()
+                else:
+                    next(stream)
                     next(stream)
             sys.setprofile(None)
         return place <= 0
