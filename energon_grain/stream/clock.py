@@ -17,8 +17,8 @@ Kind = Literal["storage", "work", "pipeline"]
 """Waiting for bytes; work on samples and batches; planning and handing over."""
 _COST_NS, _COST_SHARE = 40_000, 0.001
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
-_SHORT_NS, _MOST_UNTIMED = 8_000_000, 512
-"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 512th, on average."""
+_SHORT_NS, _MOST_UNTIMED = 8_000_000, 1024
+"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 1024th, on average."""
 _OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 Place = Literal["workers", "one worker", "main"]
 """Side by side in all workers; in one of them at a time; in the one thread that makes batches."""

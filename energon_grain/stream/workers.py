@@ -213,7 +213,8 @@ class OrderedWorkers(Generic[T]):
         self._next: Chunk | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = Over()
-        self._news: SimpleQueue[None] = SimpleQueue()  # a task or a thread is done, or all is over
+        self._done: SimpleQueue[None] = SimpleQueue()  # notices for who takes chunks: one is done, or all is over
+        self._ended: SimpleQueue[None] = SimpleQueue()  # and for who closes this: a thread has
         self._changing = threading.RLock()  # a signal handler may close what its own thread is changing
         self._threads: list[_Thread] = []
         self._at_work = 0
@@ -228,11 +229,11 @@ class OrderedWorkers(Generic[T]):
             self._before_change = len(self._under_way)
             for _ in range(self._at_work - threads):
                 self._tasks.put(None)  # for a thread behind the chunks that stand in front of it
-            self._threads = [thread for thread in self._threads if not thread.done]
+            self._threads = [thread for thread in self._threads if not thread.ended]
             for number in range(self._at_work, threads):
                 thread = _Thread(
                     target=_work,
-                    args=(self._run_chunk, self._tasks, self._over, self._news),
+                    args=(self._run_chunk, self._tasks, self._over, self._done, self._ended),
                     name=f"energon-grain-worker-{number}",
                     daemon=True,
                 )
@@ -254,11 +255,11 @@ class OrderedWorkers(Generic[T]):
             raise StopIteration
         task = self._under_way[0]
         while task.result is None and task.error is None and not self._over.is_set():
-            self._wait()
+            _wait(self._done)
         if self._over.is_set():
             raise GivenUp
         self._under_way.popleft()
-        self._wait(0)  # or notices of what was done before would heap up
+        _wait(self._done, 0)  # or notices of what was done before would heap up
         self._before_change -= 1
         if task.error is not None:
             try:
@@ -299,11 +300,7 @@ class OrderedWorkers(Generic[T]):
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
         self._over.set()
         self._tasks.put(None)  # each thread hands it on to the next
-        self._news.put(None)
-
-    def _wait(self, seconds: float = LOOK_SECONDS) -> None:
-        with suppress(Empty):
-            self._news.get(timeout=seconds)
+        self._done.put(None)
 
     def close(self) -> None:
         """Stop the threads and wait for them."""
@@ -311,28 +308,39 @@ class OrderedWorkers(Generic[T]):
         with self._changing:
             threads = [*self._threads]
         for thread in threads:
-            while not thread.done and thread is not threading.current_thread():
-                self._wait()
+            while not thread.ended and thread is not threading.current_thread():
+                _wait(self._ended)
         join(*threads)
         self._under_way.clear()  # and what nobody takes
 
 
 class _Thread(threading.Thread):
-    done = False
+    ended = False
 
 
-def _work(run: Callable[[Chunk], Any], tasks: SimpleQueue[_Task | None], over: Over, news: SimpleQueue[None]) -> None:
+def _wait(notices: SimpleQueue[None], seconds: float = LOOK_SECONDS) -> None:
+    with suppress(Empty):
+        notices.get(timeout=seconds)
+
+
+def _work(
+    run: Callable[[Chunk], Any],
+    tasks: SimpleQueue[_Task | None],
+    over: Over,
+    done: SimpleQueue[None],
+    ended: SimpleQueue[None],
+) -> None:
     while not over.is_set():
         task = tasks.get()
         if task is None or over.is_set():
             break
         task.do(run, over)
-        news.put(None)
+        done.put(None)
         del task  # or its samples would live until the next one comes
     if over.is_set():
         tasks.put(None)
-    cast("_Thread", threading.current_thread()).done = True
-    news.put(None)
+    cast("_Thread", threading.current_thread()).ended = True
+    ended.put(None)
 
 
 class WorkerPool(Protocol):
