@@ -108,7 +108,6 @@ def opened(stream: BinaryIO, bounds: Bounds, *, for_frames: bool = False) -> Gen
 
 def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
     """The PyAV container of a seekable binary file, to be closed by the caller; what PyAV raises passes."""
-    av = require_av()
     options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
     head = file.read(_FIRST_BYTES)
     if _FRAGMENTED in head:
@@ -119,14 +118,20 @@ def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
         # are reordered. Without a decoder it goes by that; with so small a bound it looks for no sound behind it.
         file.seek(0)
         blind = {**options, "codec_whitelist": "none", "probesize": "2048"}
-        container = av.open(file, "r", options=blind, metadata_errors="replace")
+        container = _open(file, blind)
         if all(stream.frames for stream in container.streams.video):
             return _limited(container, bounds)
         container.close()
     file.seek(0)
     if bounds.max_pixels is not None:
         options["max_pixels"] = str(bounds.max_pixels)
-    return _limited(av.open(file, "r", options=options, metadata_errors="replace"), bounds)
+    return _limited(_open(file, options), bounds)
+
+
+def _open(file: Any, options: dict[str, str]) -> Any:
+    av = require_av()
+    before_19 = int(av.__version__.partition(".")[0]) < 19  # where tags that are no UTF-8 were refused by default
+    return av.open(file, "r", options=options, **({"metadata_errors": "replace"} if before_19 else {}))
 
 
 def _limited(container: Any, bounds: Bounds) -> Any:
