@@ -10,6 +10,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
@@ -337,6 +338,7 @@ class MediaTable:
             if path is None:
                 raise FatalSampleError(f"{self._location}: {_NO_MEDIA.format(self._location)}")
             self._database, self._process = _open_read_only(path), os.getpid()
+            weakref.finalize(self, self._database.close)  # since Python 3.13 SQLite warns where nobody does
         return self._database
 
 
