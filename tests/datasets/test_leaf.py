@@ -36,7 +36,6 @@ from energon_grain import (
     stateless,
 )
 from energon_grain.prepare import prepare_dataset
-from energon_grain.storage.settings import read_settings
 from energon_grain.testing import make_captioning_dataset, make_text_dataset, write_tars
 
 IN_ORDER = [f"{i:06d}" for i in range(12)]
@@ -454,7 +453,7 @@ def bounded(text_dataset: MakeDataset, tmp_path: Path) -> Path:
     return Path(shutil.copytree(text_dataset(12, 3), tmp_path / "data"))
 
 
-def keys_of(path: Path) -> list[str]:
+def keys_of(path: Path | str) -> list[str]:
     loader = get_loader(get_val_dataset(path, split_part="train", batch_size=None))
     return [sample.__key__ for sample in loader]
 
@@ -491,13 +490,17 @@ def test_an_exclude_for_samples_without_end_is_refused(bounded: Path) -> None:
         ("a: &a [*a]", "an alias inside of what it stands for"),
     ],
 )
-def test_yaml_is_bounded_wherever_it_is_read(bounded: Path, tmp_path: Path, content: str, rule: str) -> None:
+def test_yaml_is_bounded_wherever_it_is_read(
+    bounded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, rule: str
+) -> None:
     metadataset = tmp_path / "meta.yaml"
     metadataset.write_text(content)
     with pytest.raises(ConfigError, match=rf"meta\.yaml: .*{rule}"):
         keys_of(metadataset)
-    with pytest.raises(ConfigError, match=rf"meta\.yaml: .*{rule}"):
-        read_settings(str(metadataset))
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match=rf"storage\.yaml: .*{rule}"):
+        (tmp_path / "storage.yaml").write_text(content)
+        patched.setenv("ENERGON_GRAIN_STORAGE", str(tmp_path / "storage.yaml"))
+        keys_of("s3://bucket/dataset")
     meta = bounded / ".nv-meta"
     description = (meta / "dataset.yaml").read_text()
     (meta / "dataset.yaml").write_text(content)

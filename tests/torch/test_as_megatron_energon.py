@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from patience import PATIENCE_S
 
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
-from energon_grain_torch.energon_names import format_sample_compact
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -220,10 +216,21 @@ def test_the_rest_of_megatron_stays_and_the_real_energon_is_not_mixed_with_ours(
     assert "has been imported from elsewhere already" in third
 
 
-def test_messages_show_numbers_and_tensors_of_any_type() -> None:
-    assert format_sample_compact({"score": np.float64(0.5), "kind": socket.AF_INET}) == "score: 0.5 kind: 2"
-    sample = {"half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "wide": torch.ones(1, requires_grad=True)}
-    assert format_sample_compact(sample) == (
-        "half: Tensor(shape=torch.Size([2]), dtype=torch.bfloat16, device=cpu, min=-2.0, max=1.5, values=[1.5, -2.0]) "
-        "wide: Tensor(shape=torch.Size([1]), dtype=torch.float32, device=cpu, min=1.0, max=1.0, values=[1.0])"
-    )
+MESSAGES = f"""
+import socket
+import {SWITCH}
+import numpy as np, torch
+from megatron.energon.errors import format_sample_compact
+print(format_sample_compact({{"score": np.float64(0.5), "kind": socket.AF_INET}}))
+print(format_sample_compact({{"half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}}))
+print(format_sample_compact({{"wide": torch.ones(1, requires_grad=True)}}))
+"""
+
+
+def test_messages_show_numbers_and_tensors_of_any_type(tmp_path: Path) -> None:
+    (tmp_path / "messages.py").write_text(MESSAGES)
+    assert run("messages.py", folder=tmp_path).splitlines() == [
+        "score: 0.5 kind: 2",
+        "half: Tensor(shape=torch.Size([2]), dtype=torch.bfloat16, device=cpu, min=-2.0, max=1.5, values=[1.5, -2.0])",
+        "wide: Tensor(shape=torch.Size([1]), dtype=torch.float32, device=cpu, min=1.0, max=1.0, values=[1.0])",
+    ]
