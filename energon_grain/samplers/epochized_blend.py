@@ -128,7 +128,9 @@ class _Epochs:
         self._firsts = np.array(rows, dtype=np.uint64)  # (E + 1, K)
         self._start = np.array([sum(row) for row in rows], dtype=np.int64)  # (E + 1,)
         counts = self._firsts[1:] - self._firsts[:-1]
-        before = np.concatenate([np.zeros((len(rows) - 1, 1), dtype=np.uint64), counts.cumsum(axis=1)], axis=1)
+        before = np.concatenate(
+            [np.zeros((len(rows) - 1, 1), dtype=np.uint64), counts.cumsum(axis=1, dtype=np.uint64)], axis=1
+        )
         self._all = before[:, self._tree.high] - before[:, self._tree.low]  # (E, nodes)
         self._left = before[:, self._tree.middle] - before[:, self._tree.low]
         self._longest = int(self._all[:, 0].max())
