@@ -93,7 +93,7 @@ class SamplePickler(pickle.Pickler):
 
     def payload(self, result: Any) -> memoryview:
         self.dump(result)
-        return self._stream.getbuffer()
+        return memoryview(self._stream.getvalue())  # not a copy; a view of the stream must not outlive it
 
 
 class SampleUnpickler(pickle.Unpickler):
