@@ -338,7 +338,8 @@ class MediaTable:
             if path is None:
                 raise FatalSampleError(f"{self._location}: {_NO_MEDIA.format(self._location)}")
             self._database, self._process = _open_read_only(path), os.getpid()
-            weakref.finalize(self, self._database.close)  # since Python 3.13 SQLite warns where nobody does
+            # Since Python 3.13 SQLite warns where nobody does. At the end of the program threads may still ask.
+            weakref.finalize(self, self._database.close).atexit = False
         return self._database
 
 

@@ -354,10 +354,10 @@ def _seconds(container: Any, stream: Any) -> float | None:
     from energon_grain.media.container import tagged_end_s
 
     base = stream.time_base
-    if stream.duration is not None and base is not None:
+    if stream.duration is not None and base:
         return max(0.0, float(stream.duration * base))
     if (end := tagged_end_s(stream)) is not None:
-        began = stream.start_time * base if stream.start_time is not None and base is not None else 0
+        began = stream.start_time * base if stream.start_time is not None and base else 0
         return max(0.0, float(end - began))
     return None if container.duration is None else max(0.0, container.duration / 1e6)
 

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -127,7 +128,7 @@ class _Room:
 
     def __init__(self, files: int) -> None:
         self.files = files
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may close a store that its thread is working on
         self._used: OrderedDict[tuple[weakref.ref[LocalFiles], str], None] = OrderedDict()
 
     def use(self, store: weakref.ref[LocalFiles], path: str) -> None:
@@ -316,10 +317,9 @@ class LocalFiles:
 
     def close(self) -> None:
         """Close every file that no reader is using."""
-        with self._room.lock:
-            for path in self._open:
-                self._room.leave(self._me, path)
-            self._open.clear()
+        with self._room.lock, suppress(KeyError):  # of what is empty: a signal handler may do the same, in between
+            while True:
+                self._room.leave(self._me, self._open.popitem()[0])
 
 
 def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
@@ -340,7 +340,7 @@ def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> 
 
 def _renew_locks() -> None:
     for room in tuple(_rooms):
-        room.lock = threading.Lock()
+        room.lock = threading.RLock()
 
 
 # In a forked child nobody is left to release what another thread held. Open files are shared: `pread` moves nothing.

@@ -66,7 +66,7 @@ class Watchdog:
         self._thread.start()
 
     def _run(self) -> None:
-        look_s = min(self._timeout, self._first_timeout) / _LOOKS
+        look_s = min(self._timeout, self._first_timeout, threading.TIMEOUT_MAX) / _LOOKS
         seen, since, told = None, perf_counter(), False
         while True:
             with suppress(Empty):

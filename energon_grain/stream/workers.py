@@ -330,17 +330,19 @@ def _work(
     done: SimpleQueue[None],
     ended: SimpleQueue[None],
 ) -> None:
-    while not over.is_set():
-        task = tasks.get()
-        if task is None or over.is_set():
-            break
-        task.do(run, over)
-        done.put(None)
-        del task  # or its samples would live until the next one comes
-    if over.is_set():
-        tasks.put(None)
-    cast("_Thread", threading.current_thread()).ended = True
-    ended.put(None)
+    try:
+        while not over.is_set():
+            task = tasks.get()
+            if task is None or over.is_set():
+                break
+            task.do(run, over)
+            done.put(None)
+            del task  # or its samples would live until the next one comes
+    finally:
+        if over.is_set():
+            tasks.put(None)
+        cast("_Thread", threading.current_thread()).ended = True
+        ended.put(None)
 
 
 class WorkerPool(Protocol):

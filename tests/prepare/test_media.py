@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cli_runs import run
 from object_server import Bucket
+from PIL import Image
 from sqlite_rows import rows
 
 from energon_grain import (
@@ -215,6 +216,38 @@ def test_damaged_headers_are_counted_and_named(tmp_path: Path) -> None:
     assert "Nothing is known of 1 files that should be media: d/005.jpg" in linted.stdout
     with pytest.raises(KeyNotFoundError, match=r"nothing is known of 'd/005.jpg'"):
         WebdatasetFileStore(tmp_path).get_media_metadata("d/005.jpg")
+
+
+ENDS_WHILE_THREADS_ASK = """
+import sys, time
+from energon_grain import Stream, SystemFileStore, TaskEncoder, WorkerConfig, get_train_dataset
+
+store = SystemFileStore(sys.argv[1])
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        store.get_media_metadata("1.jpg")
+        time.sleep(0.0003)
+        return sample
+
+config = WorkerConfig(0, 1, 4, global_error_handler=lambda error, *_: print(error, file=sys.stderr))
+stream = Stream.of(get_train_dataset(
+    sys.argv[2], batch_size=64, shuffle_buffer_size=None, max_samples_per_sequence=None,
+    task_encoder=Encoder(), worker_config=config,
+))
+next(stream)
+next(stream)
+"""
+
+
+def test_a_program_may_end_while_threads_ask(
+    tmp_path: Path, text_dataset: Callable[[int], Path], run_script: Callable[..., Any]
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (22, 11)).save(tmp_path / "pictures/1.jpg")
+    prepare_media(tmp_path / "pictures", BY_EXTENSION)
+    done = run_script(ENDS_WHILE_THREADS_ASK, tmp_path / "pictures", text_dataset(500))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_file_stores_know_media(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import random
@@ -360,6 +361,19 @@ def test_the_stream_does_not_depend_on_it(text_dataset: Any, restless: set[int],
     while threading.active_count() > threads:
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_closing_does_not_wait_for_a_thread_that_was_ended_by_force() -> None:
+    """As notebooks and timeouts of tests do it: what they raise comes when the thread gets something to do."""
+    workers = OrderedWorkers(lambda chunk: chunk, 1, iter(()), 1 << 30, 5)
+    thread = workers._threads[0]
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+    closing = threading.Thread(target=workers.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert not thread.is_alive()
 
 
 def test_it_says_what_it_chose(text_dataset: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
