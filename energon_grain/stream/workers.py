@@ -310,8 +310,8 @@ class OrderedWorkers(Generic[T]):
         for thread in threads:
             while not thread.ended and thread is not threading.current_thread():
                 _wait(self._ended)
-        # For the call that this one interrupted, in a signal handler, and whose notices it took. CPython 3.11 forgets the
-        # timeout of `get` where a handler takes longer.
+        # For the call that this one interrupted, in a signal handler, and whose notices it took. CPython 3.11 forgets
+        # the timeout of `get` where a handler takes longer.
         self._ended.put(None)
         join(*threads)
         self._under_way.clear()  # and what nobody takes
