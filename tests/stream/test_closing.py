@@ -448,6 +448,41 @@ def test_a_signal_handler_may_close_in_the_middle_of(text_dataset: MakeDataset, 
     assert len(places) > 20
 
 
+SLOW_HANDLER = """
+import signal, sys, threading, time
+from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+
+entered, go = threading.Event(), threading.Event()
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        entered.set()
+        go.wait()
+        return sample
+
+stream = Stream.of(get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None, task_encoder=Encoder(),
+    worker_config=WorkerConfig(0, 1, 1),
+))
+stream.start_prefetch()
+entered.wait()
+
+def handler(*_):
+    go.set()
+    stream.close()
+    time.sleep(0.3)
+
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+stream.close()
+"""
+
+
+def test_a_slow_signal_handler_may_take_the_last_notice(text_dataset: MakeDataset, run_script: RunScript) -> None:
+    done = run_script(SLOW_HANDLER, text_dataset(100))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 LOST_AT_THE_END = """
 import atexit, sys
 from energon_grain import Stream, WorkerConfig, get_train_dataset
