@@ -31,7 +31,7 @@ help:
 	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX and Grain"
 	@echo "make test       the tests, with every warning an error"
 	@echo "make golden     record today's streams, files and answers anew in tests/golden, after a change that is meant"
-	@echo "make check      ruff, pyright, import-linter"
+	@echo "make check      ruff, pyright, import-linter, and the bounds of tests/shape.json"
 	@echo "make format     let ruff format and fix what it can"
 	@echo "make docs       build the documentation into site/, with every warning an error"
 	@echo "make package    sdist and wheel into dist/, checked, and tried in an environment of their own"
@@ -63,6 +63,7 @@ check: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python tests/shape.py
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .
