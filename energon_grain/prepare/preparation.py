@@ -8,67 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, RefusedError
-from energon_grain.formats.array_record import RecordEncoding, encode_records_file, read_records_file
+from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError
+from energon_grain.formats.array_record import RecordEncoding, encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar, open_columnar
 from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
-from energon_grain.formats.columnar_header import (
-    COLUMNAR_FOLDER,
-    HEADER_NAME,
-    columnar_folder,
-)
+from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
-from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
+from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INDEX_SQLITE,
-    INDEX_UUID,
-    INFO_JSON,
     INFO_YAML,
     META_FOLDER,
-    RECORD_SUFFIX,
     RECORDS_JSON,
     DatasetInfo,
-    dataset_kind,
-    read_info,
     read_uuid,
     write_info,
     write_uuid,
 )
 from energon_grain.formats.seek_table import SEEK_TABLE
-from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config, write_split_config
-from energon_grain.formats.sqlite_index import filter_of, keep_media_tables, write_sqlite_index
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, write_split_config
+from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.names import split_member_name
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
-from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
-from energon_grain.prepare.listing import (
-    TAR_SUFFIX,
-    check_shards,
-    find_shards,
-    list_files,
-    split_by_patterns,
-    split_by_ratio,
-)
+from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
+from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, PreparePlan, PrepareRequest, plan_of
+from energon_grain.prepare.prefixing import finish_prefixes, prefix_members
 from energon_grain.prepare.scan import (
     MediaReport,
     PrepareProgress,
@@ -80,9 +61,7 @@ from energon_grain.prepare.scan import (
 from energon_grain.prepare.writing import (
     OF_A_WRITER,
     REQUEST,
-    WRITING_FOLDER,
     WRITTEN_FOLDER,
-    check_written,
     end_writing,
     open_to_prepare,
     preparation_lock,
@@ -90,23 +69,12 @@ from energon_grain.prepare.writing import (
     take_over,
 )
 from energon_grain.sources.prepared import open_prepared
-from energon_grain.storage.atomic import (
-    atomic_write,
-    atomic_write_bytes,
-    atomic_write_text,
-    naming_when_full,
-    remove_temporaries,
-)
-from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.atomic import atomic_write_bytes, atomic_write_text, naming_when_full, remove_temporaries
+from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 
-DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
-_SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
-_COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
-_PREFIXING = f"{PREPARE_FOLDER}/prefixing"
-_PREFIXING_THREADS = 8  # most of them wait for the disk
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
 
@@ -248,231 +216,244 @@ def prepare_dataset(
         DuplicateKeyError: Two samples have the same key.
         WorkerError: A process died, or the executor failed.
     """
-    start, tell = time.perf_counter(), progress or (lambda _: None)
-    dataset = open_to_prepare(root)
-    root = dataset.local
-    if split_ratio is not None and split_patterns is not None:
-        raise ConfigError("give a split ratio or split patterns, not both.")
-    definition_given = bool(sample_type or field_map or crude or choose_definition or subflavors)
-    if append and (tar_index_only or force_overwrite or definition_given):
-        raise ConfigError(
-            f"{dataset.location}: append keeps shards, indices and sample types: it goes with neither tar_index_only "
-            f"nor force_overwrite, nor with what says what samples are."
-        )
-    if append and dataset.is_remote:
-        raise ConfigError(f"{dataset.location}: shards are appended on file systems, not in object stores.")
-    request = repr(
-        (
-            (shards, records, exclude, split_ratio, split_patterns, split_config, shuffle_tars, shuffle_seed),
-            (sample_type, field_map, crude, subflavors, choose_definition is not None, dataset_yaml_name),
-            (force_overwrite, tar_index_only, append, fix_duplicates, sqlite, media_filter),
-            OF_A_WRITER if (root / WRITING_FOLDER).is_dir() else "",
-        )
+    means = Means(
+        choose_definition=choose_definition,
+        num_workers=num_workers,
+        sqlite_build_path=sqlite_build_path,
+        tell=progress or (lambda _: None),
+        executor=executor,
     )
-    may_be_there = force_overwrite or tar_index_only or append
-    if dataset_kind(root).has_shards and not (may_be_there or _is_unfinished(root, request)):
-        raise RefusedError(
-            f"{dataset.location}: already prepared. append (--append) adds the shards that it does not have yet; "
-            f"force_overwrite (--force-overwrite) prepares it again and replaces its splits; tar_index_only "
-            f"(--tar-index-only) writes only the indices anew."
-        )
-    if not dataset.is_remote:
-        check_written(root)
-    with naming(dataset):
-        old_info = read_info(root) if tar_index_only else None
-        grown = _Grown(root, split_config) if append else None
-    if tar_index_only and records is not None:
-        raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
-    records = records or read_records_file(root)
-    if split_config != Path(split_config).name or not split_config.endswith((".yaml", ".json")):
-        raise ConfigError(f"split_config {split_config!r}: give the name of a file in .nv-meta, *.yaml or *.json.")
-    if fix_duplicates and (dataset.is_remote or records is not None):
-        raise ConfigError(
-            f"{dataset.location}: fix_duplicates renames members of tar files on a file system, not what lies in "
-            f"object stores or ArrayRecord files."
-        )
-    if media_filter is not None and records is not None:
-        raise ConfigError(f"{dataset.location}: metadata of media are gathered from tars, not from ArrayRecord files.")
-    names = _list_shards(dataset.location, shards, exclude, old_info, RECORD_SUFFIX if records else TAR_SUFFIX)
-    new = names if grown is None else tuple(name for name in names if name not in grown.info.shard_counts)
-    if grown is not None:
-        names = (*grown.info.shard_counts, *new)
-        if not new and not _is_unfinished(root, request):
-            raise DatasetNotFoundError(f"{dataset.location}: has all {len(names)} shards that lie there: none is new.")
-    splits = SplitConfig(split_parts={})
-    if old_info is None:
-        dealt = list(new)
-        if shuffle_tars:
-            random.Random(shuffle_seed).shuffle(dealt)
-        default = DEFAULT_SPLIT_RATIO if grown is None else {grown.main_part: 1}
-        ratio, parts = default if split_ratio is None else split_ratio, dict[str, tuple[str, ...]]()
-        if new or grown is None:
-            parts = split_by_patterns(dealt, split_patterns) if split_patterns else split_by_ratio(dealt, ratio)
-        splits = SplitConfig(split_parts=parts) if grown is None else grown.with_parts(parts)
-    split_parts = splits.split_parts
-    definition = None
-    if old_info is None and choose_definition is None:
-        definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude, subflavors=subflavors)
-    meta, sqlite = root / META_FOLDER, sqlite and records is None
-    (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(naming(dataset))
-        stack.enter_context(naming_when_full(meta))
-        stack.enter_context(preparation_lock(meta))
-        remove_temporaries(root / PREPARE_FOLDER, "staged-*")
-        atomic_write_text(root / REQUEST, request)
-        if fix_duplicates:
-            _finish_prefixes(root, names)
-        # What is indexed already is known by its index, and what was written here by who wrote it.
-        known = open_columnar(dataset) if append else None
-        # Of shards that are added media are looked at as they were in the others, which need not be looked at again.
-        grown_media = None
-        if grown is not None and new and media_filter is None and (old := copy_database(dataset.location)) is not None:
-            grown_media = filter_of(old)
-        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
-        take_over(root, log)
+    request = PrepareRequest(
+        shards=shards,
+        records=records,
+        exclude=exclude,
+        split_ratio=split_ratio,
+        split_patterns=split_patterns,
+        split_config=split_config,
+        shuffle_tars=shuffle_tars,
+        shuffle_seed=shuffle_seed,
+        sample_type=sample_type,
+        field_map=field_map,
+        crude=crude,
+        subflavors=subflavors,
+        asks=choose_definition is not None,
+        dataset_yaml_name=dataset_yaml_name,
+        force_overwrite=force_overwrite,
+        tar_index_only=tar_index_only,
+        append=append,
+        fix_duplicates=fix_duplicates,
+        sqlite=sqlite,
+        media_filter=media_filter,
+    )
+    return carry_out(plan_of(open_to_prepare(root), request), means)
 
-        def scan() -> ScannedDataset:
-            tasks = shard_tasks(dataset.location, names, records=records, media=media_filter or grown_media)
-            if grown is not None and grown_media is not None:
-                indexed = grown.info.shard_counts
-                tasks = [msgspec.structs.replace(task, media=None) if task.name in indexed else task for task in tasks]
-            return scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
 
-        scanned = scan()
-        if (before := old_info or (grown and grown.info)) is not None:
-            scanned.check_counts(before)
-        elif choose_definition is not None:
-            asked = time.perf_counter()
-            definition = choose_definition(scanned)
-            start += time.perf_counter() - asked
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """How a plan is carried out; none of it changes a byte of the result. The fields are those of `prepare_dataset`."""
+
+    choose_definition: ChooseDefinition | None = None
+    num_workers: int | None = None
+    sqlite_build_path: Path | None = None
+    tell: Callable[[PrepareProgress], None] = lambda _: None
+    executor: Executor | None = None
+    begun_s: float = field(default_factory=time.perf_counter)
+
+
+def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
+    """Scan, write and put in place what a plan says. Raises as `prepare_dataset` does."""
+    with _working_on(plan) as work:
+        scanned = _scan(plan, means, work)
+        if plan.before is not None:
+            scanned.check_counts(plan.before)
+        begun_s, definition = time.perf_counter(), plan.definition
+        if plan.before is None and means.choose_definition is not None:
+            definition = means.choose_definition(scanned)
+        asked_s = time.perf_counter() - begun_s
         if definition is not None:
             definition.check_parts(scanned.part_names)
-        tell(scanned.progress("index"))
-        staging = new_staging_folder(root)
+        means.tell(scanned.progress("index"))
+        staging = new_staging_folder(plan.root)
         (staging / META_FOLDER).mkdir()
-        stage = partial(
-            _stage_indices,
-            dataset,
-            staging,
-            tar_indices=records is None,
-            sqlite=sqlite,
-            sqlite_build_path=sqlite_build_path if dataset.is_remote else None,
-            media_filter=media_filter,
-            grown_media=grown_media,
-            same_uuid=tar_index_only and media_filter is not None,
-            before=known,
-        )
-        try:
-            put, remove, generation = stage(scanned)
-        except DuplicateKeyError:
-            if not fix_duplicates:
-                raise
-            _prefix_members(root, scanned)
-            scanned = scan()
-            put, remove, generation = stage(scanned)
-        if records is not None and old_info is None:
-            put.append(f"{META_FOLDER}/{RECORDS_JSON}")
-            atomic_write_bytes(staging / put[-1], encode_records_file(records))
-        if definition is not None:
-            put.append(f"{META_FOLDER}/{dataset_yaml_name}")
-            text = yaml.safe_dump(definition.content, sort_keys=False, allow_unicode=True, width=120)
-            atomic_write_text(staging / put[-1], text)
-        if grown is not None and new:
-            put.append(f"{META_FOLDER}/{grown.kept_split}")
-            atomic_write_bytes(staging / put[-1], grown.split_file.read_bytes())
-        if old_info is None:
-            put.append(f"{META_FOLDER}/{split_config if grown is None else grown.split_file.name}")
-            write_split_config(staging / put[-1], splits)
-        if old_info is None or not (meta / INFO_JSON).exists():
-            put.append(f"{META_FOLDER}/{INFO_JSON}")
-            if (meta / INFO_YAML).exists():
-                put.append(f"{META_FOLDER}/{INFO_YAML}")
-                (staging / put[-1]).touch()
-            info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
-            write_info(staging, old_info or info)
+        scanned, staged = _stage_distinct(plan, means, work, scanned, staging)
+        small = tuple(plan.small_files(defined=definition is not None))
+        _stage_small_files(plan, staging / META_FOLDER, definition, scanned)
         scanned.check_unchanged()
-        tell(scanned.progress("commit"))
-        remove += () if sqlite else _SQLITE_FILES
-        if not dataset.is_remote:
-            remove += (f"{META_FOLDER}/{BARE_FOLDER}",)  # of the time when nobody had prepared it
-        put_in_place(dataset, staging, put=put, remove=remove, like=names[0])
-        if dataset.is_remote and sqlite_build_path is not None:
-            sqlite_build_path.unlink(missing_ok=True)
-        elif not dataset.is_remote:
-            remove_old_generations(columnar_folder(root), generation)
-            if media_filter is not None and {part.rpartition(".")[2].lower() for part in scanned.media_parts} & ENDINGS:
-                index_videos(root)
-            end_writing(root)
-        # Last goes what says that this run was not at its end.
-        remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
-        if OF_A_WRITER in request:
-            shutil.rmtree(root / WRITTEN_FOLDER, ignore_errors=True)
-            (root / PREPARE_FOLDER).rename(root / WRITTEN_FOLDER)
-            shutil.rmtree(root / WRITTEN_FOLDER)
-        else:
-            (root / REQUEST).unlink()
-            (root / PREPARE_FOLDER).rmdir()
+        means.tell(scanned.progress("commit"))
+        put = (*staged.put, *small)
+        put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
+        _clean_up(plan, means, scanned, staged.generation)
+    split_parts = {} if plan.splits is None else plan.splits.split_parts
     return PrepareReport(
-        root=dataset.location if dataset.is_remote else root,
+        root=plan.dataset.location if plan.dataset.is_remote else plan.root,
         shard_counts=scanned.shard_counts,
         size_bytes=scanned.size_bytes,
         part_names=scanned.part_names,
         split_parts=split_parts,
-        written=tuple(path for path in put if "/columnar/" not in path),
+        written=tuple(path for path in put if not path.startswith(f"{COLUMNAR}/")),
         shards_reused=scanned.shards_reused,
-        media=None if (media_filter or grown_media) is None else scanned.media,
-        notes=(*_notes(names, split_parts), *(_notes_on_growth(dataset) if append else ())),
-        elapsed_s=time.perf_counter() - start,
+        media=None if plan.media is None else scanned.media,
+        notes=(
+            *_notes(plan.shards, split_parts),
+            *(_notes_on_growth(plan.dataset) if plan.mode == "append" else ()),
+        ),
+        elapsed_s=time.perf_counter() - means.begun_s - asked_s,
     )
 
 
-def _stage_indices(
-    dataset: DataFolder,
-    staging: Path,
-    scanned: ScannedDataset,
-    *,
-    tar_indices: bool,
-    sqlite: bool,
-    sqlite_build_path: Path | None,
-    media_filter: MediaFilterConfig | None,
-    grown_media: MediaFilterConfig | None,
-    same_uuid: bool,
-    before: ColumnarIndex | None,
-) -> tuple[list[str], list[str], str]:
+@dataclass(frozen=True)
+class _Work:
+    """What is open while a dataset is prepared: the log of scans, and the index of the dataset that is appended to."""
+
+    log: ScanLog
+    known: ColumnarIndex | None
+
+
+@contextlib.contextmanager
+def _working_on(plan: PreparePlan) -> Generator[_Work]:
+    """Hold the lock of a dataset, with the marks of a run that has not ended; they go when all is in place."""
+    dataset, root = plan.dataset, plan.root
+    (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
+    with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
+        remove_temporaries(root / PREPARE_FOLDER, "staged-*")
+        atomic_write_text(root / REQUEST, plan.mark)
+        if plan.request.fix_duplicates:
+            finish_prefixes(root, plan.shards)
+        # Indexed shards are known by the index, and shards of a writer by its log.
+        known = open_columnar(dataset) if plan.mode == "append" else None
+        with contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)) as log:
+            take_over(root, log)
+            yield _Work(log, known)
+            _remove_marks(plan)
+
+
+def _scan(plan: PreparePlan, means: Means, work: _Work) -> ScannedDataset:
+    location = plan.dataset.location
+    tasks = shard_tasks(location, plan.shards, records=plan.records, media=plan.media)
+    if plan.media_of_new:
+        new = frozenset(plan.new)
+        tasks = [task if task.name in new else msgspec.structs.replace(task, media=None) for task in tasks]
+    return scan_dataset(
+        location, tasks, work.log, num_workers=means.num_workers, executor=means.executor, progress=means.tell
+    )
+
+
+def _stage_distinct(
+    plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path
+) -> tuple[ScannedDataset, _Staged]:
+    """Stage the indices; where keys are not distinct and the caller wants that, make them so and scan again."""
+    try:
+        return scanned, _stage_indices(plan, means, work, scanned, staging)
+    except DuplicateKeyError:
+        if not plan.request.fix_duplicates:
+            raise
+    prefix_members(plan.root, scanned)
+    scanned = _scan(plan, means, work)
+    return scanned, _stage_indices(plan, means, work, scanned, staging)
+
+
+def _stage_small_files(
+    plan: PreparePlan, meta: Path, definition: DatasetDefinition | None, scanned: ScannedDataset
+) -> None:
+    if plan.records is not None and plan.mode != "indices":
+        atomic_write_bytes(meta / RECORDS_JSON, encode_records_file(plan.records))
+    if definition is not None:
+        text = yaml.safe_dump(definition.content, sort_keys=False, allow_unicode=True, width=120)
+        atomic_write_text(meta / plan.request.dataset_yaml_name, text)
+    if plan.kept_split is not None:
+        old, kept = plan.kept_split
+        atomic_write_bytes(meta / kept, old.read_bytes())
+    if plan.splits is not None and plan.split_file is not None:
+        write_split_config(meta / plan.split_file, plan.splits)
+    if plan.writes_info:
+        if (plan.root / META_FOLDER / INFO_YAML).exists():
+            (meta / INFO_YAML).touch()  # then `write_info` writes both
+        info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+        write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
+
+
+def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generation: str) -> None:
+    """What follows when everything is in place: old generations go, and videos get the indices that they lack."""
+    if plan.dataset.is_remote:
+        if means.sqlite_build_path is not None:
+            means.sqlite_build_path.unlink(missing_ok=True)
+        return
+    remove_old_generations(columnar_folder(plan.root), generation)
+    endings = {part.rpartition(".")[2].lower() for part in scanned.media_parts}
+    if plan.media_filter is not None and endings & ENDINGS:
+        index_videos(plan.root)
+    end_writing(plan.root)
+
+
+def _remove_marks(plan: PreparePlan) -> None:
+    """Remove last the marks of a run that has not ended."""
+    root = plan.root
+    remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
+    if OF_A_WRITER in plan.mark:
+        shutil.rmtree(root / WRITTEN_FOLDER, ignore_errors=True)
+        (root / PREPARE_FOLDER).rename(root / WRITTEN_FOLDER)
+        shutil.rmtree(root / WRITTEN_FOLDER)
+    else:
+        (root / REQUEST).unlink()
+        (root / PREPARE_FOLDER).rmdir()
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """Paths to put in place and to remove, relative to the dataset, and the new generation of the columnar index."""
+
+    put: tuple[str, ...]
+    remove: tuple[str, ...]
+    generation: str
+
+
+def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path) -> _Staged:
     """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite`, `index.uuid`, and columns of media.
 
-    A `.tar.idx` is not flushed to disk by itself, which would take longer than all else of a small shard. One that a
-    power cut tears has another length or does not ascend; readers say so, and `--tar-index-only` writes it anew.
-
-    Args:
-        dataset: As it was until now: what its database knows of media stays, if its samples are the same.
-        staging: The folder that mirrors the dataset.
-        scanned: The shards, in the order of `.info.json`.
-        tar_indices: Whether to write a `.tar.idx` beside each shard.
-        sqlite: Whether to write `index.sqlite`, which Energon's joins and auxiliary data need.
-        sqlite_build_path: Where; the staging folder then has a link to it.
-        media_filter: What chose the media of the scans; None: these have none, or `grown_media` did.
-        grown_media: What chose the media of the scans of new shards; the others were not looked at.
-        same_uuid: Whether the dataset keeps its `index.uuid` if its samples are the same.
-        before: The index of the dataset that shards are added to: what is known of its samples stays.
-
-    Returns:
-        The paths to move and those to remove, relative to the root, and the name of the generation of the columnar
-        index.
-
-    Raises DuplicateKeyError: two samples of the dataset have the same key.
+    A `.tar.idx` is not flushed to disk by itself, which would take longer than everything else of a small shard. One
+    that a power cut tears has another length or does not ascend; readers say so, and `--tar-index-only` writes it
+    again. Raises DuplicateKeyError: two samples of the dataset have the same key.
     """
-    columnar, names = columnar_folder(staging), [shard.name for shard in scanned.shards]
-    indexed = frozenset(() if before is None else before.shards)
-    put, remove = list[str](), list[str]()
+    dataset, names = plan.dataset, [shard.name for shard in scanned.shards]
+    indices = _TarIndices(staging, frozenset(plan.new) if plan.records is None else frozenset())
+    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
+        # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
+        database = pool.submit(_stage_database, plan, means, scanned, staging) if plan.sqlite else None
+        current = None if dataset.is_remote else find_columnar(dataset)
+        scans = indices.written(zip(names, scanned.scans(), strict=True))
+        header = write_columnar(columnar_folder(staging), names, scans, unique_keys=True, old=current)
+        put, remove = list[str](), list[str]()
+        if plan.media is not None:
+            put, remove = write_media_columns(
+                dataset,
+                staging,
+                scanned.scans(),
+                scanned.media_parts,
+                header.content_id,
+                before=work.known if plan.media_of_new else None,
+            )
+        if database is not None:
+            _finish_database(plan, staging, database.result(), grown=work.known is not None)
+            put += SQLITE_FILES
+    columnar = (f"{COLUMNAR}/{header.generation}", f"{COLUMNAR}/{HEADER_NAME}")
+    return _Staged((*indices.paths, *put, *columnar), tuple(remove), header.generation)
 
-    def scans() -> Iterator[ShardScan]:
+
+class _TarIndices:
+    """Writes the `.tar.idx` of shards into the staging folder as their scans pass by; `paths` lists them."""
+
+    def __init__(self, staging: Path, wanted: frozenset[str]) -> None:
+        self.paths: list[str] = []
+        self._staging = staging
+        self._wanted = wanted
+
+    def written(self, scans: Iterable[tuple[str, ShardScan]]) -> Iterator[ShardScan]:
+        """The scans, each after its index was written."""
         folders: set[str] = set()
-        for name, scan in zip(names, scanned.scans(), strict=True):
-            if tar_indices and name not in indexed:
-                put.append(tar_index_path(name).as_posix())
-                path = os.path.join(staging, put[-1])
+        for name, scan in scans:
+            if name in self._wanted:
+                self.paths.append(tar_index_path(name).as_posix())
+                path = os.path.join(self._staging, self.paths[-1])
                 if (folder := os.path.dirname(path)) not in folders:
                     os.makedirs(folder, exist_ok=True)
                     folders.add(folder)
@@ -480,78 +461,24 @@ def _stage_indices(
                     file.write(scan.sample_start.astype("<i8").tobytes())
             yield scan
 
-    database = sqlite_build_path or staging / META_FOLDER / INDEX_SQLITE
 
-    def stage_sqlite() -> None:
-        rows = enumerate(scanned.scans())
-        write_sqlite_index(database, rows, shard_name=names.__getitem__, media=media_filter or grown_media)
-        if sqlite_build_path is not None:
-            (staging / META_FOLDER / INDEX_SQLITE).symlink_to(sqlite_build_path.absolute())
-
-    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
-        # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
-        writing = pool.submit(stage_sqlite) if sqlite else None
-        current = None if dataset.is_remote else find_columnar(dataset)
-        header = write_columnar(columnar, names, scans(), unique_keys=True, old=current)
-        if (media_filter or grown_media) is not None:
-            found, remove = write_media_columns(
-                dataset,
-                staging,
-                scanned.scans(),
-                scanned.media_parts,
-                header.content_id,
-                before=None if grown_media is None else before,
-            )
-            put += found
-        if writing is not None:
-            writing.result()
-            old = copy_database(dataset.location)
-            is_same = old is not None and keep_media_tables(database, old, media_filter, grown=before is not None)
-            write_uuid(staging, read_uuid(dataset.local) if same_uuid and is_same else None)
-            put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
-    put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
-    return put, remove, header.generation
+def _stage_database(plan: PreparePlan, means: Means, scanned: ScannedDataset, staging: Path) -> Path:
+    """Write `index.sqlite`, for a store where the caller wants it; the staging folder then has a link to it."""
+    built = means.sqlite_build_path if plan.dataset.is_remote else None
+    staged = staging / META_FOLDER / INDEX_SQLITE
+    shard_names = [shard.name for shard in scanned.shards]
+    rows = enumerate(scanned.scans())
+    write_sqlite_index(built or staged, rows, shard_name=shard_names.__getitem__, media=plan.media)
+    if built is not None:
+        staged.symlink_to(built.absolute())
+    return built or staged
 
 
-def _list_shards(
-    root: str, shards: Sequence[str] | None, exclude: str | None, old_info: DatasetInfo | None, suffix: str
-) -> tuple[str, ...]:
-    if old_info is not None:
-        if shards is not None or exclude is not None:
-            raise ConfigError(
-                "the shards of a prepared dataset are known: tar_index_only takes no shards and no exclude."
-            )
-        return tuple(old_info.shard_counts)
-    if shards is None:
-        return find_shards(root, exclude=exclude, suffix=suffix)
-    if not shards:
-        raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
-    found = frozenset(list_files(root)) if is_url(root) else None
-    for name in shards:
-        path = join(root, name)
-        if not (os.path.isfile(path) if found is None else name in found):
-            raise DatasetNotFoundError(f"{path}: listed as a shard, but there is no such file.")
-    if len(set(shards)) < len(shards):
-        raise ConfigError(f"{root}: the list of shards names one twice.")
-    return check_shards(shards, exclude)
-
-
-class _Grown:
-    """A dataset that shards are added to. Raises DatasetNotFoundError, and SplitError: it has no such split file."""
-
-    def __init__(self, root: Path, split_config: str) -> None:
-        self.info = read_info(root)
-        self._splits = read_split_config(root, split_config, shards=self.info.shard_counts)
-        parts = self._splits.split_parts
-        self.main_part = "train" if "train" in parts or not parts else next(iter(parts))
-        self.split_file = Path(self._splits.where)
-        self.kept_split = f"{self.split_file.stem}-first-{len(self.info.shard_counts)}-shards{self.split_file.suffix}"
-
-    def with_parts(self, parts: Mapping[str, tuple[str, ...]]) -> SplitConfig:
-        """The splits of the dataset, with more shards behind those of each part."""
-        old = self._splits.split_parts
-        both = {part: (*old.get(part, ()), *parts.get(part, ())) for part in (*old, *parts)}
-        return SplitConfig(split_parts=both, exclude=self._splits.exclude)
+def _finish_database(plan: PreparePlan, staging: Path, database: Path, *, grown: bool) -> None:
+    """Keep in a new database what the old one knows of media, if the samples are the same, and write its UUID."""
+    old = copy_database(plan.dataset.location)
+    is_same = old is not None and keep_media_tables(database, old, plan.media_filter, grown=grown)
+    write_uuid(staging, read_uuid(plan.root) if plan.same_uuid and is_same else None)
 
 
 def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
@@ -565,16 +492,6 @@ def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
         yield "indices of videos are of the tars before: make them again by `energon_grain.prepare.index_videos`."
 
 
-def _is_unfinished(root: Path, request: str) -> bool:
-    """Whether a `prepare` with the same arguments did not come to its end, though its results may be in place."""
-    try:
-        return (root / REQUEST).read_text(encoding="utf-8") == request
-    except FileNotFoundError:  # it was killed right at its end
-        if (root / WRITTEN_FOLDER).is_dir():
-            return True
-        return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
-
-
 def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     if not split_parts:
         return
@@ -586,58 +503,6 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
-
-
-def _finish_prefixes(root: Path, shards: Sequence[str]) -> None:
-    """Rename the members of the tars that a killed run had not come to. To be called while the dataset is locked."""
-    if (root / _PREFIXING).exists():
-        for folder in {(root / shard).parent for shard in shards}:
-            remove_temporaries(folder, ".*.tar.*.tmp")
-        _prefix(root, shards)
-
-
-def _prefix_members(root: Path, scanned: ScannedDataset) -> None:
-    """Put the path of its tar before each member's name, in all of them. To be called while the dataset is locked.
-
-    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, so that its key is `parts/3.tar/b/7`; members
-    that are no parts of samples keep their names. Energon changes headers in place, which a kill in the middle of a
-    sample tears apart, and which names that become too long for their header rule out. Here each tar is written anew
-    beside the old one and renamed, so that it has all of its old names or all of its new ones, and readers that have it
-    open go on with the old one.
-
-    The mark `.nv-meta/.prepare/prefixing` is there from before the first rename until the dataset is prepared: where a
-    run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
-    the same.
-
-    Raises DuplicateKeyError, with nothing changed, where one tar has a key twice, which that would not mend.
-    """
-    for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
-        if len(set(scan.keys())) < len(scan):
-            raise DuplicateKeyError(
-                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
-                f"name of the tar would not distinguish its samples. Rename them; no tar was changed."
-            )
-    (root / _PREFIXING).touch()
-    _prefix(root, [shard.name for shard in scanned.shards])
-
-
-def _prefix(root: Path, shards: Sequence[str]) -> None:
-    with ThreadPoolExecutor(_PREFIXING_THREADS, thread_name_prefix="prepare") as pool:
-        list(pool.map(lambda shard: _prefix_one(root / shard, f"{shard}/"), shards))
-
-
-def _prefix_one(path: Path, prefix: str) -> None:
-    with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
-        members = old.getmembers()
-        parts = [member for member in members if member.isreg() and split_member_name(member.name)]
-        if all(member.name.startswith(prefix) for member in parts):
-            return  # done by a run that was killed
-        for member in parts:
-            member.name = prefix + member.name
-        with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:
-            for member in members:
-                data.seek(member.offset_data)
-                new.addfile(member, data if member.isreg() else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

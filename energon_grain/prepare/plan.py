@@ -1,0 +1,396 @@
+"""What a `prepare` does, decided before any sample is read: one small function for each mode makes the plan.
+
+`energon_grain.prepare.preparation` carries plans out, and `energon-grain prepare --dry-run` prints them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
+from energon_grain.formats.array_record import RecordEncoding, read_records_file
+from energon_grain.formats.columnar_header import COLUMNAR_FOLDER
+from energon_grain.formats.commit_journal import PREPARE_FOLDER
+from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
+from energon_grain.formats.nv_meta import (
+    INDEX_SQLITE,
+    INDEX_UUID,
+    INFO_JSON,
+    INFO_YAML,
+    META_FOLDER,
+    RECORD_SUFFIX,
+    RECORDS_JSON,
+    DatasetInfo,
+    dataset_kind,
+    read_info,
+)
+from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config
+from energon_grain.formats.sqlite_index import filter_of
+from energon_grain.formats.tar.index import tar_index_path
+from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
+from energon_grain.prepare.listing import (
+    TAR_SUFFIX,
+    check_shards,
+    find_shards,
+    list_files,
+    split_by_patterns,
+    split_by_ratio,
+)
+from energon_grain.prepare.writing import OF_A_WRITER, REQUEST, WRITING_FOLDER, WRITTEN_FOLDER, check_written
+from energon_grain.storage.location import is_url, join
+
+DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
+SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
+COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
+Mode = Literal["new", "again", "indices", "append"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRequest:
+    """What a caller asks for; the fields are arguments of `prepare_dataset`.
+
+    `asks` is whether it gave `choose_definition`. What changes no byte of the result, such as the number of workers, is
+    no part of it: `text` tells an unfinished run with the same request from one with another.
+    """
+
+    shards: Sequence[str] | None = None
+    records: RecordEncoding | None = None
+    exclude: str | None = None
+    split_ratio: Mapping[str, float] | Sequence[float] | None = None
+    split_patterns: Mapping[str, str | Sequence[str]] | None = None
+    split_config: str = DEFAULT_SPLIT_CONFIG
+    shuffle_tars: bool = False
+    shuffle_seed: int = 42
+    sample_type: str | None = None
+    field_map: Mapping[str, str] | None = None
+    crude: bool = False
+    subflavors: Mapping[str, Any] | None = None
+    asks: bool = False
+    dataset_yaml_name: str = "dataset.yaml"
+    force_overwrite: bool = False
+    tar_index_only: bool = False
+    append: bool = False
+    fix_duplicates: bool = False
+    sqlite: bool = True
+    media_filter: MediaFilterConfig | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """Which of the plans is made."""
+        if self.append:
+            return "append"
+        return "indices" if self.tar_index_only else "again" if self.force_overwrite else "new"
+
+    def text(self, root: Path) -> str:
+        """The request as the mark of a run that has not ended."""
+        return repr((self, OF_A_WRITER if (root / WRITING_FOLDER).is_dir() else ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparePlan:
+    """What will be scanned, written and removed.
+
+    Attributes:
+        dataset: The folder or URL.
+        request: What was asked for.
+        mark: `request.text`, which is kept in the dataset until everything is in place.
+        records: Encoding of the records; None: the shards are tars.
+        shards: All shards, in the order of `.info.json`.
+        new: Those that the dataset does not have yet, or all of them.
+        before: The dataset until now, whose numbers of samples must come out again; None: it is prepared from scratch.
+        splits: What the split file will say; None: it stays.
+        split_file: Its name.
+        kept_split: With `append`, the split file until now, and the name under which it is kept.
+        definition: What the dataset's YAML file will say; None: it stays, or the caller is asked after the scan.
+        media: Which parts of tars are looked at for metadata; None: none.
+        media_of_new: Only in new shards; of the others their metadata are kept.
+        sqlite: Whether `index.sqlite` and `index.uuid` are written.
+        same_uuid: Whether `index.uuid` stays if the samples are the same.
+    """
+
+    dataset: DataFolder
+    request: PrepareRequest
+    mark: str
+    records: RecordEncoding | None
+    shards: tuple[str, ...]
+    new: tuple[str, ...]
+    before: DatasetInfo | None = None
+    splits: SplitConfig | None = None
+    split_file: str | None = None
+    kept_split: tuple[Path, str] | None = None
+    definition: DatasetDefinition | None = None
+    media: MediaFilterConfig | None = None
+    media_of_new: bool = False
+    sqlite: bool = True
+    same_uuid: bool = False
+
+    @property
+    def mode(self) -> Mode:
+        """As asked for."""
+        return self.request.mode
+
+    @property
+    def root(self) -> Path:
+        """The folder, or the local mirror of the metadata of a remote one."""
+        return self.dataset.local
+
+    @property
+    def writes_info(self) -> bool:
+        """Whether `.info.json` is written; new indices alone leave it as it is."""
+        return self.mode != "indices" or not (self.root / META_FOLDER / INFO_JSON).exists()
+
+    @property
+    def media_filter(self) -> MediaFilterConfig | None:
+        """What the caller asked to be looked at, in all shards."""
+        return self.request.media_filter
+
+    def small_files(self, *, defined: bool) -> Iterator[str]:
+        """Paths of what is written beside the indices, in the order in which they are put in place.
+
+        Args:
+            defined: Whether there is a definition, which callers may be asked for after the scan.
+        """
+        names: list[str | None] = [
+            RECORDS_JSON if self.records is not None and self.mode != "indices" else None,
+            self.request.dataset_yaml_name if defined else None,
+            self.kept_split[1] if self.kept_split is not None else None,
+            self.split_file,
+            INFO_JSON if self.writes_info else None,
+            INFO_YAML if self.writes_info and (self.root / META_FOLDER / INFO_YAML).exists() else None,
+        ]
+        return (f"{META_FOLDER}/{name}" for name in names if name is not None)
+
+    @property
+    def removes(self) -> tuple[str, ...]:
+        """Paths of what does not fit any more, relative to the dataset; they need not exist."""
+        bare = () if self.dataset.is_remote else (f"{META_FOLDER}/{BARE_FOLDER}",)  # of when it was not prepared yet
+        return (*(() if self.sqlite else SQLITE_FILES), *bare)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Paths of all that is written, relative to the dataset; of the columnar index the folder alone."""
+        indices = [tar_index_path(name).as_posix() for name in self.new] if self.records is None else []
+        sqlite = SQLITE_FILES if self.sqlite else ()
+        small = self.small_files(defined=self.definition is not None)
+        return (*indices, *sqlite, f"{COLUMNAR}/", *small)
+
+    def lines(self) -> Iterator[str]:
+        """The plan in words, a line each."""
+        doing = {"new": "prepare", "again": "prepare again", "indices": "index again", "append": "append to"}
+        kind = "tar" if self.records is None else f"ArrayRecord ({self.records})"
+        yield f"{doing[self.mode]} {self.dataset.location}"
+        yield f"scan    {len(self.new):,} {kind} shards{_such_as(self.new)}"
+        if len(self.new) < len(self.shards):
+            yield f"keep    {len(self.shards) - len(self.new):,} shards that are indexed"
+        if self.media is not None:
+            yield "        and read the headers of media in them"
+        for part, names in () if self.splits is None else self.splits.split_parts.items():
+            yield f"split   {part}: {len(names):,} shards{_such_as(names)}"
+        if self.request.asks and self.before is None:
+            yield "ask     for the sample type, after the scan"
+        indices = [name for name in self.writes if not name.startswith(f"{META_FOLDER}/")]
+        if indices:
+            yield f"write   {len(indices):,} indices of tars{_such_as(indices)}"
+        yield from (f"write   {name}" for name in self.writes if name not in set(indices))
+        yield from (f"remove  {name}" for name in self.removes if (self.root / name).exists())
+        if self.request.fix_duplicates:
+            yield "rename  the members of all tars, if several tars have a key in common"
+
+
+def _such_as(names: Sequence[str]) -> str:
+    return f": {names[0]}" if len(names) == 1 else f": {names[0]} … {names[-1]}" if names else ""
+
+
+def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
+    """Decide what a `prepare` will do. Nothing is written.
+
+    Raises:
+        ConfigError: Arguments do not go together, or not with this dataset.
+        RefusedError: The dataset is prepared already.
+        DatasetNotFoundError: There are no shards, or none that are new.
+        SplitError: There is no such split file to append to.
+    """
+    _check_request(dataset, request)
+    mark = request.text(dataset.local)
+    if request.mode == "new" and dataset_kind(dataset.local).has_shards and not is_unfinished(dataset.local, mark):
+        raise RefusedError(
+            f"{dataset.location}: already prepared. append (--append) adds the shards that it does not have yet; "
+            f"force_overwrite (--force-overwrite) prepares it again and replaces its splits; tar_index_only "
+            f"(--tar-index-only) writes only the indices again."
+        )
+    if not dataset.is_remote:
+        check_written(dataset.local)
+    return _PLANS[request.mode](dataset, request, mark)
+
+
+def _check_request(dataset: DataFolder, request: PrepareRequest) -> None:
+    if request.split_ratio is not None and request.split_patterns is not None:
+        raise ConfigError("give a split ratio or split patterns, not both.")
+    if not request.append:
+        return
+    defines = request.sample_type or request.field_map or request.crude or request.asks or request.subflavors
+    if request.tar_index_only or request.force_overwrite or defines:
+        raise ConfigError(
+            f"{dataset.location}: append keeps shards, indices and sample types: it goes with neither tar_index_only "
+            f"nor force_overwrite, nor with what says what samples are."
+        )
+    if dataset.is_remote:
+        raise ConfigError(f"{dataset.location}: shards are appended on file systems, not in object stores.")
+
+
+def _check_with_records(dataset: DataFolder, request: PrepareRequest, records: RecordEncoding | None) -> None:
+    name = request.split_config
+    if name != Path(name).name or not name.endswith((".yaml", ".json")):
+        raise ConfigError(f"split_config {name!r}: give the name of a file in .nv-meta, *.yaml or *.json.")
+    if request.fix_duplicates and (dataset.is_remote or records is not None):
+        raise ConfigError(
+            f"{dataset.location}: fix_duplicates renames members of tar files on a file system; it cannot rename "
+            f"those in object stores or ArrayRecord files."
+        )
+    if request.media_filter is not None and records is not None:
+        raise ConfigError(f"{dataset.location}: metadata of media are gathered from tars, not from ArrayRecord files.")
+
+
+def _plan_from_scratch(dataset: DataFolder, request: PrepareRequest, mark: str) -> PreparePlan:
+    records = request.records or read_records_file(dataset.local)
+    _check_with_records(dataset, request, records)
+    shards = _list_shards(dataset.location, request, records)
+    return PreparePlan(
+        dataset=dataset,
+        request=request,
+        mark=mark,
+        records=records,
+        shards=shards,
+        new=shards,
+        splits=SplitConfig(split_parts=_dealt(shards, request, DEFAULT_SPLIT_RATIO)),
+        split_file=request.split_config,
+        definition=None if request.asks else _definition(request),
+        media=request.media_filter,
+        sqlite=request.sqlite and records is None,
+    )
+
+
+def _plan_indices(dataset: DataFolder, request: PrepareRequest, mark: str) -> PreparePlan:
+    with naming(dataset):
+        before = read_info(dataset.local)
+    if request.records is not None:
+        raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
+    records = read_records_file(dataset.local)
+    _check_with_records(dataset, request, records)
+    if request.shards is not None or request.exclude is not None:
+        raise ConfigError("the shards of a prepared dataset are known: tar_index_only takes no shards and no exclude.")
+    shards = tuple(before.shard_counts)
+    return PreparePlan(
+        dataset=dataset,
+        request=request,
+        mark=mark,
+        records=records,
+        shards=shards,
+        new=shards,
+        before=before,
+        media=request.media_filter,
+        sqlite=request.sqlite and records is None,
+        same_uuid=request.media_filter is not None,
+    )
+
+
+def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> PreparePlan:
+    root = dataset.local
+    with naming(dataset):
+        before = read_info(root)
+        old = read_split_config(root, request.split_config, shards=before.shard_counts)
+    records = request.records or read_records_file(root)
+    _check_with_records(dataset, request, records)
+    found = _list_shards(dataset.location, request, records)
+    new = tuple(name for name in found if name not in before.shard_counts)
+    shards = (*before.shard_counts, *new)
+    if not new and not is_unfinished(root, mark):
+        raise DatasetNotFoundError(f"{dataset.location}: has all {len(shards)} shards found there: none is new.")
+    main = "train" if "train" in old.split_parts or not old.split_parts else next(iter(old.split_parts))
+    more = _dealt(new, request, {main: 1}) if new else {}
+    parts = {name: (*old.split_parts.get(name, ()), *more.get(name, ())) for name in (*old.split_parts, *more)}
+    split_file = Path(old.where)
+    kept = split_file, f"{split_file.stem}-first-{len(before.shard_counts)}-shards{split_file.suffix}"
+    # In shards that are added, media are looked at as in the others, which need not be looked at again.
+    looked_at = None if not new or request.media_filter is not None else _media_filter_of(dataset)
+    return PreparePlan(
+        dataset=dataset,
+        request=request,
+        mark=mark,
+        records=records,
+        shards=shards,
+        new=new,
+        before=before,
+        splits=SplitConfig(split_parts=parts, exclude=old.exclude),
+        split_file=split_file.name,
+        kept_split=kept if new else None,
+        definition=_definition(request),
+        media=request.media_filter or looked_at,
+        media_of_new=looked_at is not None,
+        sqlite=request.sqlite and records is None,
+    )
+
+
+_PLANS: dict[Mode, Callable[[DataFolder, PrepareRequest, str], PreparePlan]] = {
+    "new": _plan_from_scratch,
+    "again": _plan_from_scratch,
+    "indices": _plan_indices,
+    "append": _plan_append,
+}
+
+
+def _definition(request: PrepareRequest) -> DatasetDefinition | None:
+    return define_dataset(
+        sample_type=request.sample_type,
+        field_map=request.field_map,
+        crude=request.crude,
+        subflavors=request.subflavors,
+    )
+
+
+def _media_filter_of(dataset: DataFolder) -> MediaFilterConfig | None:
+    database = copy_database(dataset.location)
+    return None if database is None else filter_of(database)
+
+
+def _dealt(
+    shards: Sequence[str], request: PrepareRequest, default: Mapping[str, float] | Sequence[float]
+) -> dict[str, tuple[str, ...]]:
+    dealt = list(shards)
+    if request.shuffle_tars:
+        random.Random(request.shuffle_seed).shuffle(dealt)
+    if request.split_patterns:
+        return split_by_patterns(dealt, request.split_patterns)
+    return split_by_ratio(dealt, default if request.split_ratio is None else request.split_ratio)
+
+
+def _list_shards(root: str, request: PrepareRequest, records: RecordEncoding | None) -> tuple[str, ...]:
+    shards, exclude = request.shards, request.exclude
+    if shards is None:
+        return find_shards(root, exclude=exclude, suffix=RECORD_SUFFIX if records else TAR_SUFFIX)
+    if not shards:
+        raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
+    found = frozenset(list_files(root)) if is_url(root) else None
+    for name in shards:
+        path = join(root, name)
+        if not (os.path.isfile(path) if found is None else name in found):
+            raise DatasetNotFoundError(f"{path}: listed as a shard, but there is no such file.")
+    if len(set(shards)) < len(shards):
+        raise ConfigError(f"{root}: the list of shards names one twice.")
+    return check_shards(shards, exclude)
+
+
+def is_unfinished(root: Path, mark: str) -> bool:
+    """Whether a `prepare` with the same request has not ended, though its results may be in place."""
+    try:
+        return (root / REQUEST).read_text(encoding="utf-8") == mark
+    except FileNotFoundError:  # it was killed right at its end
+        if (root / WRITTEN_FOLDER).is_dir():
+            return True
+        return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())
