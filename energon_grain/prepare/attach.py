@@ -7,6 +7,7 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,63 +40,107 @@ def attach_column(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], s
         ConfigError: The file does not fit the samples.
         FormatError: It is damaged.
     """
-    path, field = "an array", name
-    if isinstance(file, str):
-        path, colon, field = file.rpartition(":")
-        if not (colon and field and not os.path.exists(file)):
-            path, field = file, name
-        if not os.path.isfile(path):
-            raise ConfigError(f"the column {name!r}: there is no file {path}")
-    written = ATTACHED + (name_of(path) if isinstance(file, str) else "FILE") + (f":{field}" if field != name else "")
-    total, where = len(source), f"{path}: the column {name!r}"
-    if isinstance(file, np.ndarray) or path.endswith(".npy"):
-        try:
-            rows: Any = np.load(path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
-        except (ValueError, EOFError) as error:
-            raise FormatError(f"{path}: is no array that can be attached: {error}") from error
-        if not isinstance(rows, np.ndarray):
-            raise FormatError(f"{path}: is no array that can be attached, but an archive of several")
-        if rows.ndim != 1 or rows.dtype.kind not in "biuf" or len(rows) != total:
-            raise ConfigError(
-                f"{where}: has {rows.dtype}{list(rows.shape)}; there must be one number for each of the {total} samples"
-            )
-        if rows.dtype.kind == "u":  # others are left where they are mapped
-            rows = _known(rows, where)
-        keys = None
-    else:
-        keys, rows = _table(path, field, where)
-        if keys is None and len(rows) != total:
-            raise ConfigError(
-                f"{where}: has no field `key`, so it must have a row for each of the {total} samples, and it has "
-                f"{len(rows)}"
-            )
-    whole = rows.dtype.kind in "bi"
-    notes: list[str] = []
-    if keys is not None:
-        order = {key: row for row, key in enumerate(keys)}
-        if len(order) < len(keys):
-            twice = next(key for row, key in enumerate(keys) if order[key] != row)
-            raise ConfigError(f"{where}: has the key {twice!r} twice")
-        places = np.concatenate([_rows_of(order, source, at) for at in range(0, total, _BLOCK_SAMPLES)])
-        there = places >= 0
-        matched = int(np.count_nonzero(there))
-        if not matched:
-            own = ", ".join(map(repr, source.read(np.arange(min(3, total))).keys))
-            raise ConfigError(
-                f"{where}: none of its {len(keys)} keys, such as {next(iter(keys), None)!r}, is one of a sample; those "
-                f"are {own}, …"
-            )
-        values = np.where(there, rows[places], np.nan) if matched < total else rows[places]
-        whole = whole and matched == total
-        unused = len(keys) - len(np.unique(places[there]))
-        if unused:
-            notes.append(f"{name}: {unused:,} of the {len(keys):,} keys in {name_of(path)} are of no sample.")
-    else:
-        values = rows
-    writer = stage.new(name, np.int64 if whole else np.float64, function=written, version=1)
-    for at in range(0, total, _BLOCK_SAMPLES):
+    place = _Attached.of(name, file)
+    keys, rows = _numbers_and_keys(place, file, len(source))
+    by_key = None if keys is None else _by_key(place, keys, source)
+    values = rows if by_key is None else by_key.of(rows)
+    # A sample without a number has NaN, which integers do not have.
+    whole = rows.dtype.kind in "bi" and (by_key is None or by_key.all_matched)
+    writer = stage.new(name, np.int64 if whole else np.float64, function=place.written, version=1)
+    for at in range(0, len(source), _BLOCK_SAMPLES):
         writer.append(np.asarray(values[at : at + _BLOCK_SAMPLES]))
-    return notes
+    if by_key is None or not by_key.unused:
+        return []
+    return [f"{name}: {by_key.unused:,} of the {len(by_key.keys):,} keys in {name_of(place.path)} are of no sample."]
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """Where a column comes from: the file, its field, and what the column's header says of both."""
+
+    path: str
+    field: str
+    where: str
+    written: str
+
+    @classmethod
+    def of(cls, name: str, file: str | npt.NDArray[Any]) -> _Attached:
+        path, field, said = "an array", name, "FILE"
+        if isinstance(file, str):
+            path, colon, field = file.rpartition(":")
+            if not (colon and field and not os.path.exists(file)):
+                path, field = file, name
+            if not os.path.isfile(path):
+                raise ConfigError(f"the column {name!r}: there is no file {path}")
+            said = name_of(path)
+        suffix = f":{field}" if field != name else ""
+        return cls(path, field, f"{path}: the column {name!r}", f"{ATTACHED}{said}{suffix}")
+
+
+def _numbers_and_keys(
+    place: _Attached, file: str | npt.NDArray[Any], total: int
+) -> tuple[list[str] | None, npt.NDArray[Any]]:
+    if isinstance(file, np.ndarray) or place.path.endswith(".npy"):
+        return None, _array(place, file, total)
+    keys, rows = _table(place.path, place.field, place.where)
+    if keys is None and len(rows) != total:
+        raise ConfigError(
+            f"{place.where}: has no field `key`, so it must have a row for each of the {total} samples, and it has "
+            f"{len(rows)}"
+        )
+    return keys, rows
+
+
+def _array(place: _Attached, file: str | npt.NDArray[Any], total: int) -> npt.NDArray[Any]:
+    try:
+        rows: Any = np.load(place.path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
+    except (ValueError, EOFError) as error:
+        raise FormatError(f"{place.path}: is no array that can be attached: {error}") from error
+    if not isinstance(rows, np.ndarray):
+        raise FormatError(f"{place.path}: is no array that can be attached, but an archive of several")
+    if rows.ndim != 1 or rows.dtype.kind not in "biuf" or len(rows) != total:
+        raise ConfigError(
+            f"{place.where}: has {rows.dtype}{list(rows.shape)}; there must be one number for each of the {total} "
+            f"samples"
+        )
+    # Arrays that are no unsigned ones stay where they are mapped.
+    return _known(rows, place.where) if rows.dtype.kind == "u" else rows
+
+
+@dataclass(frozen=True)
+class _ByKey:
+    """The rows of a file in the order of the samples; `places` is (n,) int64, -1 for a sample without a row."""
+
+    keys: list[str]
+    places: npt.NDArray[np.int64]
+
+    @property
+    def all_matched(self) -> bool:
+        return bool((self.places >= 0).all())
+
+    @property
+    def unused(self) -> int:
+        return len(self.keys) - len(np.unique(self.places[self.places >= 0]))
+
+    def of(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(n,) the number of each sample, NaN where there is none."""
+        return rows[self.places] if self.all_matched else np.where(self.places >= 0, rows[self.places], np.nan)
+
+
+def _by_key(place: _Attached, keys: list[str], source: Source) -> _ByKey:
+    order = {key: row for row, key in enumerate(keys)}
+    if len(order) < len(keys):
+        twice = next(key for row, key in enumerate(keys) if order[key] != row)
+        raise ConfigError(f"{place.where}: has the key {twice!r} twice")
+    total = len(source)
+    places = np.concatenate([_rows_of(order, source, at) for at in range(0, total, _BLOCK_SAMPLES)])
+    if not (places >= 0).any():
+        own = ", ".join(map(repr, source.read(np.arange(min(3, total))).keys))
+        raise ConfigError(
+            f"{place.where}: none of its {len(keys)} keys, such as {next(iter(keys), None)!r}, is one of a sample; "
+            f"those are {own}, …"
+        )
+    return _ByKey(keys, places)
 
 
 def _rows_of(rows: Mapping[str, int], source: Source, begin: int) -> npt.NDArray[np.int64]:

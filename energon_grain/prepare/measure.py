@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -212,10 +212,97 @@ def measure_dataset(
         ReadError: A store cannot be read or written.
         WorkerError: A process died, or the executor failed.
     """
-    begun_s, tell = time.perf_counter(), progress or (lambda _: None)
-    measures = [Measurement.of(name, function, version) for name, function in (columns or {}).items()]
-    files = {n: file if isinstance(file, np.ndarray) else os.fspath(file) for n, file in (attach or {}).items()}
-    names = [*(each.name for each in measures), *files]
+    begun_s = time.perf_counter()
+    plan = _MeasurePlan.of(path, columns or {}, attach or {}, parts, version)
+    source = opened_samples(plan.location, parts, split_part)
+    with contextlib.ExitStack() as stack:
+        stack.callback(source.close)
+        held = _place_for_columns(source, plan.names)
+        folder = held.folder.writable()
+        staging = stack.enter_context(_staging(folder, plan.location))
+        stage, notes, reused = ColumnStage(folder, staging), _about_place(folder), 0
+        for name, file in plan.files.items():
+            notes += attach_column(stage, name, file, source)
+        log = stack.enter_context(contextlib.closing(plan.log(folder.local, source))) if plan.measures else None
+        if log is not None:
+            if not log.samples:
+                _begin_with(log, held, source, plan.measures, plan.parts)
+            reused, tell = log.samples, progress or (lambda _: None)
+            _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, tell=tell)
+            plan.stage(stage, log)
+        put, remove = stage.finish(held.content_id)
+        folder.put_in_place(staging, put=put, remove=remove)
+        if log is not None:
+            log.remove()
+        if folder.mirrored is not None and isinstance(source, PreparedSource):
+            look_again(open_folder(plan.location))
+    with contextlib.closing(opened_samples(plan.location, parts, split_part)) as again:
+        return MeasureReport(
+            path=plan.location,
+            samples=len(source),
+            columns=summarize_columns(Columns(again), plan.names),
+            samples_reused=reused,
+            notes=tuple(notes),
+            elapsed_s=time.perf_counter() - begun_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeasurePlan:
+    """Which columns are made of which dataset: `measures` by functions, `files` from files or arrays.
+
+    `wanted` are the parts as the caller gave them, `parts` the same, sorted.
+    """
+
+    location: str
+    measures: tuple[Measurement, ...]
+    files: Mapping[str, str | npt.NDArray[Any]]
+    parts: tuple[str, ...]
+    wanted: Collection[str] | None
+
+    @classmethod
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        columns: Mapping[str, Function | str],
+        attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]],
+        parts: Collection[str] | None,
+        version: int | None,
+    ) -> _MeasurePlan:
+        """Raises ConfigError: a function or a name does not fit, or there is no column to make."""
+        measures = tuple(Measurement.of(name, function, version) for name, function in columns.items())
+        files = {name: file if isinstance(file, np.ndarray) else os.fspath(file) for name, file in attach.items()}
+        _check_names(path, [*(each.name for each in measures), *files])
+        sorted_parts = tuple(sorted(parts or ()))
+        return cls(location=located(path), measures=measures, files=files, parts=sorted_parts, wanted=parts)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return [*(each.name for each in self.measures), *self.files]
+
+    def log(self, folder: Path, source: MeasurableSource) -> _Log:
+        """The log of this plan in the folder of columns; logs of other plans are removed."""
+        measures = [(each.name, each.named, each.version) for each in self.measures]
+        request = repr((source.content_id, measures, self.wanted and sorted(self.wanted)))
+        own = _LOG_NAME.format(f"{fold(request):016x}")
+        for other in folder.glob(_LOG_NAME.format("*")):
+            if other.name != own:
+                other.unlink()
+        return _Log(folder / own)
+
+    def stage(self, stage: ColumnStage, log: _Log) -> None:
+        """Write the columns that were measured into the staging folder."""
+        writers = [
+            stage.new(each.name, log.dtype(place), function=each.named, version=each.version, parts=self.parts)
+            for place, each in enumerate(self.measures)
+        ]
+        for values in log.in_order():
+            for writer, piece in zip(writers, values, strict=True):
+                writer.append(piece)
+
+
+def _check_names(path: str | os.PathLike[str], names: Sequence[str]) -> None:
     if not names:
         raise ConfigError(f"{path}: no column to measure was given, as tokens=my_module:count_tokens")
     for name in names:
@@ -225,65 +312,22 @@ def measure_dataset(
                 f"{name!r} is {taken}: a name is made of letters, digits and underscores, with dots between, and "
                 f"`{SIZES}` and those that begin with `{SIZES}.` are taken by the sizes of parts"
             )
-    location = located(path)
-    source = opened_samples(location, parts, split_part)
-    held = _place_for_columns(source, names)
-    folder = held.folder.writable()
+
+
+@contextlib.contextmanager
+def _staging(folder: ColumnFolder, location: str) -> Generator[Path]:
+    """An empty folder for new columns, under the lock of the dataset; it is removed at the end."""
     local = folder.local
-    with contextlib.ExitStack() as stack:
-        stack.callback(source.close)
-        stack.enter_context(naming_when_full(local))
+    with naming_when_full(local):
         local.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(preparation_lock(folder.locked or local, of=location))
-        staging = local / _STAGING
-        remove_temporaries(local, _STAGING)
-        _remove_unnamed(folder)
-        stack.callback(shutil.rmtree, staging, ignore_errors=True)
-        stage, notes, reused = ColumnStage(folder, staging), _about_place(folder), 0
-        for name, file in files.items():
-            notes += attach_column(stage, name, file, source)
-        log = None
-        if measures:
-            request = repr(
-                (source.content_id, [(m.name, m.named, m.version) for m in measures], parts and sorted(parts))
-            )
-            own = _LOG_NAME.format(f"{fold(request):016x}")
-            for other in local.glob(_LOG_NAME.format("*")):
-                if other.name != own:
-                    other.unlink()
-            log = stack.enter_context(contextlib.closing(_Log(local / own)))
-            if not log.samples:
-                _begin_with(log, held, source, measures, tuple(sorted(parts or ())))
-            reused = log.samples
-            _measure(source, measures, log, num_workers=num_workers, executor=executor, tell=tell)
-            writers = [
-                stage.new(
-                    each.name,
-                    log.dtype(place),
-                    function=each.named,
-                    version=each.version,
-                    parts=tuple(sorted(parts or ())),
-                )
-                for place, each in enumerate(measures)
-            ]
-            for values in log.in_order():
-                for writer, piece in zip(writers, values, strict=True):
-                    writer.append(piece)
-        put, remove = stage.finish(held.content_id)
-        folder.put_in_place(staging, put=put, remove=remove)
-        if log is not None:
-            log.remove()
-        if folder.mirrored is not None and isinstance(source, PreparedSource):
-            look_again(open_folder(location))
-    with contextlib.closing(opened_samples(location, parts, split_part)) as again:
-        return MeasureReport(
-            path=location,
-            samples=len(source),
-            columns=summarize_columns(Columns(again), names),
-            samples_reused=reused,
-            notes=tuple(notes),
-            elapsed_s=time.perf_counter() - begun_s,
-        )
+        with preparation_lock(folder.locked or local, of=location):
+            staging = local / _STAGING
+            remove_temporaries(local, _STAGING)
+            _remove_unnamed(folder)
+            try:
+                yield staging
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
 
 
 def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> KeptColumns:
