@@ -169,60 +169,92 @@ def measure(
     """
     cores = usable_cores()
     chosen = sorted({number for number in workers if number <= cores} or {cores})
-    keeps = storage_settings().cache_bytes != 0
-    spec = past = compile_dataset(dataset)
-    later = None
-    with contextlib.ExitStack() as stack:
-        stage = stack.enter_context(contextlib.closing(PureStage(spec)))
+    spec = compile_dataset(dataset)
+    with contextlib.closing(PureStage(spec)) as stage:
         samples = sum(map(len, stage.sources))
         parts = {part for source in stage.sources if len(source) for part in source.locate(0).parts}
-        in_store = any(isinstance(source, RemoteSource) and source.remote_files for source in stage.sources)
         show("storage")
-        if in_store:
-            with using_storage(msgspec.structs.replace(storage_settings(), cache_bytes=0)):
-                past = compile_dataset(dataset)
-            past_stage = stack.enter_context(contextlib.closing(PureStage(past)))
-            ahead = stack.enter_context(contextlib.closing(Prefetch(past_stage.sources, in_process=True)))
-            chunks, first = _read(past_stage, _chunks(past, past_stage, _CHUNK, ahead), seconds)
-        else:
-            chunks = list(_chunks(spec, stage, _CHUNK))
-            first = _read(stage, chunks, seconds)[1] if _drop(stage, chunks) else None
-        if keeps or not in_store:
-            chunks, _ = _read(stage, chunks, seconds)
-            _, later = _read(stage, itertools.cycle(chunks), seconds)
+        storage = _storage(dataset, spec, stage, seconds)
         show("sample work")
         work, dropped = _work(spec, stage, seconds)
-    pipeline = _pipeline(past, dataset.worker_config, chosen, seconds, show, samples if in_store else 0)
-    shuffled = [leaf for leaf in spec.leaves if leaf.order.shuffle]
-    refused = max((wanted_block(leaf.leaf) or 1 for leaf in shuffled if leaf.order.block is None), default=1)
-    notes = {
-        f"this process may use {cores} cores: no more workers than that are tried": len(chosen) < len(set(workers)),
-        "lanes filter, pack, group or generate here, which shows in the pipeline alone: its samples are the items that "
-        "come out": spec.program is not None,
-        f"blocks of {refused:,} samples would be fewer than the {spec.lanes} lanes that take turns to read one, so "
-        f"this dataset is shuffled fully": refused > 1,
-        f"some were dropped: {', '.join(sorted(dropped))}; `energon-grain lint` lists what is broken": bool(dropped),
-    }
+    in_store = storage.past is not spec
+    whole_pass = samples if in_store else 0
+    pipeline = _pipeline(storage.past, dataset.worker_config, chosen, seconds, show, whole_pass)
+    orders = [leaf.order for leaf in spec.leaves if leaf.order.shuffle]
     return Figures(
         path=path,
         samples=samples,
-        sample_bytes=sum(chunk.size_bytes for chunk in chunks) / max(1, sum(len(chunk.draws) for chunk in chunks)),
+        sample_bytes=storage.sample_bytes,
         batch_size=1 if spec.batch is None else spec.batch.size,
-        block=min((leaf.order.block for leaf in shuffled if leaf.order.block is not None), default=None),
-        largest_block=max((leaf.order.n * leaf.order.passes // spec.lanes for leaf in shuffled), default=0),
+        block=min((order.block for order in orders if order.block is not None), default=None),
+        largest_block=max((order.n * order.passes // spec.lanes for order in orders), default=0),
         worker_type=dataset.worker_config.worker_type,
         cores=cores,
         images=any(part.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for part in parts),
         items=spec.program is not None,
         in_store=in_store,
-        first=first,
-        later=later,
+        first=storage.first,
+        later=storage.later,
         work=work,
         work_per_s=1e6 / max(1e-3, sum(each.microseconds for each in work)),
         pipeline=pipeline,
         dropped=dict(dropped),
-        notes=tuple(text for text, applies in notes.items() if applies),
+        notes=tuple(_notes(spec, cores, dropped, all_tried=len(chosen) == len(set(workers)))),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Storage:
+    """How fast storage is when it is asked for the first time and again.
+
+    `past` is the stream as it reads past the cache; of a dataset on local disks it is the stream itself.
+    """
+
+    past: StreamSpec
+    first: Rate | None
+    later: Rate | None
+    sample_bytes: float
+
+
+def _storage(dataset: SavableDataset, spec: StreamSpec, stage: PureStage, seconds: float) -> _Storage:
+    past = spec
+    in_store = any(isinstance(source, RemoteSource) and source.remote_files for source in stage.sources)
+    if in_store:
+        with using_storage(msgspec.structs.replace(storage_settings(), cache_bytes=0)):
+            past = compile_dataset(dataset)
+        with (
+            contextlib.closing(PureStage(past)) as past_stage,
+            contextlib.closing(Prefetch(past_stage.sources, in_process=True)) as ahead,
+        ):
+            chunks, first = _read(past_stage, _chunks(past, past_stage, _CHUNK, ahead), seconds)
+    else:
+        chunks = list(_chunks(spec, stage, _CHUNK))
+        first = _read(stage, chunks, seconds)[1] if _drop(stage, chunks) else None
+    later = None
+    if not in_store or storage_settings().cache_bytes != 0:
+        chunks, _ = _read(stage, chunks, seconds)
+        _, later = _read(stage, itertools.cycle(chunks), seconds)
+    size_bytes, samples = sum(chunk.size_bytes for chunk in chunks), sum(len(chunk.draws) for chunk in chunks)
+    return _Storage(past=past, first=first, later=later, sample_bytes=size_bytes / max(1, samples))
+
+
+def _notes(spec: StreamSpec, cores: int, dropped: Counter[str], *, all_tried: bool) -> Iterator[str]:
+    if not all_tried:
+        yield f"this process may use {cores} cores: no more workers than that are tried"
+    if spec.program is not None:
+        yield (
+            "lanes filter, pack, group or generate here, which shows in the pipeline alone: its samples are the items "
+            "that come out"
+        )
+    fully = [leaf.leaf for leaf in spec.leaves if leaf.order.shuffle and leaf.order.block is None]
+    refused = max((wanted_block(leaf) or 1 for leaf in fully), default=1)
+    if refused > 1:
+        yield (
+            f"blocks of {refused:,} samples would be fewer than the {spec.lanes} lanes that take turns to read one, so "
+            f"this dataset is shuffled fully"
+        )
+    if dropped:
+        yield f"some were dropped: {', '.join(sorted(dropped))}; `energon-grain lint` lists what is broken"
 
 
 def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: Prefetch | None = None) -> Iterator[Chunk]:
@@ -296,57 +328,80 @@ def _work(spec: StreamSpec, stage: PureStage, seconds: float) -> tuple[tuple[Sta
 
     Batches are made where they are made of consecutive samples; lanes that filter, pack or group are not run.
     """
-
-    def chunks() -> Iterator[Chunk]:
-        """A small one to import what decodes, the same to see how long it takes, and as large ones as go on."""
-        first = next(_chunks(spec, stage, _WORK_CHUNK))
-        yield first
-        began = time.perf_counter()
-        yield first
-        fit = int(len(first.draws) * _WORK_CHUNK_SECONDS / (time.perf_counter() - began))
-        yield from itertools.cycle(list(_chunks(spec, stage, min(max(fit, _WORK_CHUNK), _CHUNK))))
-
-    spans: list[Span] = []
-    dropped = Counter[str]()
-    batch = spec.batch if spec.program is None else None
-    maker = None if batch is None else BatchMaker(batch, seed=spec.seed, hook_lock=stage.hook_lock)
-    waiting: list[tuple[Any, tuple[Any, ...]]] = []
+    done = _Done(spec, stage)
     deadline = time.perf_counter() + seconds
-    for number, chunk in enumerate(chunks()):
-        if number in (1, 2):  # what went before was to warm up
-            spans.clear()
-            dropped.clear()
-        encoded = stage.run(chunk)
-        assert encoded.work is not None
-        spans += [span for span in encoded.work.spans if span.kind == "work"]
-        for outcome, key in zip(encoded.outcomes, encoded.restore_keys, strict=True):
-            if type(outcome) is Dropped:
-                dropped[f"{outcome.hook}: {type(outcome.error).__name__}"] += 1
-            elif batch is not None:
-                waiting.append((outcome, key))
-        while batch is not None and maker is not None and len(waiting) >= batch.size:
-            values, keys = map(list, zip(*waiting[: batch.size], strict=True))
-            waiting = waiting[batch.size :]
-            try:
-                maker.make(values, keys, item=0, pass_number=0, step=0, valid=None, spans=spans)
-            except BatchDropped as error:
-                dropped[f"{error.hook.name}: {type(error.error).__name__}"] += 1
+    for number, chunk in enumerate(_growing_chunks(spec, stage)):
+        if number in (1, 2):  # those before were to warm up
+            done.forget()
+        done.take(chunk)
         if number and time.perf_counter() >= deadline:
             break
-    wall_ns, samples = Counter[str](), Counter[str]()
-    for span in spans:
-        wall_ns[span.name] += span.wall_ns
-        samples[span.name] += span.samples
-    total_ns = sum(wall_ns[name] / samples[name] for name in wall_ns)
-    return tuple(
-        Stage(
-            name=name,
-            microseconds=wall_ns[name] / samples[name] / 1e3,
-            share=wall_ns[name] / samples[name] / max(1e-9, total_ns),
-            serial=any(span.place != "workers" for span in spans if span.name == name),
+    return done.stages(), done.dropped
+
+
+def _growing_chunks(spec: StreamSpec, stage: PureStage) -> Iterator[Chunk]:
+    """A small one to import what decodes, the same to see how long it takes, and then as large ones as fit."""
+    first = next(_chunks(spec, stage, _WORK_CHUNK))
+    yield first
+    began = time.perf_counter()
+    yield first
+    fit = int(len(first.draws) * _WORK_CHUNK_SECONDS / (time.perf_counter() - began))
+    yield from itertools.cycle(list(_chunks(spec, stage, min(max(fit, _WORK_CHUNK), _CHUNK))))
+
+
+class _Done:
+    """The work on chunks so far: its spans, and what was dropped."""
+
+    def __init__(self, spec: StreamSpec, stage: PureStage) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._spans: list[Span] = []
+        self._stage = stage
+        self._batch = spec.batch if spec.program is None else None
+        self._maker = (
+            None if self._batch is None else BatchMaker(self._batch, seed=spec.seed, hook_lock=stage.hook_lock)
         )
-        for name in wall_ns
-    ), dropped
+        self._waiting: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def forget(self) -> None:
+        self._spans.clear()
+        self.dropped.clear()
+
+    def take(self, chunk: Chunk) -> None:
+        encoded = self._stage.run(chunk)
+        assert encoded.work is not None
+        self._spans += [span for span in encoded.work.spans if span.kind == "work"]
+        for outcome, key in zip(encoded.outcomes, encoded.restore_keys, strict=True):
+            if type(outcome) is Dropped:
+                self.dropped[f"{outcome.hook}: {type(outcome.error).__name__}"] += 1
+            elif self._batch is not None:
+                self._waiting.append((outcome, key))
+        if self._batch is not None and self._maker is not None:
+            self._make_batches(self._maker, self._batch.size)
+
+    def _make_batches(self, maker: BatchMaker, size: int) -> None:
+        while len(self._waiting) >= size:
+            values, keys = map(list, zip(*self._waiting[:size], strict=True))
+            self._waiting = self._waiting[size:]
+            try:
+                maker.make(values, keys, item=0, pass_number=0, step=0, valid=None, spans=self._spans)
+            except BatchDropped as error:
+                self.dropped[f"{error.hook.name}: {type(error.error).__name__}"] += 1
+
+    def stages(self) -> tuple[Stage, ...]:
+        wall_ns, samples = Counter[str](), Counter[str]()
+        for span in self._spans:
+            wall_ns[span.name] += span.wall_ns
+            samples[span.name] += span.samples
+        total_ns = sum(wall_ns[name] / samples[name] for name in wall_ns)
+        return tuple(
+            Stage(
+                name=name,
+                microseconds=wall_ns[name] / samples[name] / 1e3,
+                share=wall_ns[name] / samples[name] / max(1e-9, total_ns),
+                serial=any(span.place != "workers" for span in self._spans if span.name == name),
+            )
+            for name in wall_ns
+        )
 
 
 def _pipeline(
