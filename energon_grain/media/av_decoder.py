@@ -289,19 +289,7 @@ class AVDecoder:
                 audio_is_read = get_audio_num_samples or (get_audio_duration and duration is None)
             if get_video and container.streams.video:
                 track = self._video(container)
-                duration, end = track.stream.duration, None
-                count = None if track.stated_times is None else len(track.stated_times)
-                if get_video_frame_count and count is None:
-                    times, end = track.scan()
-                    count = len(times)
-                elif get_video_duration and duration is None:
-                    end = track.end()
-                duration = end - track.first if duration is None and end is not None else duration
-                metadata.video_duration, metadata.video_num_frames = _seconds(duration, track), count
-                if track.stream.average_rate:
-                    metadata.video_fps = float(track.stream.average_rate)
-                elif count and metadata.video_duration:
-                    metadata.video_fps = count / metadata.video_duration
+                _describe_video(metadata, track, counted=get_video_frame_count, timed=get_video_duration)
                 if get_video_frame_size:
                     metadata.video_width, metadata.video_height = track.codec.width, track.codec.height
         if audio_is_read:
@@ -475,6 +463,23 @@ def _there(value: Any, kind: str) -> Any:
     if value is None:
         raise DecodingError(f"the file has no {kind} stream, or says too little of it")
     return value
+
+
+def _describe_video(metadata: AVMetadata, track: VideoTrack, *, counted: bool, timed: bool) -> None:
+    """Fill in length, number of frames and rate; what the header does not say is read if it is asked for."""
+    duration, end = track.stream.duration, None
+    count = None if track.stated_times is None else len(track.stated_times)
+    if counted and count is None:
+        times, end = track.scan()
+        count = len(times)
+    elif timed and duration is None:
+        end = track.end()
+    duration = end - track.first if duration is None and end is not None else duration
+    metadata.video_duration, metadata.video_num_frames = _seconds(duration, track), count
+    if track.stream.average_rate:
+        metadata.video_fps = float(track.stream.average_rate)
+    elif count and metadata.video_duration:
+        metadata.video_fps = count / metadata.video_duration
 
 
 def _seconds(ticks: float | None, track: Track) -> float | None:

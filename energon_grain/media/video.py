@@ -31,6 +31,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import chain
 from typing import Any, Literal
 
@@ -115,42 +116,32 @@ class VideoTrack(Track):
         self, ranges: Sequence[tuple[float, float]], by_number: bool, size: tuple[int, int] | None
     ) -> list[Clip | None]:
         """Clips of ranges in frame numbers or in ticks."""
-        slack = 0.0 if by_number else self._slack
-        if order := self.stated_times:
-            most = len(order) - 1
-            known = (
-                [(order[int(min(max(place, 0), most))] for place in each) for each in ranges] if by_number else ranges
-            )
-            self.announce([(first, last) for first, last in known])
-        frames: list[list[Frames]] = [[] for _ in ranges]
-        times: list[tuple[int, int]] = [(0, 0)] * len(ranges)
-        waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
-        running: list[int] = []
-        while running or waiting:
-            if running:
+        self._announce(ranges, by_number)
+        clips = _Clips(ranges, 0.0 if by_number else self._slack)
+        while clips.running or clips.waiting:
+            if clips.running:
                 shown = next(self._frames, None)
             else:
-                shown = self._find(*ranges[waiting[-1]], by_number)
+                shown = self._find(*ranges[clips.waiting[-1]], by_number)
             if shown is None:
                 break
             self._now = shown
             over = shown.number + 1 if by_number else shown.until
-            while waiting and over > ranges[waiting[-1]][0] + slack:
-                clip = waiting.pop()
-                running.append(clip)
-                times[clip] = shown.start, shown.end
-            if running:
+            clips.begin(shown, over)
+            if clips.running:
                 pixels = self._rgb(shown.picture, size)
                 size = size or (pixels.shape[1], pixels.shape[0])  # should later frames have another one
-                for clip in running:
-                    frames[clip].append(pixels)
-                    times[clip] = times[clip][0], shown.end
-            running = [clip for clip in running if over <= ranges[clip][1] + slack]
-        tick = self.tick
-        return [
-            (np.stack(clip).transpose(0, 3, 1, 2), (float(start * tick), float(end * tick))) if clip else None
-            for clip, (start, end) in zip(frames, times, strict=True)
-        ]
+                clips.add(pixels, shown, over)
+        return clips.made(self.tick)
+
+    def _announce(self, ranges: Sequence[tuple[float, float]], by_number: bool) -> None:
+        """Say which ranges will be read, where the index knows their times."""
+        if not (order := self.stated_times):
+            return
+        if by_number:
+            most = len(order) - 1
+            ranges = [(order[_within(first, most)], order[_within(last, most)]) for first, last in ranges]
+        self.announce(list(ranges))
 
     def _find(self, place: float, last: float, by_number: bool) -> _Shown | None:
         """The frame at a time or of a number, behind where the track stands; None where there is none."""
@@ -216,18 +207,9 @@ class VideoTrack(Track):
                     yield _lasting(held, time)
                     held = None
             if self._skips:
-                earlier = bisect_right(times, self._wanted)
-                over = earlier > 0 and time is not None and time < times[earlier - 1]
-                self.codec.skip_frame = "NONREF" if over else "DEFAULT"
+                self._skip_before_wanted(time, times)
             for picture in packet.decode():
-                start = None if picture.pts is None else picture.pts - self.late
-                if self.by_order and count < len(times):
-                    start = times[count]
-                if start is None:
-                    start = picture.dts if last is None else last.end
-                start = self.first if start is None else start
-                if last is not None and start <= last.start:
-                    start = last.end
+                start = self._start_of(picture, last, times[count] if self.by_order and count < len(times) else None)
                 number = (base or 0) + (bisect_left(times, start) if ranked else count)
                 count += 1
                 if held is not None:
@@ -236,6 +218,23 @@ class VideoTrack(Track):
                 last = held = _Shown(picture, number, start, end, end)
         if held is not None:
             yield held
+
+    def _skip_before_wanted(self, time: int | None, times: Sequence[int]) -> None:
+        """Let the decoder leave out a frame that others do not need, before the one that is wanted."""
+        earlier = bisect_right(times, self._wanted)
+        over = earlier > 0 and time is not None and time < times[earlier - 1]
+        self.codec.skip_frame = "NONREF" if over else "DEFAULT"
+
+    def _start_of(self, picture: Any, last: _Shown | None, by_order: int | None) -> int:
+        """When a picture begins, which is after the last one: by its place in the order, its own time, or the last."""
+        start = by_order
+        if start is None and picture.pts is not None:
+            start = picture.pts - self.late
+        if start is None:
+            start = picture.dts if last is None else last.end
+        if start is None:
+            start = self.first
+        return last.end if last is not None and start <= last.start else start
 
     def _rgb(self, picture: Any, size: tuple[int, int] | None) -> Frames:
         """The frame as (H, W, 3)."""
@@ -252,6 +251,43 @@ class VideoTrack(Track):
         return rgb.to_ndarray()
 
 
+class _Clips:
+    """The clips of several ranges, filled by frames in ascending order.
+
+    Attributes:
+        waiting: Numbers of clips that have not begun, the first one to begin last.
+        running: Those that take the frame that is shown.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[float, float]], slack: float) -> None:
+        self._ranges, self._slack = ranges, slack
+        self._frames: list[list[Frames]] = [[] for _ in ranges]
+        self._times: list[tuple[int, int]] = [(0, 0)] * len(ranges)
+        self.waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
+        self.running: list[int] = []
+
+    def begin(self, shown: _Shown, over: float) -> None:
+        """Let clips run that begin before a frame is over."""
+        while self.waiting and over > self._ranges[self.waiting[-1]][0] + self._slack:
+            clip = self.waiting.pop()
+            self.running.append(clip)
+            self._times[clip] = shown.start, shown.end
+
+    def add(self, pixels: Frames, shown: _Shown, over: float) -> None:
+        """Give a frame to the running clips, and end those that it ends."""
+        for clip in self.running:
+            self._frames[clip].append(pixels)
+            self._times[clip] = self._times[clip][0], shown.end
+        self.running = [clip for clip in self.running if over <= self._ranges[clip][1] + self._slack]
+
+    def made(self, tick: Fraction) -> list[Clip | None]:
+        """Frames (n, 3, H, W) and times in seconds; None for a range that no frame is in."""
+        return [
+            (np.stack(clip).transpose(0, 3, 1, 2), (float(start * tick), float(end * tick))) if clip else None
+            for clip, (start, end) in zip(self._frames, self._times, strict=True)
+        ]
+
+
 def _lasting(shown: _Shown, following: int) -> _Shown:
     """A frame before one that begins then: what its duration says counts, but for rounding, as long as that is true."""
     if abs(shown.end - following) > 1:
@@ -263,6 +299,10 @@ def _lasting(shown: _Shown, following: int) -> _Shown:
 def _nth(times: Sequence[int], number: float) -> float:
     """When a frame begins, by its number."""
     return float(times[max(int(number), 0)]) if number < len(times) else math.inf
+
+
+def _within(place: float, most: int) -> int:
+    return int(min(max(place, 0), most))
 
 
 def _floor(number: float) -> float:
