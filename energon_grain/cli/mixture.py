@@ -352,17 +352,22 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
     ]
     if summary.changes:
         lines += ["", f"Shares change at position {', '.join(f'{start:,}' for start in summary.changes)}."]
-    if any(leaf.where for leaf in summary.leaves):
-        lines += ["", "Kept by `where`"]
-        for leaf in summary.leaves:
-            kept = f"{leaf.samples:,} of {leaf.of_samples:,} samples ({leaf.samples / leaf.of_samples:.3%})"
-            lines += [f"  {leaf.label}: {kept}"] if leaf.where else []
-    if any(leaf.subflavors for leaf in summary.leaves):
-        lines += ["", "Subflavors"]
-        for leaf in summary.leaves:
-            tags = ", ".join(f"{name}={value}" for name, value in leaf.subflavors.items())
-            lines += [f"  {leaf.label}: {tags}"] if tags else []
-    return lines
+    return [*lines, *_kept_lines(summary), *_tag_lines(summary)]
+
+
+def _kept_lines(summary: MixtureSummary) -> Iterator[str]:
+    leaves = [leaf for leaf in summary.leaves if leaf.where]
+    yield from ("", "Kept by `where`") if leaves else ()
+    for leaf in leaves:
+        share = leaf.samples / leaf.of_samples
+        yield f"  {leaf.label}: {leaf.samples:,} of {leaf.of_samples:,} samples ({share:.3%})"
+
+
+def _tag_lines(summary: MixtureSummary) -> Iterator[str]:
+    leaves = [leaf for leaf in summary.leaves if leaf.subflavors]
+    yield from ("", "Subflavors") if leaves else ()
+    for leaf in leaves:
+        yield f"  {leaf.label}: {', '.join(f'{name}={value}' for name, value in leaf.subflavors.items())}"
 
 
 def _length(summary: MixtureSummary) -> str:

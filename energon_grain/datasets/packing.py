@@ -209,16 +209,32 @@ class _Pack(ItemsOver[PackLanes]):
         if self._held:
             buffer, self._held = self._lane.rebuilt(node.child, self._held) + buffer, ()
         self._buffer = []
-        call, self._rounds = self._rounds, self._rounds + 1
         by_identity: dict[int, list[Item]] = {}
         for item in reversed(buffer):
             by_identity.setdefault(id(item[1]), []).append(item)
+        selected = self._selected(buffer)
+        if selected is None:
+            return
+        chosen, kept = _items_of(node.selector, selected, by_identity)
+        for left in by_identity.values():
+            for reference, value in left:
+                self._lane.drop(node.child, reference, node.selector, SkipSample("not selected"), value)
+        if not chosen and kept:
+            chosen, kept = [kept], []  # nothing will ever join them: the buffer is full, or the pass is over
+        self._buffer = kept
+        first = len(chosen) * node.phases[self._lane.number] // len(node.phases)
+        self._groups.extend(chosen[first:] + chosen[:first])
+        self._waiting = sum(map(len, self._groups))
+
+    def _selected(self, buffer: list[Item]) -> tuple[list[list[Any]], list[Any]] | None:
+        """The groups of values that the selector makes, and the rest that it keeps; None: it failed."""
+        node = self._node
+        call, self._rounds = self._rounds, self._rounds + 1
         key = fold(node.key, "selector", self._lane.number, self._lane.pass_number)
         try:
             groups = self._lane.call(node.selector, key, [call], [value for _, value in buffer])
             try:
-                kept = getattr(groups, "rest", None)
-                parts = [list(group) for group in (groups if not kept else (*groups, kept))]
+                return [list(group) for group in groups], list(getattr(groups, "rest", None) or ())
             except TypeError as error:
                 raise _no_groups(node.selector, groups) from error
         except ConfigError:
@@ -228,22 +244,7 @@ class _Pack(ItemsOver[PackLanes]):
                 # The call failed once, however many samples it takes along.
                 why = SkipSample("its selection failed") if number else error
                 self._lane.drop(node.child, reference, node.selector, why, value)
-            return
-        try:
-            chosen = [[by_identity[id(value)].pop() for value in part] for part in parts]
-        except (KeyError, IndexError) as error:
-            raise _no_groups(node.selector, groups) from error
-        kept = chosen.pop() if kept else []
-        for left in by_identity.values():
-            for reference, value in left:
-                self._lane.drop(node.child, reference, node.selector, SkipSample("not selected"), value)
-        chosen = [group for group in chosen if group]
-        if not chosen and kept:
-            chosen, kept = [kept], []  # nothing will ever join them: the buffer is full, or the pass is over
-        self._buffer = kept
-        first = len(chosen) * node.phases[self._lane.number] // len(node.phases)
-        self._groups.extend(chosen[first:] + chosen[:first])
-        self._waiting = sum(map(len, self._groups))
+            return None
 
     def _pack(self, group: list[Item]) -> None:
         node = self._node
@@ -283,6 +284,19 @@ class _Pack(ItemsOver[PackLanes]):
     def expect(self, items: float) -> None:
         room = self._node.size - len(self._held) - len(self._buffer) - self._waiting
         self._child.expect(room + items * _TYPICAL_GROUP)
+
+
+def _items_of(
+    selector: HookSpec, selected: tuple[list[list[Any]], list[Any]], by_identity: dict[int, list[Item]]
+) -> tuple[list[list[Item]], list[Item]]:
+    """The items of the values that were selected, empty groups left out; they are taken out of `by_identity`."""
+    groups, rest = selected
+    try:
+        chosen = [[by_identity[id(value)].pop() for value in part] for part in (*groups, rest)]
+    except (KeyError, IndexError) as error:
+        raise _no_groups(selector, groups) from error
+    kept = chosen.pop()
+    return [group for group in chosen if group], kept
 
 
 def _no_groups(selector: HookSpec, returned: Any) -> ConfigError:

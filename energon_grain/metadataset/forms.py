@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -473,11 +473,7 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
     mapping = as_mapping(value, place, f"a mapping with one of {listed}")
     found = [key for key in NODE_KEYS if key in mapping]
     if not found:
-        known = {key for form in _FORMS.values() for key in form.keys} - set(NODE_KEYS)
-        for key in mapping:
-            if key not in known and key not in extra:
-                raise unknown(place, key, [*NODE_KEYS, *sorted({*known, *extra})])
-        raise wrong(place, f"needs one of {listed}")
+        raise _no_node(mapping, place, extra, listed)
     if len(found) > 1:
         raise wrong(place, f"has {' and '.join(f'`{key}`' for key in found)}: a node is one of {listed}")
     node = _FORMS[found[0]].read(mapping, place, extra=extra)
@@ -488,28 +484,56 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
             raise wrong(place.at("subset"), str(error)) from None
     if node.where is not None:
         _put(node, where=Expression.parse(node.where, where=str(place.at("where"))))
-    if isinstance(node, DatasetReference):
-        if node.aux is not None:
-            stores = as_mapping(node.aux, place.at("aux"), "a mapping of names to auxiliary stores")
-            _put(node, aux={name: read_aux(store, place.at("aux", name)) for name, store in stores.items()})
-    elif isinstance(node, MetadatasetBlend):
-        _put(node, blend=_entries(node.blend, place.at("blend"), _BLEND_ENTRY))
-        if node.schedule is not None:
-            at = place.at("schedule")
-            _put(node, schedule=tuple(STEP.read(step, at.at(number)) for number, step in enumerate(node.schedule)))
-            _check_schedule(node)
-        if node.weight_unit is not None:
-            Expression.parse(node.weight_unit, where=str(place.at("weight_unit")))
-    elif isinstance(node, MetadatasetBlendEpochized):
-        _put(node, blend_epochized=_entries(node.blend_epochized, place.at("blend_epochized"), _EPOCHIZED_ENTRY))
-    elif isinstance(node, MetadatasetConcat):
-        children = enumerate(node.concat)
-        _put(node, concat=tuple(read_node(child, place.at("concat", number)) for number, child in children))
-    elif isinstance(node, MetadatasetJoin):
-        _put(node, join=_joined(node.join, place.at("join")))
-        if node.joiner is not None:
-            _put(node, joiner=_joiner(node.joiner, place.at("joiner")))
+    _READ_INSIDE[type(node)](node, place)
     return node
+
+
+def _no_node(mapping: Mapping[str, Any], place: Place, extra: Collection[str], listed: str) -> ConfigError:
+    known = {key for form in _FORMS.values() for key in form.keys} - set(NODE_KEYS)
+    for key in mapping:
+        if key not in known and key not in extra:
+            return unknown(place, key, [*NODE_KEYS, *sorted({*known, *extra})])
+    return wrong(place, f"needs one of {listed}")
+
+
+def _read_reference(node: DatasetReference, place: Place) -> None:
+    if node.aux is not None:
+        stores = as_mapping(node.aux, place.at("aux"), "a mapping of names to auxiliary stores")
+        _put(node, aux={name: read_aux(store, place.at("aux", name)) for name, store in stores.items()})
+
+
+def _read_blend(node: MetadatasetBlend, place: Place) -> None:
+    _put(node, blend=_entries(node.blend, place.at("blend"), _BLEND_ENTRY))
+    if node.schedule is not None:
+        at = place.at("schedule")
+        _put(node, schedule=tuple(STEP.read(step, at.at(number)) for number, step in enumerate(node.schedule)))
+        _check_schedule(node)
+    if node.weight_unit is not None:
+        Expression.parse(node.weight_unit, where=str(place.at("weight_unit")))
+
+
+def _read_epochized(node: MetadatasetBlendEpochized, place: Place) -> None:
+    _put(node, blend_epochized=_entries(node.blend_epochized, place.at("blend_epochized"), _EPOCHIZED_ENTRY))
+
+
+def _read_concat(node: MetadatasetConcat, place: Place) -> None:
+    children = enumerate(node.concat)
+    _put(node, concat=tuple(read_node(child, place.at("concat", number)) for number, child in children))
+
+
+def _read_join(node: MetadatasetJoin, place: Place) -> None:
+    _put(node, join=_joined(node.join, place.at("join")))
+    if node.joiner is not None:
+        _put(node, joiner=_joiner(node.joiner, place.at("joiner")))
+
+
+_READ_INSIDE: dict[type[Node], Callable[[Any, Place], None]] = {
+    DatasetReference: _read_reference,
+    MetadatasetBlend: _read_blend,
+    MetadatasetBlendEpochized: _read_epochized,
+    MetadatasetConcat: _read_concat,
+    MetadatasetJoin: _read_join,
+}
 
 
 def _put(node: Node, **fields: Any) -> None:

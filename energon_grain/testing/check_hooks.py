@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.stream.chunks import Chunk
@@ -81,11 +82,7 @@ def _difference(one: Any, other: Any, place: str) -> str | None:
         same = (one.hook, type(one.error)) == (other.hook, type(other.error))
         return None if same else f"it is dropped with {one.error!r}, alone with {other.error!r}"
     if kind_of(type(one)) is not None:
-        one, other = np.asarray(one), np.asarray(other)
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return f"{place or 'it'} is {one.dtype} {one.shape}, alone {other.dtype} {other.shape}"
-        same = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
-        return None if same else f"{place or 'it'} has other numbers"
+        return _array_difference(np.asarray(one), np.asarray(other), place or "it")
     parts = _parts(one), _parts(other)
     if parts[0] is not None and parts[1] is not None:
         if parts[0].keys() != parts[1].keys():
@@ -96,6 +93,13 @@ def _difference(one: Any, other: Any, place: str) -> str | None:
         one, other = one.tobytes(), other.tobytes()
     nothing_known = type(one).__eq__ is object.__eq__
     return None if nothing_known or one == other or one != one else f"{place or 'it'} is {one!r}, alone {other!r}"
+
+
+def _array_difference(one: npt.NDArray[Any], other: npt.NDArray[Any], place: str) -> str | None:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return f"{place} is {one.dtype} {one.shape}, alone {other.dtype} {other.shape}"
+    same = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    return None if same else f"{place} has other numbers"
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
