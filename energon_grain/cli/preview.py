@@ -7,13 +7,16 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from energon_grain.cli.run import DataPath, Run, of_a_run
 from energon_grain.cli.terminal import Answer
 from energon_grain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_grain.gallery.cards import Card, Contents
 
 _IN_TERMINAL, _IN_PAGE = 6, 48
 
@@ -58,12 +61,7 @@ def preview(
     Evenly spread ones, or with --step those of a global batch. For a step give the settings of the run, as for `which`.
     A part that does not decode is shown as such.
     """
-    if step is None and (batch_size is not None or state is not None or encoded):
-        raise ConfigError("--batch-size, --state and --encoded are of a step: add --step")
-    if step is not None and batch_size is None:
-        raise ConfigError("--step: steps are of a batch size: add --batch-size")
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ConfigError(f"--html {html}: cannot be written: there is no folder {html.absolute().parent}")
+    _check(html=html, step=step, batch_size=batch_size, of_a_step=state is not None or encoded)
     from energon_grain.cli.checkpoint import read_saved
     from energon_grain.gallery.cards import gather
     from energon_grain.gallery.preview import Preview
@@ -79,19 +77,9 @@ def preview(
         encoded=encoded,
     )
     shown = Preview(contents)
-    cards = [
-        {
-            "dataset": contents.datasets[card.dataset].label,
-            "shard": card.shard,
-            "key": card.key,
-            "place": card.place,
-            "fields": [field.summary() for field in card.fields],
-        }
-        for card in contents.cards
-    ]
     document = {
         "path": path,
-        "samples": cards,
+        "samples": [_summary(card, contents) for card in contents.cards],
         "datasets": [asdict(dataset) for dataset in contents.datasets],
         "html": None if html is None else str(html),
     }
@@ -103,3 +91,22 @@ def preview(
     except OSError as error:
         raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from error
     return Answer(document=document, lines=[f"Wrote {html}: {contents.subtitle}."])
+
+
+def _check(*, html: Path | None, step: int | None, batch_size: int | None, of_a_step: bool) -> None:
+    if step is None and (batch_size is not None or of_a_step):
+        raise ConfigError("--batch-size, --state and --encoded are of a step: add --step")
+    if step is not None and batch_size is None:
+        raise ConfigError("--step: steps are of a batch size: add --batch-size")
+    if html is not None and not html.absolute().parent.is_dir():
+        raise ConfigError(f"--html {html}: cannot be written: there is no folder {html.absolute().parent}")
+
+
+def _summary(card: Card, contents: Contents) -> dict[str, Any]:
+    return {
+        "dataset": contents.datasets[card.dataset].label,
+        "shard": card.shard,
+        "key": card.key,
+        "place": card.place,
+        "fields": [field.summary() for field in card.fields],
+    }

@@ -487,41 +487,18 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
         EmptyDatasetError: A leaf is empty.
     """
     hosts = hosts or dataset.worker_config.world_size
-    settings = settings_of(dataset)
-    steps = Steps.over(dataset)
-    seed = settings.key if steps.seed is None else steps.seed
-    endless = steps.repeat is not None
-    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
-    to = Lowering(graph=_Graph(lanes, hosts), seed=seed, endless=endless)
-    part = steps.below.lower(to)
-    if settings.lanes is None and isinstance(part, LanePart) and part.operator.finite:
-        lanes = _lanes_for(part.operator, hosts)
-        if lanes != to.lanes:
-            resolved = [leaf.resolved for leaf in to.graph.leaves]
-            to = Lowering(graph=_Graph(lanes, hosts, resolved), seed=seed, endless=endless)
-            part = steps.below.lower(to)
-    same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
-    at_once = hosts * (1 if steps.batch is None else steps.batch.size)
-    if steps.batch is not None and steps.batch.balance is not None and (isinstance(part, LanePart) or part.drops):
-        raise ConfigError(
-            f"balance={steps.batch.balance.by!r}: which samples make a step of this dataset depends on what is in them "
-            f"(it filters, groups, packs or generates), so hosts cannot know beforehand what each costs: filter by "
-            f"columns (where=…) and pack by a plan (packing=PackingPlan(…)), or leave balance out"
-        )
+    settings, steps = settings_of(dataset), Steps.over(dataset)
+    to, part = _lowered(steps, settings, hosts)
+    lanes, at_once = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
+    _check_balance(steps, part)
     if steps.repeat_for_limit is not None and steps.limit is not None:
-        items = steps.limit * at_once
-        if isinstance(part, IndexPart):
-            # Enough in every lane where hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
-            enough = -(-items // lanes) * lanes * min(part.items(), _MOST_DROPPED)
-            part.repeat_for_ever()
-            part.passes = EqualPasses(enough)
-        elif part.operator.finite:
-            part.operator = steps.repeat_for_limit(part.operator, items, lanes)
+        _repeat_for_limit(part, steps.limit * at_once, steps.repeat_for_limit, lanes)
+    same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
     if isinstance(part, IndexPart):
         part.same_pass = same_pass = part.same_pass or same_pass
     epoch = min((length(part.items(), at_once) for length in steps.epochs), default=None)
     if isinstance(part, IndexPart):
-        if endless:
+        if to.endless:
             part.repeat_for_ever()
         index_map, program = part.index_map(lanes), None
         runs = {leaf.number: each for leaf, each in zip(part.leaves, part.runs(), strict=True)}
@@ -547,6 +524,43 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
         cache_pool=cache_pool,
         hang=steps.hang,
     )
+
+
+def _lowered(steps: Steps, settings: Settings, hosts: int) -> tuple[Lowering, Part]:
+    """Lower what is below the steps, with the lanes of the run."""
+    seed = settings.key if steps.seed is None else steps.seed
+    lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
+    to = Lowering(graph=_Graph(lanes, hosts), seed=seed, endless=steps.repeat is not None)
+    part = steps.below.lower(to)
+    if settings.lanes is None and isinstance(part, LanePart) and part.operator.finite:
+        lanes = _lanes_for(part.operator, hosts)
+        if lanes != to.lanes:
+            resolved = [leaf.resolved for leaf in to.graph.leaves]
+            to = Lowering(graph=_Graph(lanes, hosts, resolved), seed=seed, endless=to.endless)
+            part = steps.below.lower(to)
+    return to, part
+
+
+def _check_balance(steps: Steps, part: Part) -> None:
+    if steps.batch is not None and steps.batch.balance is not None and (isinstance(part, LanePart) or part.drops):
+        raise ConfigError(
+            f"balance={steps.batch.balance.by!r}: which samples make a step of this dataset depends on what is in them "
+            f"(it filters, groups, packs or generates), so hosts cannot know beforehand what each costs: filter by "
+            f"columns (where=…) and pack by a plan (packing=PackingPlan(…)), or leave balance out"
+        )
+
+
+def _repeat_for_limit(
+    part: Part, items: int, repeat: Callable[[LaneOperator, int, int], LaneOperator], lanes: int
+) -> None:
+    """Let a part go on over its passes until a limit of items is reached."""
+    if isinstance(part, IndexPart):
+        # Enough in every lane where hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
+        enough = -(-items // lanes) * lanes * min(part.items(), _MOST_DROPPED)
+        part.repeat_for_ever()
+        part.passes = EqualPasses(enough)
+    elif part.operator.finite:
+        part.operator = repeat(part.operator, items, lanes)
 
 
 def _lanes_for(root: LaneOperator, hosts: int) -> int:

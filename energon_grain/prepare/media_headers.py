@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from energon_grain.storage.settings import storage_settings
 
 if TYPE_CHECKING:
     from energon_grain.formats.columnar import ColumnarIndex
+    from energon_grain.formats.columns import ColumnStage
     from energon_grain.formats.data_folder import DataFolder
 
 LISTED_FAILURES = 5
@@ -211,42 +212,66 @@ def write_media_columns(
     held = {} if before is None else _held(dataset, before)
     if before is not None and not held:
         return [], []
-    has_own = {name.partition(".")[2] for name in held} - {""}
-    named = sorted({*has_own, *parts}) if held else parts
-    wanted = (has_own or not held) and 1 < len(named) <= _MOST_PARTS
-    own = {part: number for number, part in enumerate(named)} if wanted else {}
+    own = _own_parts(held, parts)
     stage = ColumnStage(ColumnFolder.of(dataset), columnar_folder(staging))
-    names = [f"{name}.{part}" if part else name for part in ("", *own) for name in _COLUMNS]
-    writers = {name: stage.new(name, function=HEADER_FUNCTION, version=HEADER_VERSION) for name in names}
-    known = dict.fromkeys(names, 0)
-
-    def append(name: str, numbers: npt.NDArray[np.float64]) -> None:
-        writers[name].append(numbers)
-        known[name] += int(np.count_nonzero(~np.isnan(numbers)))
-
+    columns = _MediaColumns(stage, own)
     for number, scan in enumerate(scans):
         if before is not None and number < len(before.shards):
-            rows = slice(*before.shard_first[number : number + 2].tolist())
-            for name in names:
-                append(name, held[name][rows] if name in held else np.full(len(scan), np.nan))
-            continue
+            columns.keep(held, slice(*before.shard_first[number : number + 2].tolist()), len(scan))
+        else:
+            columns.add(scan)
+    columns.drop_unknown()
+    below = columnar_folder(Path())
+    put, remove = ([str(below / name) for name in part] for part in stage.finish(content_id, fill=True))
+    return put, remove
+
+
+def _own_parts(held: Mapping[str, Any], parts: Sequence[str]) -> list[str]:
+    """Names of parts that have columns of their own: as until now, or where there are several, but not hundreds."""
+    before = {name.partition(".")[2] for name in held} - {""}
+    named = sorted({*before, *parts}) if held else list(parts)
+    return named if (before or not held) and 1 < len(named) <= _MOST_PARTS else []
+
+
+class _MediaColumns:
+    """Columns of media being written, shard by shard: one set of all media, and one of each part in `own`."""
+
+    def __init__(self, stage: ColumnStage, own: Sequence[str]) -> None:
+        self._stage, self._own = stage, {part: number for number, part in enumerate(own)}
+        names = [f"{name}.{part}" if part else name for part in ("", *own) for name in _COLUMNS]
+        self._writers = {name: stage.new(name, function=HEADER_FUNCTION, version=HEADER_VERSION) for name in names}
+        self._known = dict.fromkeys(names, 0)
+
+    def _append(self, name: str, numbers: npt.NDArray[np.float64]) -> None:
+        self._writers[name].append(numbers)
+        self._known[name] += int(np.count_nonzero(~np.isnan(numbers)))
+
+    def keep(self, held: Mapping[str, npt.NDArray[Any]], rows: slice, samples: int) -> None:
+        """Take over what the columns say of the samples of a shard."""
+        for name in self._writers:
+            self._append(name, held[name][rows] if name in held else np.full(samples, np.nan))
+
+    def add(self, scan: ShardScan) -> None:
+        """Add what the headers in a shard say."""
         assert scan.media is not None
         values = _values(scan.media)
         sample = np.searchsorted(scan.part_start, scan.media.part, side="right") - 1
-        part = np.array([own.get(name, -1) for name in scan.part_names], np.int64)[scan.part_name[scan.media.part]]
-        for owner, place in [("", None), *own.items()]:
+        numbers = [self._own.get(name, -1) for name in scan.part_names]
+        part = np.array(numbers, np.int64)[scan.part_name[scan.media.part]]
+        for owner, place in [("", None), *self._own.items()]:
             chosen = slice(None) if place is None else part == place
             for column, name in enumerate(_COLUMNS):
                 rows, found = sample[chosen], values[chosen, column]
                 there = ~np.isnan(found)
                 full = np.full(len(scan), np.nan)
                 full[rows[there][::-1]] = found[there][::-1]  # of several the first
-                append(f"{name}.{owner}" if owner else name, full)
-    for name in [name for name in names if not known[name]]:
-        stage.drop(name)
-    below = columnar_folder(Path())
-    put, remove = ([str(below / name) for name in part] for part in stage.finish(content_id, fill=True))
-    return put, remove
+                self._append(f"{name}.{owner}" if owner else name, full)
+
+    def drop_unknown(self) -> None:
+        """Drop columns without any number."""
+        for name, known in self._known.items():
+            if not known:
+                self._stage.drop(name)
 
 
 def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[Any]]:
