@@ -101,6 +101,7 @@ from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.tracebacks import public
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 _SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
@@ -149,6 +150,7 @@ class PrepareReport:
         return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
 
 
+@public
 def prepare_dataset(
     root: str | Path,
     *,
