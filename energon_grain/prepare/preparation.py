@@ -94,6 +94,7 @@ from energon_grain.storage.atomic import (
     atomic_write,
     atomic_write_bytes,
     atomic_write_text,
+    explaining_writes,
     naming_when_full,
     remove_temporaries,
 )
@@ -148,6 +149,17 @@ class PrepareReport:
     def samples_of(self, split_part: str) -> int:
         """Samples in the shards of a split part."""
         return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
+
+
+_WHEN_FULL = (
+    "free some and run the command again, which continues; --no-sqlite (sqlite=False) leaves out index.sqlite, the "
+    "largest file, which only Energon's joins and auxiliary data need"
+)
+_WHEN_READ_ONLY = (
+    "prepare writes its index beside the tars. Tars in a folder that cannot be written are read without it: give the "
+    "folder to get_train_dataset, which keeps an index in the cache folder ($XDG_CACHE_HOME, else ~/.cache), and "
+    "split_ratio= for splits"
+)
 
 
 @public
@@ -316,8 +328,9 @@ def prepare_dataset(
     if old_info is None and choose_definition is None:
         definition = define_dataset(sample_type=sample_type, field_map=field_map, crude=crude, subflavors=subflavors)
     meta, sqlite = root / META_FOLDER, sqlite and records is None
-    (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(explaining_writes(root, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY))
+        (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
         stack.enter_context(naming(dataset))
         stack.enter_context(naming_when_full(meta))
         stack.enter_context(preparation_lock(meta))
