@@ -110,7 +110,7 @@ def public(api: Api) -> Api:
             setattr(api, name, kind(_guarded(cast("Any", method).__func__)))
         elif inspect.isfunction(method):
             setattr(api, name, _guarded(method))
-    return api
+    return cast("Api", api)
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:

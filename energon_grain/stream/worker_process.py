@@ -375,7 +375,7 @@ def _culprit(value: Any, path: str = "", seen: set[int] | None = None) -> str | 
         return None
     seen.add(id(value))
     for name, below in _held(value):
-        if isinstance(below, _CHEAP) or _pickles(below):
+        if isinstance(below, _CHEAP) or _can_be_sent(below):
             continue
         owner = type(value).__name__
         here = f"{owner}.{name}" if _has_fields(value) else path
@@ -406,7 +406,7 @@ def _has_fields(value: Any) -> bool:
     return not isinstance(value, dict | list | tuple | set | frozenset | MethodType | partial | FunctionType)
 
 
-def _pickles(value: Any) -> bool:
+def _can_be_sent(value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
     except Exception:
