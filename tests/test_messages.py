@@ -100,9 +100,9 @@ def test_a_bucket_whose_name_cannot_be() -> None:
 
 
 def test_missing_packages_name_both_ways_to_install() -> None:
-    with pytest.raises(MissingPackageError, match=r"pip install 'energon-grain\[parquet\]' \(in a clone: pip install"):
-        with needed_for("reading"):
-            raise ModuleNotFoundError("no", name="pyarrow")
+    said = r"pip install 'energon-grain\[parquet\]' \(in a clone: pip install"
+    with pytest.raises(MissingPackageError, match=said), needed_for("reading"):
+        raise ModuleNotFoundError("no", name="pyarrow")
 
 
 def test_ragged_fields_and_whole_samples_in_batch_stack() -> None:
