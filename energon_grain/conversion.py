@@ -61,6 +61,7 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_file_of, is_url, located
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -109,6 +110,7 @@ class ConversionReport:
         return sum(self.shard_counts.values())
 
 
+@public
 def convert_dataset(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],

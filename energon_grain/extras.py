@@ -55,5 +55,6 @@ def needed_for(purpose: str, *, instead: str = "") -> Generator[None]:
             raise
         raise MissingPackageError(
             f"{purpose} needs the package {package}, which is not installed: "
-            f"pip install 'energon-grain[{EXTRAS[package]}]'{f', or {instead}' if instead else ''}"
+            f"pip install 'energon-grain[{EXTRAS[package]}]' (in a clone: pip install '.[{EXTRAS[package]}]')"
+            f"{f', or {instead}' if instead else ''}"
         ) from error

@@ -23,6 +23,8 @@ RunScript = Callable[..., subprocess.CompletedProcess[str]]
 _ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{_ROOT}{os.pathsep}{_ROOT / 'adapters'}"
 
+os.environ.setdefault("ENERGON_GRAIN_TRACEBACK", "full")  # a test that fails shows where, in workers too
+
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 

@@ -30,7 +30,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from energon_grain.datasets import get_datasets
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part, Steps
-from energon_grain.errors import ConfigError, StateError
+from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samples.batch import Batch
 from energon_grain.samples.sample import Sample
@@ -39,6 +39,7 @@ from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import this_is_worker
+from energon_grain.tracebacks import public, shorten
 from energon_grain.transforms.batching import generic_batch
 from energon_grain_torch.task_encoder import DefaultTaskEncoder
 from energon_grain_torch.worker_config import WorkerConfig
@@ -108,6 +109,7 @@ class _Beginnings:
         own[2] = when
 
 
+@public
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]):  # pyright: ignore[reportIncompatibleMethodOverride]
     """What the entry points return: a description of a stream, and an `IterableDataset` of PyTorch's.
@@ -184,6 +186,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         self._beginnings.note(None if info is None else info.id, epoch)
 
 
+@public
 class _Batches:
     """One worker's batches of one pass, with the state that a `StatefulDataLoader` asks for."""
 
@@ -301,6 +304,9 @@ class _Batches:
             if self._spec.program is None:  # else the next pass goes on with it
                 self.stream.close()
             raise
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
         if self._left is not None:
             self._left -= 1
         return batch
@@ -361,6 +367,7 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 def _for_torch(entry: Callable[P, SavableDataset[Item]]) -> Callable[P, StreamDataset[Item]]:
     """An entry point of the core, with datasets of this backend."""
 
+    @public
     @wraps(entry)
     def call(*path: Any, **options: Any) -> Any:
         made = cast("Any", entry)(*path, **_with_defaults(options))
@@ -374,6 +381,7 @@ def _each_for_torch(
 ) -> Callable[P, list[tuple[StreamDataset[Item], Leaf]]]:
     """The same of one that returns several."""
 
+    @public
     @wraps(entry)
     def call(*path: Any, **options: Any) -> Any:
         found = cast("Any", entry)(*path, **_with_defaults(options))

@@ -40,6 +40,7 @@ from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.worker_process import Channel, pickled_spec, serve
 from energon_grain.stream.workers import ProcessPool, StartedProcess, StartProcess, WorkerPool
+from energon_grain.tracebacks import public
 
 
 def process_pool(
@@ -181,6 +182,7 @@ def group_processes(group: Any) -> GroupProcesses | None:
     return GroupProcesses(group) if dist.is_available() and dist.is_initialized() else None
 
 
+@public
 class SavableDataLoader(StreamLoader[Item]):
     """Batches of one rank, with state.
 
@@ -276,6 +278,7 @@ def pinning(wanted: bool | None) -> PinMemory | None:
     return PinMemory(torch.cuda.current_device())
 
 
+@public
 def get_savable_loader(
     dataset: SavableDataset[Item],
     *,
@@ -323,6 +326,7 @@ def get_savable_loader(
     )
 
 
+@public
 def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
     """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
     return get_savable_loader(dataset, **options)

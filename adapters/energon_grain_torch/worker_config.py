@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch.distributed as dist
 
 from energon_grain.stream import worker_config
+from energon_grain.tracebacks import public
 
 
+@public
 @dataclass
 class WorkerConfig(worker_config.WorkerConfig):
     """One data-parallel rank and its workers.

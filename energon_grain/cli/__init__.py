@@ -21,5 +21,6 @@ def main() -> None:
     except (EnergonGrainError, OSError) as error:
         import typer
 
-        typer.secho(f"Error: {visible(str(error), lines=True)}", fg=typer.colors.RED, err=True)
+        said = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        typer.secho(f"Error: {visible(said, lines=True)}", fg=typer.colors.RED, err=True)
         sys.exit(2 if isinstance(error, ConfigError) and not isinstance(error, RefusedError) else 1)

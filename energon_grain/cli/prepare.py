@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from energon_grain.conversion import ConversionReport
+    from energon_grain.formats.array_record import RecordEncoding
+    from energon_grain.formats.tar.scan import ShardScan
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.measure import MeasureProgress
@@ -68,6 +70,7 @@ Progress = Annotated[bool, _option("Show a progress bar, on terminals.", _RUNNIN
 
 
 def prepare(
+    context: typer.Context,
     path: Annotated[
         str, typer.Argument(help="Folder with the shards, a JSONL file, both also by URL, or a metadataset with joins.")
     ],
@@ -178,7 +181,7 @@ def prepare(
         shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
         kind = "ArrayRecord file" if found else "tar file"
         typer.echo(f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}.")
-        with _answers():
+        with _answers(context, location, shards, found):
             if not (force_overwrite or append or non_interactive):
                 force_overwrite = _ask_overwrite(dataset.local)
             if ratio is None and patterns is None and not append:
@@ -187,11 +190,17 @@ def prepare(
                 ratio = _ask_split_ratio(len(shards))
     asks = not (append or non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
     asks = asks and sample_type != _CRUDE
-    with running(runner, ray_address) as executor, ProgressBar("Scanning", shown=progress) as bar, _answers():
+    chosen: list[DatasetDefinition | None] = []
+    with (
+        running(runner, ray_address) as executor,
+        ProgressBar("Scanning", shown=progress) as bar,
+        _answers(context, location, shards or (), records),
+    ):
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             bar.stop()
-            return _ask_definition(scanned, sample_type)
+            chosen.append(_ask_definition(scanned, sample_type))
+            return chosen[0]
 
         report = prepare_dataset(
             location,
@@ -216,7 +225,58 @@ def prepare(
             executor=executor,
         )
     wants_yaml = None if append or tar_index_only or skip_dataset_yaml else dataset_yaml_name
-    return Answer(document=with_samples(report), lines=_lines(report, wants_yaml, append))
+    lines = [*_lines(report, wants_yaml, append)]
+    if (ratio is not None and not (split_ratio or non_interactive)) or asks:
+        answered = {} if ratio is None else {"--split-ratio": _written_ratio(ratio)}
+        again = _command(context, answered | (_written_definition(chosen[0]) if chosen else {}), force_overwrite)
+        lines += ["The same command without questions:", f"  {again}"]
+    return Answer(document=with_samples(report), lines=lines)
+
+
+def _written_ratio(ratio: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={share:g}" for name, share in ratio.items())
+
+
+def _written_definition(definition: DatasetDefinition | None) -> dict[str, str | None]:
+    """The options that say what a definition says."""
+    import json
+
+    if definition is None:
+        return {"--skip-dataset-yaml": None}
+    if definition.field_map is None:
+        return {"--crude": None}
+    module, name = (str(definition.content["sample_type"][key]) for key in ("__module__", "__class__"))
+    own = not module.startswith("megatron.energon")
+    return {
+        "--sample-type": f"{module}:{name}" if own else name,
+        "--field-map": json.dumps(definition.content["field_map"]),
+    }
+
+
+def _command(context: typer.Context, answered: Mapping[str, str | None], overwrite: bool = False) -> str:
+    """The command that does without questions what this one does: its own options, and those that answer.
+
+    Args:
+        context: Of this command.
+        answered: Options and their values; None: those without one.
+        overwrite: Whether what is prepared already is prepared again.
+    """
+    import shlex
+
+    words = [context.params["path"]]
+    options = {"--non-interactive": None, **answered, **({"--force-overwrite": None} if overwrite else {})}
+    for parameter in context.command.params:
+        given = str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE")
+        value = context.params.get(str(parameter.name))
+        if not given or parameter.name == "path" or parameter.opts[0] in options:
+            continue
+        if isinstance(value, bool):
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+        else:
+            each = value if isinstance(value, list | tuple) else [value]
+            words += [f"{parameter.opts[0]}={one}" for one in each]
+    words += [name if value is None else f"{name}={value}" for name, value in options.items()]
+    return f"energon-grain prepare {shlex.join(words)}"
 
 
 def prepare_media(
@@ -390,18 +450,57 @@ def _some(parts: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _answers() -> Generator[None]:
-    """Say which options answer, where questions end the program for want of somebody to ask."""
+def _answers(
+    context: typer.Context, location: str, shards: Sequence[str], records: RecordEncoding | None
+) -> Generator[None]:
+    """Give the command that needs no answers where the questions reach no user."""
+    from energon_grain.prepare.dataset_definition import define_dataset
+
     try:
         yield
     except typer.Abort:
         if sys.stdin.isatty():
             raise
         typer.echo()  # behind the question
+        answered: dict[str, str | None] = {}
+        if not (context.params["split_ratio"] or context.params["split_parts"]):
+            answered["--split-ratio"] = _default_ratio(len(shards))
+        if not (context.params["crude"] or context.params["skip_dataset_yaml"] or context.params["sample_type"]):
+            name, fields = _proposed_for(location, shards, records)
+            crude = name == _CRUDE
+            made = define_dataset(sample_type=None if crude else name, field_map=fields or None, crude=crude)
+            answered |= _written_definition(made)
         raise ConfigError(
-            "this is not a terminal: give --non-interactive, with --split-ratio or --split-parts, and --sample-type "
-            "with --field-map, or --crude, or --skip-dataset-yaml; and --force-overwrite to prepare again."
+            f"this is not a terminal: give --non-interactive, with --split-ratio or --split-parts, and --sample-type "
+            f"with --field-map, or --crude, or --skip-dataset-yaml; and --force-overwrite to prepare again. For these "
+            f"samples, for example:\n  {_command(context, answered)}"
         ) from None
+
+
+def _proposed_for(location: str, shards: Sequence[str], records: RecordEncoding | None) -> tuple[str, dict[str, str]]:
+    """The proposal for the samples of the first shard."""
+    from energon_grain.prepare.dataset_definition import propose_definition
+    from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
+
+    task = shard_tasks(location, shards[:1], records=records)[0]
+    record = scan_shard(location, task)
+    if isinstance(record, Exception):
+        raise record
+    scan = decode_scan(record)
+    return propose_definition(scan.part_names, _example(location, task.name, scan, records))
+
+
+def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | None) -> object:
+    """Content of the `json` part of the first sample that has one."""
+    import json
+
+    from energon_grain.prepare.dataset_definition import preview_samples
+    from energon_grain.storage.location import join
+
+    for _, _, text in preview_samples(join(root, shard), scan, records=records):
+        if text is not None:
+            return json.loads(text)
+    return None
 
 
 def _ask_overwrite(root: Path) -> bool:
@@ -415,14 +514,17 @@ def _ask_overwrite(root: Path) -> bool:
     return True
 
 
+def _default_ratio(shard_count: int) -> str:
+    return "8,1,1" if shard_count >= 3 else "1,0,0"
+
+
 def _ask_split_ratio(shard_count: int) -> dict[str, float]:
     """Ask for the split until it is one that `shard_count` shards can be dealt to."""
     from energon_grain.formats.splits import parse_ratio
     from energon_grain.prepare.listing import shards_per_part
 
-    default = "8,1,1" if shard_count >= 3 else "1,0,0"
     while True:
-        answer: str = typer.prompt("Ratio of train, val and test", default=default)
+        answer: str = typer.prompt("Ratio of train, val and test", default=_default_ratio(shard_count))
         try:
             ratio = parse_ratio(answer)
             shards_per_part(shard_count, ratio)
@@ -434,7 +536,12 @@ def _ask_split_ratio(shard_count: int) -> dict[str, float]:
 
 def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> DatasetDefinition | None:
     """Show the first samples, then ask for sample type (unless it is given) and field map."""
-    from energon_grain.prepare.dataset_definition import define_dataset, find_sample_type, preview_samples
+    from energon_grain.prepare.dataset_definition import (
+        define_dataset,
+        find_sample_type,
+        preview_samples,
+        propose_definition,
+    )
     from energon_grain.storage.location import join
 
     task, scan = scanned.shards[0].task, next(scanned.scans())
@@ -447,23 +554,33 @@ def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> Dataset
     if sample_type is None:
         if not typer.confirm("Choose a sample type now (writes dataset.yaml)?", default=True):
             return None
-        sample_type = _ask_sample_type()
+        example = _example(scanned.root, task.name, scan, task.records)
+        proposed, fields = propose_definition(scanned.part_names, example)
+        sample_type = _ask_sample_type(proposed, fields)
+        if not sample_type and proposed != _CRUDE:
+            return define_dataset(sample_type=proposed, field_map=fields)
+        sample_type = sample_type or proposed
     if sample_type == _CRUDE:
-        typer.echo("Samples will be plain dicts. Give your task encoder a cooker for them.")
+        typer.echo("Samples will be plain dicts. Your task encoder needs a cooker for them.")
         return define_dataset(sample_type=None, field_map=None, crude=True)
     find_sample_type(sample_type)
     return _ask_field_map(sample_type, scanned.part_names)
 
 
-def _ask_sample_type() -> str:
+def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
+    """Ask for the sample type; "" takes the proposal, with its field map."""
     from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, data_fields, find_sample_type
 
     names = [*SAMPLE_TYPES, _CRUDE]
     for number, name in enumerate(names):
-        fields = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
-        typer.echo(f"{number:3}. {name:28} {fields or 'plain dicts, to be cooked by the program'}")
+        known = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
+        typer.echo(f"{number:3}. {name:28} {known or 'plain dicts, for cookers of the program'}")
+    how = ", ".join(f"{field} from {part}" for field, part in fields.items()) or "plain dicts"
+    typer.echo(visible(f"Proposal for these parts: {proposed} ({how}). Enter takes it."))
     while True:
-        answer: str = typer.prompt("Number or name of the sample type")
+        answer: str = typer.prompt("Number or name of the sample type", default="", show_default=False).strip()
+        if not answer:
+            return ""
         if answer.isdecimal() and int(answer) < len(names):
             return names[int(answer)]
         try:

@@ -18,6 +18,7 @@ from energon_grain.sources.cache_pool import CachePool, NoCachePool
 from energon_grain.sources.file_store import FileStore
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import ResolvedJoin, ResolvedLeaf
+from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -50,6 +51,7 @@ def cooker(
     return mark if fn is None else mark(fn)
 
 
+@public
 @dataclass
 class Cooker:
     """A function from a crude sample to a sample, and the leaves that it is for.

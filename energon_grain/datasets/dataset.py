@@ -14,12 +14,13 @@ import numpy as np
 
 from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.lowering import Lowering, Part, Steps, compile_dataset, nodes_below
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, EnergonGrainError
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import StreamSpec, names_of_leaves, no_dataset
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public, shorten
 
 Kind = TypeVar("Kind")
 _OF_LOADERS = frozenset(
@@ -46,6 +47,8 @@ class SavableDataset(OneSubscript[Item]):
     def __init_subclass__(cls, **arguments: Any) -> None:
         if "__repr__" not in cls.__dict__:
             cls.__repr__ = SavableDataset.__repr__  # in place of what `dataclass` would write: pages
+        if "__init__" in cls.__dict__:  # its own, or that of a dataclass, which is made again for its slots
+            cls.__init__ = public(cls.__dict__["__init__"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({names_of_leaves(_identities(self))})"
@@ -69,11 +72,15 @@ class SavableDataset(OneSubscript[Item]):
     def __iter__(self) -> Iterator[Item]:
         from energon_grain.stream.stream import Stream
 
-        stream = Stream.of(self, num_workers=0)
         try:
-            yield from stream
-        finally:
-            stream.close()
+            stream = Stream.of(self, num_workers=0)
+            try:
+                yield from stream
+            finally:
+                stream.close()
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
 
     def __bool__(self) -> bool:
         # A description is there, however many steps it has; without this, `if dataset:` would open it to count them.
@@ -98,6 +105,7 @@ class SavableDataset(OneSubscript[Item]):
         del worker_rotation_offset
         return self
 
+    @public
     def __len__(self) -> int:
         """Steps per host of one pass; of one pass over what is repeated where the dataset is endless."""
         return first_pass_steps(self.compiled(), self.worker_config.world_size)

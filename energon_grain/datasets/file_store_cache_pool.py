@@ -20,6 +20,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.cache_pool import CachePool, DirectLazy, HeldLazy, Lazy
 from energon_grain.sources.file_store import FileStore
+from energon_grain.tracebacks import public
 
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 1.0
@@ -313,6 +314,7 @@ def _is_wanted(entry: Entry) -> bool:
 T = TypeVar("T")
 
 
+@public
 class FileStoreCachePool(CachePool):
     """Copies files that will be needed onto a local disk, ahead of their use: for stores that are slow.
 

@@ -43,6 +43,7 @@ from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.storage.location import METADATASET_ENDINGS, check_url
 from energon_grain.stream.spec import LastBatch, check_passes
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 
 _logger = logging.getLogger("energon_grain")
 Entry = TypeVar("Entry", bound=Callable[..., Any])
@@ -220,6 +221,7 @@ def _check(name: str, value: Any, keyword: _Keyword) -> None:
             raise ConfigError(f"{name}={value!r}: {keyword.meant}")
 
 
+@public
 @_takes(TrainArguments)
 def get_train_dataset(
     path: Source, *, split_part: str = "train", **arguments: Unpack[TrainArguments[EncodedBatch]]
@@ -300,6 +302,7 @@ def get_train_dataset(
     return run.seeded(dataset)
 
 
+@public
 @_takes(ValArguments)
 def get_val_dataset(
     path: Source, *, split_part: str = "val", **arguments: Unpack[ValArguments[EncodedBatch]]
@@ -316,6 +319,7 @@ def get_val_dataset(
     return run.seeded(run.build(run.encoder.build_val_datasets, datasets=leaves))
 
 
+@public
 @_takes(ValArguments)
 def get_val_datasets(
     path: Source, *, split_part: str = "val", **arguments: Unpack[ValArguments[EncodedBatch]]
@@ -485,6 +489,7 @@ def _described(path: Source) -> tuple[Source, bool]:
     return path, True
 
 
+@public
 def get_dataset_from_config(
     path: str | os.PathLike[str],
     *,

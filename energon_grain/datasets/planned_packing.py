@@ -28,12 +28,14 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import PASS_BITS, CostsOfStream, Draws, IndexMap, Int64Array, Packs
 from energon_grain.stream.spec import PackSpec
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 
 _logger = logging.getLogger("energon_grain")
 DEFAULT_WINDOW = 16_384
 _FOLDS_KEPT = 4
 
 
+@public
 @dataclass(frozen=True, slots=True, init=False)
 class PackingPlan:
     """What goes into packs that are planned from columns, before anything is read.
@@ -87,6 +89,7 @@ class PackingPlan:
         return ", ".join(f"{text} up to {capacity:,}" for text, capacity in self.capacities)
 
 
+@public
 class CostBudget(PackingPlan):
     """A batch size as a budget: `batch_size=CostBudget("tokens", 65536)` makes batches of as many samples as fit.
 

@@ -7,7 +7,8 @@ import json
 import os
 import shlex
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import islice
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,12 @@ COMPATIBLE_ENERGON_VERSION = "7.4.0"
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
 _IS_METADATASET = "is a metadataset, which get_train_dataset and its like take; one of its datasets is expected here"
 _NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{}}`"
+_LOOSE = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mp3", ".wav", ".flac", ".ogg", ".m4a"),
+)
+"""How names of images, videos and sounds end, which people keep in folders."""
+_MOST_LISTED = 10_000
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
@@ -288,7 +295,38 @@ def not_prepared_here(root: Path) -> str:
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
     names = os.listdir(root) if root.is_dir() else []
-    return f"{root}: {_lines_in(str(root), names) or _NOT_PREPARED.format(preparing(root))}"
+    found = _lines_in(str(root), names)
+    if found is None and not any(root.rglob("*.tar")):
+        found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MOST_LISTED)))
+    return f"{root}: {found or _NOT_PREPARED.format(preparing(root))}"
+
+
+def of_plain_folder(path: str) -> str:
+    """Say what to do about a folder with `index.sqlite` and no info file, which is opened as a dataset."""
+    if any(name.endswith((".tar", RECORD_SUFFIX)) for name in os.listdir(path)):
+        return (
+            f"{path}: {META_FOLDER}/{INFO_JSON} is missing: its preparation was interrupted, or not all files were "
+            f"copied; run `{preparing(path)}`"
+        )
+    return (
+        f"{path}: a folder of single files, without shards, can only be an auxiliary store (`aux`); "
+        f"{loose_files(path, os.listdir(path)) or 'a dataset has tar files'}"
+    )
+
+
+def loose_files(folder: str, names: Iterable[str]) -> str | None:
+    """Of files that are in no tar, the commands that make a dataset of them; None: they may be something else."""
+    found = next((name for name in sorted(names) if name.lower().endswith(_LOOSE)), None)
+    if found is None:
+        return None
+    here = folder.rstrip("/")
+    tars = shlex.quote(f"{here}-tars")
+    return (
+        f"{os.path.basename(found)} and other files are in no tar, and samples are read from tars: make one by "
+        f"`mkdir {tars} && tar --sort=name --transform 's,^\\./,,' -cf {tars}/data-000000.tar "
+        f"-C {shlex.quote(here)} .` (files of one sample "
+        f"have one name before the first dot; several tars let workers and splits share them), and give {here}-tars"
+    )
 
 
 def _file_at(location: str) -> str:

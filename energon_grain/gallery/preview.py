@@ -25,6 +25,7 @@ from energon_grain.gallery.page import framed, page
 from energon_grain.gallery.visible import visible
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.stream.cursor import merge_cursors
+from energon_grain.tracebacks import public
 
 MEDIA_BYTES = 4_000_000
 """A file is in a page up to this size; of a larger one a picture, an outline or frames are."""
@@ -79,6 +80,7 @@ class Preview:
         return framed(self._contents, _HEIGHT)
 
 
+@public
 def preview(
     dataset: Any,
     *,

@@ -19,8 +19,10 @@ from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.sample import Sample
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 
 
+@public
 class EnergonDataSource(LeafSamples):
     """A `grain.sources.RandomAccessDataSource` over the decoded samples of one split part, in the order of the shards.
 

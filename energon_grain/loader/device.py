@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, EnergonGrainError
 from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader, check_loader
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import Item
+from energon_grain.tracebacks import public, shorten
 
 
+@public
 def to_device(loader: SavableDataLoader[Item], sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader[Item]:
     """Batches whose arrays are global `jax.Array`s, made of each process's rows and copied ahead of use.
 
@@ -35,6 +37,7 @@ def to_device(loader: SavableDataLoader[Item], sharding: Any = None, *, buffer_s
     return DeviceLoader(loader, sharding, buffer_size=buffer_size)
 
 
+@public
 class DeviceLoader(SavableDataLoader[Item]):
     """What `to_device` returns: all that the loader does, with batches on devices.
 
@@ -69,11 +72,15 @@ class DeviceLoader(SavableDataLoader[Item]):
     def __next__(self) -> Any:
         if self._closed:
             raise ValueError("what to_device returned was closed; call to_device again, the loader goes on")
-        with self._stream.turn:
-            # The copy of the batches behind the first one runs while the caller works on that.
-            self._place_ahead()
-            next(self._stream)
-            return self._placed.popleft()[1]
+        try:
+            with self._stream.turn:
+                # The copy of the batches behind the first one runs while the caller works on that.
+                self._place_ahead()
+                next(self._stream)
+                return self._placed.popleft()[1]
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
 
     def _place_ahead(self) -> None:
         """Place the batches that come next. A failure behind the first of them waits until it is the first."""

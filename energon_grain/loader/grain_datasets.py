@@ -28,6 +28,7 @@ from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.stream import Stream, config_to_run
+from energon_grain.tracebacks import public
 
 if TYPE_CHECKING:
     from grain.experimental import ShapeDtypeStruct
@@ -68,6 +69,7 @@ with needed_for("A dataset for Grain"):
     import grain
 
 
+@public
 class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
 
@@ -253,6 +255,7 @@ class _Chosen(grain.MapDataset[Any]):
         return self._parent[int(self._places[place]) + pass_number * (len(self._parent) if pass_number else 0)]
 
 
+@public
 class BatchIterDataset(grain.IterDataset[EncodedBatch]):
     """A `grain.IterDataset` of this host's batches: Grain's transformations and checkpoints work on top.
 

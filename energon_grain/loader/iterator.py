@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, EnergonGrainError
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
@@ -23,6 +23,7 @@ from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public, shorten
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -119,6 +120,7 @@ else:
                 self._closed = True
 
 
+@public
 class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     """Batches of one host, with state; a `grain.DatasetIterator` where Grain is installed.
 
@@ -142,9 +144,18 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     def _processes(self) -> JaxProcesses | None:
         return jax_processes()
 
-    @traced_next
-    def __next__(self) -> Item:
+    def _next(self) -> Item:
         return next(self._stream)
+
+    _next.__name__ = "__next__"  # which is what traces show
+    _next = traced_next(_next)
+
+    def __next__(self) -> Item:
+        try:
+            return self._next()
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
 
     def get_state(self) -> Cursor:
         """The state behind the last delivered batch; cheap enough to ask for after each."""
@@ -214,7 +225,11 @@ class PipelineLoader(SavableDataLoader[Item]):
 
     def __next__(self) -> Item:
         began = time.perf_counter_ns()
-        batch = super().__next__()
+        try:
+            batch = super().__next__()
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
         latency = time.perf_counter_ns() - began
         record_read(self._name, num_bytes=approximate_bytes(batch), latency_ns=latency, num_reads=1)
         return batch
@@ -231,6 +246,7 @@ def check_loader(name: str, value: Any) -> None:
     raise ConfigError(f"{name}: expected a loader, what energon_grain.get_savable_loader gave, not a {kind}{way_out}")
 
 
+@public
 def get_savable_loader(
     dataset: SavableDataset[Item],
     *,
@@ -260,6 +276,7 @@ def get_savable_loader(
     )
 
 
+@public
 def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
     """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
     return get_savable_loader(dataset, **options)

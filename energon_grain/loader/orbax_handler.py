@@ -15,11 +15,13 @@ from typing import Any
 from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.iterator import SavableDataLoader, check_loader, gather_over_jax, is_primary
+from energon_grain.tracebacks import public
 
 with needed_for("saving with Orbax"):
     import orbax.checkpoint as ocp
 
 
+@public
 class EnergonCheckpointHandler(ocp.CheckpointHandler):
     """Orbax checkpoint handler for loaders. Orbax finds it through the argument classes below."""
 

@@ -19,6 +19,7 @@ from energon_grain.media.container import MAX_PART_BYTES, Bounds, Track, open_co
 from energon_grain.media.metadata import AVMetadata
 from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
 from energon_grain.samples.sample import edataclass
+from energon_grain.tracebacks import public
 from energon_grain.transforms.image import MAX_PIXELS
 
 Buffer = bytes | memoryview
@@ -49,6 +50,7 @@ class AVData:
     """Beginning and end of each clip, in seconds."""
 
 
+@public
 class AVDecoder:
     """A video or audio file that is decoded when asked, as much as is asked for.
 

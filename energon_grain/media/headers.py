@@ -20,6 +20,7 @@ import msgspec
 
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.media.metadata import AVMetadata, ImageMetadata, media_extension
+from energon_grain.tracebacks import public
 
 HEADER_BYTES = 16 << 10
 """What `read_header` wants of the beginning of a file. With so much, most files need no second look."""
@@ -47,6 +48,7 @@ class MediaFilterStrategy(str, enum.Enum):  # noqa: UP042 (its `str()` is that o
     """Files whose names fit a pattern; of these by what they begin with, else by their endings."""
 
 
+@public
 class MediaFilterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which files are looked at for metadata of media.
 

@@ -52,6 +52,7 @@ from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, lo
 from energon_grain.storage.object_bytes import read_whole
 from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()
@@ -62,6 +63,7 @@ OF_LEAVES = (
 """Further arguments of `get_datasets`."""
 
 
+@public
 class DatasetLoaderInterface(ABC):
     """Something that says which node to load for a split part.
 
@@ -156,6 +158,7 @@ class DatasetLoaderInterface(ABC):
         del mds_path
 
 
+@public
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Splits(DatasetLoaderInterface):
     """A document with a node for each split."""
@@ -232,6 +235,7 @@ def _read_older(value: Any, place: Place) -> Node:
     return MetadatasetBlend(blend=tuple(children), place=place)
 
 
+@public
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetLoader(DatasetLoaderInterface):
     """A prepared dataset by itself."""
@@ -401,6 +405,7 @@ def leaf_maker(
     return partial(LeafDataset, worker_config=config, task_encoder=encoder, **given)
 
 
+@public
 def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
     """Read a metadataset, or describe a dataset by itself. What it refers to is not opened.
 
@@ -555,6 +560,7 @@ class TraversedDatasetReference:
     subflavors: dict[str, Any]
 
 
+@public
 def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedDatasetReference]:
     """List the datasets that a split of a metadataset comes to, in document order. They need not exist.
 
@@ -593,6 +599,7 @@ def find_joins(path: str | os.PathLike[str], split_part: str | None = None) -> t
     return tuple(leaf for tree in trees for leaf in leaves_of(tree) if isinstance(leaf, JoinedLeafDataset))
 
 
+@public
 def prepare_metadataset(
     path: str | os.PathLike[str],
     *,

@@ -20,7 +20,7 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared
+from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared, of_plain_folder
 from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
@@ -272,7 +272,7 @@ class Resolver:
             return DatasetKind.JSONL if path.endswith(".jsonl") else None
         kind = _kind_at(path, place.at("path"))
         if kind is DatasetKind.FILESYSTEM:
-            raise wrong(place.at("path"), f"{path}: a plain folder of files can only be an auxiliary store (`aux`)")
+            raise wrong(place.at("path"), of_plain_folder(path))
         if kind is DatasetKind.INVALID and self._require_data:
             raise DatasetNotFoundError(f"{place.at('path')}: {not_prepared(path)}")
         return kind

@@ -22,6 +22,7 @@ from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScanLog, ShardTask, scan_dataset
 from energon_grain.prepare.writing import open_to_prepare, preparation_lock, put_in_place
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
+from energon_grain.tracebacks import public
 
 _FILES_AT_ONCE = 512
 """Files of a plain folder that are looked at together."""
@@ -46,6 +47,7 @@ class FolderReport:
     elapsed_s: float
 
 
+@public
 def prepare_media(
     root: str | os.PathLike[str],
     media_filter: MediaFilterConfig,

@@ -50,7 +50,7 @@ from energon_grain.forms import Form, encode_json
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.addresses import has_lists
-from energon_grain.storage.atomic import atomic_write_bytes, is_writable, locked, open_unlinked
+from energon_grain.storage.atomic import atomic_write_bytes, explaining_writes, is_writable, locked, open_unlinked
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join, located
@@ -245,6 +245,13 @@ def _read(place: Path) -> _State | None:
     return None
 
 
+_WHEN_FULL = (
+    "the index of these tars is kept in the cache folder, which XDG_CACHE_HOME sets to another disk; "
+    "`energon-grain prepare` keeps it beside the tars instead"
+)
+_WHEN_READ_ONLY = "the index of these tars is kept in the cache folder: set XDG_CACHE_HOME to a writable folder"
+
+
 def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alone: bool) -> _State:
     """Index tars into a place, which is locked; without locks (`alone` is False) several may do so at once."""
     base = tars.listed.base
@@ -264,7 +271,10 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
     log_path = place / (_LOG if alone else f"scan-{secrets.token_hex(8)}.log")
     folder = f"g{secrets.token_hex(8)}"
     try:
-        with contextlib.closing(ScanLog(log_path)) as log:
+        with (
+            explaining_writes(place, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY),
+            contextlib.closing(ScanLog(log_path)) as log,
+        ):
             scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_Saying(tars.listed.text))
             shards = known | {shard.name: shard for shard in scanned.shards}
             header = write_columnar(columnar_folder(place / folder), tars.names, _scans(tars.names, scanned, index))

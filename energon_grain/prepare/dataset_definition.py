@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from energon_grain.errors import ConfigError, FieldMapError
 from energon_grain.formats.array_record import RecordEncoding, open_records, record_decoder
@@ -127,6 +127,67 @@ def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
         return None
     alike = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
     return ",".join(part for part in present if part in alike) if alike else present[0]
+
+
+_PROPOSED = (
+    *("CaptioningSample", "ImageClassificationSample", "VQASample", "VidQASample", "ImageSample", "TextSample"),
+)
+_JSON_NAMES = {"caption": ("caption", "text"), "context": ("context", "question"), "label": ("label", "cls")}
+
+
+def propose_definition(part_names: Sequence[str], example: object = None) -> tuple[str, dict[str, str]]:
+    """Propose a sample type and its field map; `CrudeWebdataset` without one where no type suits.
+
+    A type suits where each required field has a part or a value in the `json` part, no part is used twice, and none is
+    left over. Where there are other fields than an image, `json` may be left over.
+
+    Args:
+        part_names: Parts of the samples.
+        example: Content of the `json` part of a sample; None: there is none, or it is not known.
+
+    >>> propose_definition(["jpg", "txt"])
+    ('CaptioningSample', {'image': 'jpg', 'caption': 'txt'})
+    >>> propose_definition(["jpg", "json"], {"captions": ["a", "b"]})
+    ('CaptioningSample', {'image': 'jpg', 'caption': 'json[captions][0]'})
+    >>> propose_definition(["jpg", "cls"])
+    ('ImageClassificationSample', {'image': 'jpg', 'label': 'cls'})
+    >>> propose_definition(["mp4", "wav"])
+    ('CrudeWebdataset', {})
+    """
+    for name in _PROPOSED:
+        fields, known = dict[str, str](), data_fields(SAMPLE_TYPES[name])
+        for field in known:
+            found = propose_expression(field.name, part_names) or _in_json(field, example)
+            if found is not None:
+                fields[field.name] = found
+            elif field.required:
+                break
+        else:
+            if (len(fields) > 1 or len(known) == 1) and _uses_all(fields, part_names):
+                return name, fields
+    return CRUDE_CLASS, {}
+
+
+def _uses_all(fields: Mapping[str, str], part_names: Sequence[str]) -> bool:
+    """Whether no part is used twice, and all are used; `json` may stay where there are several fields."""
+    used = [part for found in fields.values() for part in found.split(",") if not part.startswith("json[")]
+    may_stay = {"json"} if len(fields) > 1 or len(used) < len(fields) else set[str]()
+    return len(used) == len(set(used)) and set(part_names) - may_stay <= set(used)
+
+
+def _in_json(field: SampleField, example: object) -> str | None:
+    """Where the `json` part has a field, as an expression: a value of its name, or the first of a list."""
+    if not isinstance(example, dict):
+        return None
+    values = cast("dict[str, Any]", example)
+    kinds = list if field.annotation.startswith("list[") else str | int
+    for name in _JSON_NAMES.get(field.name, (field.name,)):
+        if isinstance(values.get(name), kinds):
+            return f"json[{name}]"
+        several: Any = values.get(f"{name}s")
+        if kinds is not list and isinstance(several, list) and several and isinstance(several[0], str):
+            return f"json[{name}s][0]"
+    return None
 
 
 def preview_samples(

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
+from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX, loose_files
 from energon_grain.formats.splits import name_ratio
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import is_url, located
@@ -50,7 +50,9 @@ def find_shards(
     if not found:
         others = sum(name.endswith(RECORD_SUFFIX) for name in files)
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
-        advice = advice if files else " Nothing else lies there either: check the path."
+        advice = advice if files else " There are no other files either: check the path."
+        if files and not others and (loose := loose_files(os.fspath(root), files)):
+            advice = f" {loose[0].upper()}{loose[1:]}." if suffix == TAR_SUFFIX else ""
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
     return check_shards(sorted(found, key=in_order), exclude)
 

@@ -50,6 +50,7 @@ from energon_grain.sources.source import PartValue, RawBatch, Source
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
+from energon_grain.tracebacks import public
 
 Parts = dict[str, PartValue]
 Function = Callable[[Any], Any]
@@ -158,6 +159,7 @@ class MeasureReport:
     elapsed_s: float
 
 
+@public
 def measure_dataset(
     path: str | os.PathLike[str],
     columns: Mapping[str, Function | str] | None = None,

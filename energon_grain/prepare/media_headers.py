@@ -32,6 +32,7 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.tracebacks import public
 
 if TYPE_CHECKING:
     from energon_grain.formats.columnar import ColumnarIndex
@@ -307,6 +308,7 @@ ENDINGS = frozenset({"mp4", "mov", "mkv", "webm"})
 _AT_ONCE = 256
 
 
+@public
 def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     """Make the indices that videos of a prepared dataset lack.
 

@@ -69,11 +69,18 @@ from energon_grain.prepare.writing import (
     take_over,
 )
 from energon_grain.sources.prepared import open_prepared
-from energon_grain.storage.atomic import atomic_write_bytes, atomic_write_text, naming_when_full, remove_temporaries
+from energon_grain.storage.atomic import (
+    atomic_write_bytes,
+    atomic_write_text,
+    explaining_writes,
+    naming_when_full,
+    remove_temporaries,
+)
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.tracebacks import public
 
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""
@@ -117,6 +124,18 @@ class PrepareReport:
         return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
 
 
+_WHEN_FULL = (
+    "free some and run the command again, which continues; --no-sqlite (sqlite=False) leaves out index.sqlite, the "
+    "largest file, which only Energon's joins and auxiliary data need"
+)
+_WHEN_READ_ONLY = (
+    "prepare writes its index beside the tars. Tars in a folder that cannot be written are read without it: give the "
+    "folder to get_train_dataset, which keeps an index in the cache folder ($XDG_CACHE_HOME, else ~/.cache), and "
+    "split_ratio= for splits"
+)
+
+
+@public
 def prepare_dataset(
     root: str | Path,
     *,
@@ -313,18 +332,22 @@ class _Work:
 def _working_on(plan: PreparePlan) -> Generator[_Work]:
     """Hold the lock of a dataset, with the marks of a run that has not ended; they go when all is in place."""
     dataset, root = plan.dataset, plan.root
-    (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
-    with naming(dataset), naming_when_full(root / META_FOLDER), preparation_lock(root / META_FOLDER):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(explaining_writes(root, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY))
+        (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
+        stack.enter_context(naming(dataset))
+        stack.enter_context(naming_when_full(root / META_FOLDER))
+        stack.enter_context(preparation_lock(root / META_FOLDER))
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         atomic_write_text(root / REQUEST, plan.mark)
         if plan.request.fix_duplicates:
             finish_prefixes(root, plan.shards)
         # Indexed shards are known by the index, and shards of a writer by its log.
         known = open_columnar(dataset) if plan.mode == "append" else None
-        with contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)) as log:
-            take_over(root, log)
-            yield _Work(log, known)
-            _remove_marks(plan)
+        log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
+        take_over(root, log)
+        yield _Work(log, known)
+        _remove_marks(plan)
 
 
 def _scan(plan: PreparePlan, means: Means, work: _Work) -> ScannedDataset:

@@ -21,11 +21,13 @@ from energon_grain.sources.source import release_mapped
 from energon_grain.sources.tables import TABLES, TableSource
 from energon_grain.sources.token_files import TokenSource
 from energon_grain.storage.location import located
+from energon_grain.tracebacks import public
 
 MeasurableSource: TypeAlias = PreparedSource | JsonlSource | TableSource | JoinedSource
 _BLOCK_SAMPLES = 1 << 20
 
 
+@public
 class Columns(Mapping[str, npt.NDArray[Any]]):
     """The columns of a dataset by name: `columns["width"]` is a read-only array, (N,), a number a sample.
 
@@ -83,6 +85,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             release_mapped(block)
 
 
+@public
 def open_columns(path: str | os.PathLike[str], *, split_part: str = "train") -> Columns:
     """Open the columns of the dataset at `path`: what is known of its samples before they are read.
 

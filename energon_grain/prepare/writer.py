@@ -44,6 +44,7 @@ from energon_grain.prepare.write_shards import (
 from energon_grain.prepare.writing import WRITING_FOLDER, PartLog, begin_writing, has_part, read_plan
 from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import is_url, located
+from energon_grain.tracebacks import public
 
 SHARD_BYTES = 256 << 20
 T = TypeVar("T")
@@ -83,6 +84,7 @@ def _checked(options: DatasetOptions, append: bool) -> DatasetOptions:
     return {**options, "crude": crude}
 
 
+@public
 class DatasetWriter:
     """Writes samples one by one as a dataset, with shards and index in one pass. Calling it writes a sample.
 
@@ -356,6 +358,7 @@ class _Target:
         )
 
 
+@public
 def write_dataset(
     items: Iterable[T],
     fn: Callable[[T], WrittenSample | Iterable[WrittenSample] | None],

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.expression import Expression
+from energon_grain.tracebacks import public
 
 Int64Array = npt.NDArray[np.int64]
 _CYCLES = 2
@@ -39,6 +40,7 @@ _COMPARED = 8
 """Items of a host that are looked at in one exchange: with more, there are good pairs among any of them."""
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Balance:
     """Give every host equal work: of the items of each global batch, which host gets which follows their costs.

@@ -36,11 +36,13 @@ from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings, storage_settings
+from energon_grain.tracebacks import public
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+@public
 class FileStore(ABC, Generic[T_co]):
     """Random access by key: `store[key]`, or `store.get(key, sample)` inside a cooker.
 
@@ -191,6 +193,7 @@ def _least(key: str, lazy: LazyFrom) -> int | None:
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
+@public
 class SystemFileStore(MediaFileStore[bytes]):
     """Reads whole files below a folder; a key is a path relative to it, `train/000012.jpg`.
 
@@ -272,6 +275,7 @@ class SystemFileStore(MediaFileStore[bytes]):
 _LONGEST_NAME_BYTES = 1024
 
 
+@public
 class ObjectFileStore(MediaFileStore[bytes]):
     """Reads whole objects below a folder of an object store; a key is a name relative to it, `train/000012.jpg`.
 

@@ -23,6 +23,7 @@ from energon_grain.sources.source import LazyFrom, RawBatch, in_range
 from energon_grain.storage.byte_store import Spans, coalesce
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.tracebacks import public
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -170,6 +171,7 @@ class WebDatasetSource(IndexedSource):
         self._store.close()
 
 
+@public
 class WebdatasetFileStore(IndexedFileStore[bytes]):
     """Reads single files out of tar shards; a key is the full name of a member, `folder/000012.jpg`.
 

@@ -328,7 +328,10 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
         if address.kind == "azure":
             return stores.AzureStore(address.bucket, **_azure_options(address, url), **options)
         if not _BUCKET.fullmatch(address.bucket):
-            raise ConfigError(f'{url}: Invalid S3 bucket name: "{address.bucket}"')
+            raise ConfigError(
+                f'{url}: invalid S3 bucket name "{address.bucket}": a name has 3 to 63 lower-case letters, digits, '
+                f"dots and hyphens"
+            )
         # Objects are removed one at a time, and not all that speak S3 know the request for many (DeleteObjects).
         config: Any = {"region": store.region or _region(address.bucket, timeout_s), "disable_bulk_delete": True}
         if store.endpoint is not None:

@@ -67,6 +67,28 @@ def naming_when_full(path: str | os.PathLike[str]) -> Generator[None]:
         raise
 
 
+@contextlib.contextmanager
+def explaining_writes(folder: str | os.PathLike[str], *, full: str, read_only: str) -> Generator[None]:
+    """Add a note to errors of a disk that is full, or of a folder that cannot be written: what to do about it.
+
+    Args:
+        folder: What is written into.
+        full: The way out where the disk is full; how much is free is said before it.
+        read_only: The way out where the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            free = ""
+            with contextlib.suppress(OSError):
+                free = f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free on the disk of {os.fspath(folder)}; "
+            error.add_note(f"{free}{full}")
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            error.add_note(read_only)
+        raise
+
+
 def is_writable(folder: Path) -> bool:
     """Whether files can be made in a folder, which is made if it is missing. Leaves nothing behind, even if killed."""
     try:

@@ -19,6 +19,7 @@ from energon_grain.storage.object_bytes import create_object, open_object, read_
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.tracebacks import public
 
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
 """The folders that a pattern names before its first sign with a meaning."""
@@ -36,6 +37,7 @@ class FileStat(NamedTuple):
     last_modified: datetime
 
 
+@public
 @total_ordering
 class EPath:
     """Where a file or folder lies: on this machine, or in an object store. Immutable.

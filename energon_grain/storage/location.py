@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import posixpath
 import re
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from urllib.parse import quote, unquote
 
 from energon_grain.errors import ConfigError
@@ -16,6 +18,7 @@ STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "m
 METADATASET_ENDINGS = (".yaml", ".yml")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
+_MOST_NEIGHBOURS = 10_000
 _PATTERN = re.compile(r"[*?\[{]")
 _HUB = re.compile(r"(hf://datasets/[^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]*))?(?=/|$)", re.IGNORECASE)
 _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
@@ -171,9 +174,21 @@ def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> 
     lost = _LOST_SLASH.search(text)
     if lost is None:
         hint = ". Patterns end in .tar, .parquet or .arrow; else give the folder" if _PATTERN.search(text) else ""
-        return f"{text}: no such {what}{hint}"
+        return f"{text}: no such {what}{hint or _neighbour(text)}"
     meant = f"{lost[1]}://{lost[2]}"
     return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
+
+
+def _neighbour(path: str) -> str:
+    """The name beside a path that differs by a letter or two, as the end of a message."""
+    folder, name = os.path.split(os.path.normpath(path))
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = [entry.name for entry in islice(entries, _MOST_NEIGHBOURS)]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=max(0.5, 1 - 2 / max(len(name), 1)))
+    return f". Did you mean {os.path.join(folder, near[0])}?" if near else ""
 
 
 def is_file_of(location: str, endings: str | tuple[str, ...]) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Form, Place, as_mapping, wrong
 from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.tracebacks import public
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 """Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
@@ -29,6 +30,7 @@ _STORE_SHAPE = "a mapping such as `{region: us-east-1}`"
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
+@public
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one store is reached.
 
@@ -62,6 +64,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
 
 
+@public
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How object stores are reached, for a whole process and its workers.
 
@@ -172,6 +175,7 @@ def read_settings(path: str) -> StorageSettings:
 _chosen: StorageSettings | None = None
 
 
+@public
 def use_storage(settings: StorageSettings | None) -> None:
     """Reach object stores by these settings from now on: everything that this process opens, and its workers.
 

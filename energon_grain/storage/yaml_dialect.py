@@ -80,7 +80,19 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
         return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = _UNNAMED.sub("at line", str(error))
-        raise ConfigError(f"{where}: not valid YAML: {said}") from error
+        raise ConfigError(f"{where}: not valid YAML: {said}{_shown_line(error, data)}") from error
+
+
+def _shown_line(error: Exception, data: bytes | str) -> str:
+    """The line that an error is about, with a mark below the column."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return ""
+    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+    line = (text.splitlines()[mark.line : mark.line + 1] or [""])[0].expandtabs(1)
+    if not line.strip() or len(line) > 200:
+        return ""
+    return f"\n    {line}\n    {' ' * mark.column}^"
 
 
 def _check(data: bytes | str) -> None:

@@ -39,6 +39,7 @@ from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, 
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.state import Codec, pack_integers, unpack_integers
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 
 VERSION = 1
 Cursor = dict[str, Any]
@@ -123,6 +124,7 @@ def _checksum(cursor: Mapping[str, Any]) -> str:
     return hashlib.blake2b(_CANONICAL.encode(said).encode(), digest_size=8).hexdigest()
 
 
+@public
 def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
     """One cursor for all hosts, from the cursors of each, saved at one step.
 
@@ -292,7 +294,11 @@ def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
     lanes = checked["lanes"]
     if lanes != share.lanes:
         saved = Share(share.host, share.hosts, lanes)
-        where = "" if saved.whole_lanes else f", and run it on one of {saved.fitting_hosts} hosts if it packs or groups"
+        where = ""
+        if not saved.whole_lanes:
+            why = "samples were dropped" if checked["drops"] else "it filters, packs or groups"
+            need = "as" if checked["drops"] or checked["held"] else "if"
+            where = f", and run it on one of {saved.fitting_hosts} hosts, {need} {why}"
         raise StateError(
             f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
             f"a constant of a run{where}"

@@ -18,6 +18,7 @@ import msgspec
 from energon_grain.forms import Form
 from energon_grain.storage.traffic import OTHER_FILES, Traffic
 from energon_grain.stream.clock import Kind, Place
+from energon_grain.tracebacks import public
 
 HARDLY = 0.05
 """A program that waits for less than this part of its time is bound by itself."""
@@ -519,6 +520,7 @@ class HostsStats:
         return self.advice
 
 
+@public
 def merge_stats(gathered: Iterable[LoaderStats | Mapping[str, Any]]) -> HostsStats:
     """Bring the numbers of several hosts together, and name the slowest.
 

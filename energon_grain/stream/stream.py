@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, StateError, WorkerError
+from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
@@ -59,6 +59,7 @@ from energon_grain.stream.workers import (
     interpreters,
     interrupts_held,
 )
+from energon_grain.tracebacks import public, shorten
 
 _logger = logging.getLogger("energon_grain")
 
@@ -99,6 +100,7 @@ def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: 
     return ThreadPool(stage, workers, config.prefetch_bytes)
 
 
+@public
 class Stream:
     """One host's stream of batches, with its state.
 
@@ -261,15 +263,19 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
-        self._require_here("go on")
-        with self.turn:
-            if self._closed_at:
-                raise ValueError(
-                    f"this loader was closed at {self._closed_at}; make a new one, and restore the state to go on"
-                )
-            if self._progress.ended:
-                raise StopIteration
-            step = self._advance()
+        try:
+            self._require_here("go on")
+            with self.turn:
+                if self._closed_at:
+                    raise ValueError(
+                        f"this loader was closed at {self._closed_at}; make a new one, and restore the state to go on"
+                    )
+                if self._progress.ended:
+                    raise StopIteration
+                step = self._advance()
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
         register_value(step.batch)
         return step.batch
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, NoReturn, Self, TextIO
 from weakref import WeakKeyDictionary
 
-from energon_grain.errors import ConfigError, StateError
+from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.extras import needed_for
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.clock import Span, Work
@@ -24,6 +24,7 @@ from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import StepSamples
+from energon_grain.tracebacks import public, shorten
 
 _logger = logging.getLogger("energon_grain")
 _REDRAWN_S = 0.5
@@ -33,6 +34,7 @@ _MOST_EVENTS = 1_000_000
 """Of a trace: some 150 MB. Perfetto opens no much larger ones."""
 
 
+@public
 class StreamLoader(OneSubscript[Item]):
     """Batches of one host, with state: the part of a loader that does not depend on the framework.
 
@@ -54,7 +56,11 @@ class StreamLoader(OneSubscript[Item]):
         return self
 
     def __next__(self) -> Item:
-        return next(self._stream)
+        try:
+            return next(self._stream)
+        except EnergonGrainError as error:
+            shorten(error)
+            raise
 
     def __len__(self) -> int:
         """Steps per host of the current pass; of one pass over the data where the stream is endless."""
@@ -100,6 +106,9 @@ class StreamLoader(OneSubscript[Item]):
                     batch = next(self)
                 except StopIteration:
                     return
+                except EnergonGrainError as error:
+                    shorten(error)
+                    raise
                 line.took(time.perf_counter() - began)
                 yield batch
                 del batch  # or it would live until the next one is made

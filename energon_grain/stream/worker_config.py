@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.storage.cores import usable_cores
+from energon_grain.tracebacks import public
 
 IN_A_WORKER = "In a worker process:\n"
 """Begins the note with the traceback of an error that comes from another process."""
@@ -129,6 +130,7 @@ class WorkerLog:
             os.close(file)
 
 
+@public
 @dataclass(kw_only=False)
 class WorkerConfig:
     """One data-parallel reader and its workers.

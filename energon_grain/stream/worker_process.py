@@ -31,10 +31,12 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import TextIOWrapper
 from operator import attrgetter
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import cloudpickle
@@ -342,6 +344,10 @@ def _forking() -> None:
 os.register_at_fork(before=_forking)
 
 
+_CHEAP = (str, bytes, int, float, type(None), np.ndarray)
+_MOST_SEARCHED = 1000
+
+
 def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
     """Pickle a dataset for a worker process; hooks may be defined in the script.
 
@@ -356,9 +362,56 @@ def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
         return cloudpickle.dumps(spec)
     except Exception as error:
         raise WorkerError(
-            f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; a hook or its task "
-            f"encoder holds something that cannot be pickled. Create it inside the hook, or {otherwise}"
+            f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; "
+            f"{_culprit(spec) or 'a hook or its task encoder holds something'} that cannot be pickled. Create it "
+            f"inside the hook, or {otherwise}"
         ) from error
+
+
+def _culprit(value: Any, path: str = "", seen: set[int] | None = None) -> str | None:
+    """The innermost attribute of an object of the program that cannot be pickled: "`Encoder.lock` (a lock)"."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or len(seen) > _MOST_SEARCHED:
+        return None
+    seen.add(id(value))
+    for name, below in _held(value):
+        if isinstance(below, _CHEAP) or _can_be_sent(below):
+            continue
+        owner = type(value).__name__
+        here = f"{owner}.{name}" if _has_fields(value) else path
+        return _culprit(below, here, seen) or f"`{here}` is a {type(below).__name__}"
+    return None
+
+
+def _held(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object refers to, with names: attributes, items, what a function is bound to or closes over."""
+    if isinstance(value, dict):
+        yield from ((str(key), each) for key, each in cast("dict[Any, Any]", value).items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((str(number), each) for number, each in enumerate(cast("Sequence[Any]", value)))
+    elif isinstance(value, MethodType):
+        yield "self", value.__self__
+    elif isinstance(value, partial):
+        yield from ((str(number), each) for number, each in enumerate((value.func, *value.args, value.keywords)))
+    elif isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        yield from ((name, cell.cell_contents) for name, cell in cells)
+    else:
+        yield from getattr(value, "__dict__", {}).items()
+        slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+        yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
+
+
+def _has_fields(value: Any) -> bool:
+    return not isinstance(value, dict | list | tuple | set | frozenset | MethodType | partial | FunctionType)
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 class WorkerStage:

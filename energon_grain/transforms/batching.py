@@ -198,7 +198,8 @@ def batch_samples(
         raise TypeError(f"samples to batch must be dictionaries, dataclasses or named tuples, not {kind}{hint}")
     for name, column in columns.items():
         if actions is not None and name in actions:
-            columns[name] = actions[name](column)
+            action = actions[name]
+            columns[name] = cast("Any", action)(column, where=name) if action in _NAMING else action(column)
         elif name not in _LISTED and type(column[0]) not in _PLAIN:
             columns[name] = generic_batch(column, where=name)
     return result_type(columns) if issubclass(result_type, dict) else _construct(result_type, columns)
@@ -257,6 +258,10 @@ def concat_pad(batch: Sequence[T], *, where: str = "") -> T:
         return kind.concatenate(batch)
     total = sum(array.shape[0] for array in cast("Sequence[Any]", batch))
     return kind.concat_pad(batch, (total, *_largest(inner)))
+
+
+_NAMING: tuple[Callable[..., Any], ...] = (generic_batch, generic_concat, batch_stack, batch_pad_stack, concat_pad)
+"""Those that name the field in their errors."""
 
 
 def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None:
@@ -361,6 +366,11 @@ def _no_array(value: Any, where: str) -> ValueError:
         return ValueError(
             f"{_at(where)}a {kind} of torch is batched where energon_grain_torch is imported; take TaskEncoder and "
             f"get_train_dataset from there, or return a numpy array ({kind.lower()}.numpy()) from the hook"
+        )
+    if isinstance(value, dict) or is_dataclass(value):
+        return ValueError(
+            f"{_at(where)}these are whole samples ({kind}), and arrays can be stacked and concatenated: take one field "
+            f"of them, as batch_stack([sample.image for sample in samples]), or generic_batch(samples), which pads"
         )
     return ValueError(f"{_at(where)}arrays can be stacked and concatenated, sample 0 has {kind}")
 

@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
+from multiprocessing import parent_process
 from types import ModuleType
 from typing import Any, cast, get_args
 
@@ -28,6 +29,7 @@ from energon_grain.extras import needed_for
 from energon_grain.media.av_decoder import AV_EXTENSIONS, AVDecode, AVWebdatasetDecoder
 from energon_grain.media.container import MAX_PART_BYTES, require_av
 from energon_grain.media.metadata import media_extension
+from energon_grain.tracebacks import public
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -254,6 +256,7 @@ def _installed(module: str, part: str) -> ModuleType:
         return importlib.import_module(module)
 
 
+@public
 class SampleDecoder:
     """Decodes the parts of samples.
 
@@ -482,7 +485,7 @@ class SampleDecoder:
 
     def _media(self, part: str, extension: str) -> Codec | None:
         if extension in IMAGE_EXTENSIONS:
-            if self is DEFAULT_DECODER and "jax" in sys.modules:
+            if self is DEFAULT_DECODER and "jax" in sys.modules and parent_process() is None:
                 _hint_at_layout()
             return _guarded(part, self._image)
         return self._av_codec(part) if extension in AV_EXTENSIONS else None
@@ -582,11 +585,11 @@ class ColumnDecoder(SampleDecoder):
 
 @cache
 def _hint_at_layout() -> None:
-    """Say once what images are by default, to programs with JAX that did not choose. See decisions/image-layout.md."""
-    _logger.warning(
+    """Say once in a program what images are by default, if it uses JAX. See decisions/image-layout.md."""
+    _logger.info(
         "images are decoded as in Energon: float32 in 0..1, channels first. With JAX, uint8 with channels last is "
-        "usual and cheaper: decoder = SampleDecoder(image_decode='rgb8') in your task encoder. To keep images as they "
-        "are, without this hint, choose image_decode='torchrgb'"
+        "usual and cheaper: decoder = SampleDecoder(image_decode='rgb8') in your task encoder. image_decode='torchrgb' "
+        "keeps the default without this message"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -120,6 +122,54 @@ def test_wizard_with_proposals(root: Path) -> None:
     assert split_sizes(root) == {"train": 8, "val": 1, "test": 1}
     assert described(root)["field_map"] == {"image": "jpg", "caption": "txt"}
     assert "Sample '000000' of shard_000.tar: jpg" in done.output
+
+
+def test_enter_takes_the_proposal_and_the_command_shown_does_the_same(root: Path) -> None:
+    done = prepare(root, answers=["", "", ""])
+    assert done.exit_code == 0, done.output
+    assert "Proposal for these parts: CaptioningSample (image from jpg, caption from txt)" in done.output
+    made = described(root)
+    assert made["sample_type"]["__class__"] == "CaptioningSample"
+    assert made["field_map"] == {"image": "jpg", "caption": "txt"}
+    before = split_parts(root)
+    shown = done.output.partition("without questions:\n")[2].strip()
+    assert "--num-workers=0" in shown
+    shutil.rmtree(root / ".nv-meta")
+    again = run(*shlex.split(shown)[1:])
+    assert again.exit_code == 0, again.output
+    assert (described(root), split_parts(root)) == (made, before)
+    assert "without questions" not in again.output
+
+
+@pytest.mark.parametrize(
+    ("parts", "name", "fields"),
+    [
+        ({"jpg": b"", "cls": b"3"}, "ImageClassificationSample", {"image": "jpg", "label": "cls"}),
+        ({"png": b"", "json": {"caption": "a"}}, "CaptioningSample", {"image": "png", "caption": "json[caption]"}),
+        ({"txt": b""}, "TextSample", {"text": "txt"}),
+        ({"mp4": b"", "wav": b""}, "CrudeWebdataset", None),
+        ({"jpg": b"", "json": {"other": 1}}, "CrudeWebdataset", None),
+    ],
+)
+def test_proposals_follow_the_parts(
+    tmp_path: Path, parts: dict[str, object], name: str, fields: dict[str, str] | None
+) -> None:
+    write_tars(tmp_path, [{"__key__": "a", **parts}])
+    done = prepare(tmp_path, answers=["", "", ""])
+    assert done.exit_code == 0, done.output
+    made = described(tmp_path)
+    assert made.get("sample_type", made)["__class__"] == name
+    assert made.get("field_map") == fields
+
+
+def test_without_a_terminal_the_error_has_a_command_that_works(root: Path) -> None:
+    done = prepare(root, "--no-sqlite")
+    assert isinstance(done.exception, ConfigError)
+    shown = str(done.exception).rpartition("\n")[2].strip()
+    again = run(*shlex.split(shown)[1:])
+    assert again.exit_code == 0, again.output
+    assert described(root)["field_map"] == {"image": "jpg", "caption": "txt"}
+    assert not (root / ".nv-meta/index.sqlite").exists()
 
 
 def test_wizard_asks_again(root: Path) -> None:

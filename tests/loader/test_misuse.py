@@ -217,8 +217,9 @@ from energon_grain.testing import make_captioning_dataset
 
 lines = []
 handler = logging.Handler()
-handler.emit = lambda record: lines.append(record.getMessage())
+handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")
 logging.getLogger("energon_grain").addHandler(handler)
+logging.getLogger("energon_grain").setLevel(logging.INFO)
 make_captioning_dataset("captions", n=16)
 
 
@@ -229,6 +230,7 @@ def hints(decoder=None):
     with get_savable_loader(get_val_dataset("captions", batch_size=1, task_encoder=encoder)) as loader:
         next(loader)
     found = [line for line in lines if "image_decode='rgb8'" in line]
+    assert all(line.startswith("INFO") for line in found) and not any(line.startswith("WARNING") for line in lines)
     lines.clear()
     return len(found)
 

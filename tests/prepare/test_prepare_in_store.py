@@ -271,7 +271,7 @@ def test_settings_reach_the_workers_of_an_executor(bucket: Bucket, url: str, mon
 
 def test_what_cannot_be_prepared(bucket: Bucket, url: str) -> None:
     (open_folder(url).local / ".nv-meta").mkdir(parents=True)
-    with pytest.raises(DatasetNotFoundError, match=r"s3://\S+/none: no \*\.tar files.* Nothing else lies there either"):
+    with pytest.raises(DatasetNotFoundError, match=r"s3://\S+/none: no \*\.tar files.* no other files either"):
         prepare_dataset(f"{bucket.url}/none")
     with pytest.raises(DatasetNotFoundError, match=r"x\.tar: listed as a shard"):
         prepare_dataset(url, shards=["x.tar"])
