@@ -43,6 +43,7 @@ from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, rem
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.words import counted
 
 Int64Array = npt.NDArray[np.int64]
 KEY_COLUMN = "__key__"
@@ -357,8 +358,8 @@ class TableSource(Cut):
             f"{self.files.group_word}"
         )
         return (
-            f"{self.path}: this order has {count:,} {self.files.group_word}s of {_megabytes(float(sizes.mean()))} in "
-            f"use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
+            f"{self.path}: this order has {counted(count, self.files.group_word)} of {_megabytes(float(sizes.mean()))} "
+            f"in use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
             f"are best: write the files anew so ({self.files.group_option}), or take fewer `lanes`"
         )
 
@@ -388,7 +389,7 @@ class TableSource(Cut):
         keys = self._usual_keys(rows, files)
         order = np.argsort(group, kind="stable")
         cuts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
-        runs = [order[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(order)], strict=True)]
+        runs = [order[begin:end] for begin, end in itertools.pairwise([*cuts, len(order)])]
         # What is decoded comes first: what comes then takes the place of what was used before, and not of that.
         for at in sorted(runs, key=lambda run: (self._owner, int(group[run[0]])) not in decoded_groups()):
             places, number = at.tolist(), int(group[at[0]])
