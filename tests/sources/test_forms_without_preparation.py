@@ -5,11 +5,14 @@ What is common with Parquet `test_parquet` looks at.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from cli_runs import run
 from metadatasets import write_v2
 from object_server import Bucket
 from parquet_files import FILE, features, files, picture, write_numbers, write_parquet
-from table_forms import write_arrow, write_feather, write_mds, write_tokens
+from table_forms import holes_in_heads, write_arrow, write_feather, write_mds, write_tokens
 
 from energon_grain import (
     CrudeSample,
@@ -40,6 +43,7 @@ from energon_grain.errors import (
     DatasetNotFoundError,
     DuplicateKeyError,
     EmptyDatasetError,
+    EnergonGrainError,
     FormatError,
     KeyNotFoundError,
     ReadError,
@@ -152,6 +156,102 @@ def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
     write_arrow(path, {"n": list(range(50))})  # into the file that is mapped
     with pytest.raises(StaleIndexError, match=r"x\.arrow: was changed"):
         source.read(np.array([49]))
+
+
+def test_numbers_of_groups(tmp_path: Path) -> None:
+    """`info` says how many there are in English."""
+    several = write_arrow(tmp_path / "several.arrow", {"n": list(range(40))}, compression="zstd")
+    assert "  6 record batches of " in run("info", several).output
+    one = write_arrow(tmp_path / "one.arrow", {"n": [1]}, compression="zstd")
+    assert "  1 record batch of " in run("info", one).output
+    runs = write_mds(tmp_path / "mds", {"n": list(range(40))}, shards=2)
+    assert "  2 runs of samples of " in run("info", runs).output
+
+
+def test_nothing_is_read_of_no_samples(tmp_path: Path) -> None:
+    write_numbers(tmp_path / "x.parquet", 10)
+    for files in (ParquetFiles(tmp_path / "x.parquet"), ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": [1]}))):
+        batch = TableSource(files).read(np.zeros(0, np.int64))
+        assert (batch.keys, batch.shards, dict(batch.columns)) == ([], [], {})
+
+
+def outcomes(path: Path, forms: Iterable[bytes]) -> Counter[str]:
+    """How files at a path end that are damaged: "the same rows", "other rows", or the error, which names the file."""
+    good, found = [parts(each) for each in in_order(path)], Counter[str]()
+    for data in forms:
+        path.unlink()  # it may be mapped
+        path.write_bytes(data)
+        try:
+            found["the same rows" if [parts(each) for each in in_order(path)] == good else "other rows"] += 1
+        except EnergonGrainError as error:
+            found[type(error).__name__ if str(path) in str(error) else f"names no file: {error}"] += 1
+    return found
+
+
+TWENTY = {
+    "n": [None if number % 3 else number for number in range(20)],
+    "text": [f"text {number}" if number % 5 else None for number in range(20)],
+    "kind": pa.array(["a", "b", None, "a"] * 5).dictionary_encode(),
+    "other": pa.array(["c", "d", "e", "c"] * 5).dictionary_encode(),
+    "inner": pa.array([{"a": [number]} if number % 4 else None for number in range(20)]),
+}
+
+
+def test_an_arrow_file_that_was_cut(tmp_path: Path) -> None:
+    """A file of the file format is whole, or an error: at every length."""
+    path = write_feather(tmp_path / "x.arrow", {"n": list(range(20))})
+    data = path.read_bytes()
+    assert outcomes(path, (data[:size] for size in range(len(data)))) == {"FormatError": len(data)}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_an_arrow_file_with_a_hole(tmp_path: Path, compression: str | None) -> None:
+    """Zeros over any 8 bytes that are no values: no rows are lost, and none are others."""
+    path = write_feather(tmp_path / "x.arrow", TWENTY, compression=compression)
+    found = outcomes(path, holes_in_heads(path))
+    assert {*found} == {"FormatError", "the same rows"}
+    assert found["the same rows"] < 0.1 * found["FormatError"], "padding, and counts of nulls that are bits, too"
+
+
+def test_a_hole_in_one_of_two_dictionaries(tmp_path: Path) -> None:
+    """One whose number becomes that of the other would replace it, where that is read alone."""
+    path = write_feather(tmp_path / "x.arrow", {name: TWENTY[name] for name in ("kind", "other")})
+    good, wrong = [parts(each) for each in in_order(path, part_filter={"kind"})], 0
+    for data in holes_in_heads(path):
+        path.unlink()
+        path.write_bytes(data)
+        with contextlib.suppress(EnergonGrainError):
+            wrong += [parts(each) for each in in_order(path, part_filter={"kind"})] != good
+    assert wrong == 0
+
+
+def test_an_arrow_stream_with_a_hole(tmp_path: Path) -> None:
+    """It has no footer: of its schema there is no second copy, but no row is lost."""
+    path = write_arrow(tmp_path / "x.arrow", {"n": list(range(20)), "text": ["x"] * 20})
+    data = path.read_bytes()
+    batches = [place for place in range(0, len(data), 8) if data[place : place + 4] == b"\xff" * 4][1:]
+    holes = [data[:place] + bytes(8) + data[place + 8 :] for place in batches]
+    assert outcomes(path, holes) == {"FormatError": 4}, "the heads of three batches, and the mark of the end"
+    cut = [data[: place + more] for place in batches for more in range(1, 8)]
+    assert outcomes(write_arrow(path, {"n": list(range(20)), "text": ["x"] * 20}), cut) == {"FormatError": 28}
+
+
+def test_arrow_files_in_a_bucket_that_were_cut(tmp_path: Path, bucket: Bucket) -> None:
+    path = write_feather(tmp_path / "cut" / "x.arrow", {"n": list(range(20))})
+    path.write_bytes(path.read_bytes()[:-600])
+    with pytest.raises(FormatError, match=r"x\.arrow: begins as an Arrow file, but does not end in a footer"):
+        in_order(bucket.upload(path.parent, "cut"))
+
+
+def test_a_dictionary_that_grows(tmp_path: Path) -> None:
+    """Batches of a file may add values to a dictionary."""
+    schema = pa.schema({"kind": pa.dictionary(pa.int32(), pa.string())})
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
+        for values in (["a"], ["a", "b"], ["a", "b", "c"]):
+            indices = pa.array([0, len(values) - 1], pa.int32())
+            writer.write_batch(pa.record_batch([pa.DictionaryArray.from_arrays(indices, values)], schema=schema))
+    assert [each["kind"] for each in in_order(tmp_path / "x.arrow")] == ["a", "a", "a", "b", "a", "c"]
 
 
 def test_feather_of_version_1(tmp_path: Path) -> None:
@@ -459,10 +559,7 @@ def test_bytes_that_are_fetched_of_a_store(
 def test_columns_of_arrow_files_are_read_alone(
     tmp_path: Path, bucket: Bucket, compression: str | None, blank: bool
 ) -> None:
-    """What is put together of a few columns has the values that all have.
-
-    Where a type hides how many buffers it has, as nulls and views in lists do, all are read.
-    """
+    """What is put together of a few columns has the values that all have, with nulls and views in lists too."""
     kinds = {
         "null": pa.array([None] * 20, pa.null()),
         "flag": pa.array([n % 3 == 0 for n in range(20)]),
@@ -487,7 +584,7 @@ def test_columns_of_arrow_files_are_read_alone(
         assert found.to_pydict() == whole.select(names).to_pydict()
     assert files.read(1, ["view", "n", "flag"]).to_pydict() == whole.select(["flag", "view", "n"])[7:14].to_pydict()
     ends = [files.spans(np.array([1]), [name])[1:3] for name in ("text", "big", "inner", "n")]
-    assert len({(int(start[0]), int(size[0])) for start, size in ends}) == (1 if blank else 4)
+    assert len({(int(start[0]), int(size[0])) for start, size in ends}) == 4
 
 
 @pytest.mark.parametrize("starts", [(0, 8, 4), (0, 8, 8), (4, 4, 8)])
