@@ -456,7 +456,8 @@ class _Footer:
                 if adds != (name in begun):
                     raise ValueError(f"dictionary {name} @ {each.start} {'was not begun' if adds else 'begins again'}")
                 begun.add(name)
-        with pyarrow.ipc.open_file(pyarrow.py_buffer(_MAGIC + bytes(2) + self._data)) as opened:
+        written, options = _MAGIC + bytes(2) + self._data, pyarrow.ipc.IpcReadOptions(ensure_native_endian=False)
+        with pyarrow.ipc.open_file(pyarrow.py_buffer(written), options=options) as opened:
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(messages[0].head)) if messages else None
             if schema is None or not opened.schema.equals(schema, check_metadata=True):
                 raise ValueError("its footer has another schema than its beginning")
