@@ -30,12 +30,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, StaleIndexError
-from energon_grain.formats.table_files import Record, TableFiles, Version, version_of
+from energon_grain.errors import StaleIndexError
+from energon_grain.formats.saved_datasets import STATE_JSON, files_of_saved, refuse_splits
+from energon_grain.formats.table_files import Record, TableFiles, Version, find_files, nothing_found, version_of
 from energon_grain.forms import Form
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import join
-from energon_grain.storage.object_bytes import read_beginning
+from energon_grain.storage.location import join, name_of
 from energon_grain.words import counted
 
 Int64Array = npt.NDArray[np.int64]
@@ -48,7 +48,6 @@ _FOOTER_BYTES = 8 << 10
 _MOST_BLOCKS = 1 << 14
 _ALIGNMENTS = [1 << bits for bits in range(3, 13)]
 """What writers pad buffers to: 8 or 64 bytes, as a rule."""
-_SPLITS_JSON = "dataset_dict.json"
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -90,12 +89,18 @@ class ArrowFiles(TableFiles):
         self.is_mapped = isinstance(self.store, LocalFiles) and not compressed
 
     def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
-        if not self.location.endswith(self.endings) and read_beginning(join(self.location, _SPLITS_JSON), 1):
-            raise ConfigError(
-                f"{self.location}: holds the splits of a `DatasetDict` of Hugging Face, each in a folder of its name; "
-                f"give the one that is meant, as {join(self.location, 'train')}"
-            )
-        return super()._find()
+        if self.location.endswith(self.endings):
+            return super()._find()
+        refuse_splits(self.location)
+        root, found, versions = find_files(self.location, (*self.endings, STATE_JSON))
+        states = [name for name in found if name_of(name) == STATE_JSON]
+        names = [name for name in found if name.endswith(self.endings)]
+        if states:
+            there = versions.__contains__ if versions is not None else lambda name: os.path.isfile(join(root, name))
+            names = files_of_saved(root, names, states, there)
+        if not names:
+            raise nothing_found(self.location, self.endings)
+        return root, names, versions
 
     def schema(self, file: int = 0) -> Any:
         return self._schema(file, self._heads[file])

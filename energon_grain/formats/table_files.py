@@ -129,8 +129,13 @@ def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str],
 def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> list[str]:
     found = sorted(names)
     if not found:
-        raise DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
+        raise nothing_found(location, endings)
     return found
+
+
+def nothing_found(location: str, endings: tuple[str, ...]) -> DatasetNotFoundError:
+    """The error of a path at which no file has any of these endings."""
+    return DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
 
 
 class Record(msgspec.Struct, array_like=True, kw_only=True):

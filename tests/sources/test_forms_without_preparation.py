@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import pickle
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,65 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
     assert len(in_order(tmp_path / "set" / "train" / "*.arrow")) == 21, "a pattern means what it says"
 
 
+def save_to_disk(folder: Path, rows: Sequence[int], shards: int, *, name: str = "data") -> None:
+    """A dataset as `datasets` saves it: its files, with those of an earlier one left there, and their names."""
+    names = [f"{name}-{shard:05d}-of-{shards:05d}.arrow" for shard in range(shards)]
+    for shard, file in enumerate(names):
+        write_arrow(folder / file, {"n": pa.array(rows[shard::shards], pa.int64())})
+    said = {"_data_files": [{"filename": file} for file in names], "_fingerprint": "0", "_split": None}
+    (folder / "state.json").write_text(json.dumps(said, indent=2))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_files_that_a_saved_dataset_names(tmp_path: Path, seed: int) -> None:
+    """As `load_from_disk`: those, in that order, whatever was saved there before or is a cache."""
+    rng = np.random.default_rng(seed)
+    for _ in range(rng.integers(1, 4)):
+        rows = rng.integers(0, 1000, rng.integers(5, 30)).tolist()
+        save_to_disk(tmp_path, rows, int(rng.integers(1, 5)), name=str(rng.choice(["data", "part", "_a"])))
+    write_arrow(tmp_path / str(rng.choice(["cache-1.arrow", "mapped.arrow", "more/x.arrow"])), {"n": [-1]})
+    state = json.loads((tmp_path / "state.json").read_text())
+    rng.shuffle(state["_data_files"])
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    write_arrow(tmp_path / "train-0.arrow", {"n": [-1]})
+    named = [tmp_path / each["filename"] for each in state["_data_files"]]
+    expected = pa.concat_tables([pa.ipc.open_stream(path.read_bytes()).read_all() for path in named])
+    assert [int(each["n"]) for each in in_order(tmp_path)] == expected["n"].to_pylist()
+
+
+def test_saved_datasets_below_a_folder_and_in_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    for name in ("a", "b"):
+        save_to_disk(tmp_path / "set" / name, range(6), 3)
+        save_to_disk(tmp_path / "set" / name, range(4), 2)
+    write_arrow(tmp_path / "set" / "c.arrow", {"n": [9]})
+    url, rows = bucket.upload(tmp_path / "set", "set"), [0, 2, 1, 3]
+    for root in (str(tmp_path / "set"), url):
+        assert [int(each["n"]) for each in in_order(f"{root}/b")] == rows
+        assert [int(each["n"]) for each in in_order(root)] == [*rows, *rows, 9]
+
+
+def test_what_is_wrong_with_saved_datasets(tmp_path: Path, bucket: Bucket) -> None:
+    save_to_disk(tmp_path / "set", range(6), 2)
+    good = (tmp_path / "set" / "state.json").read_text()
+    for named in ("../x.arrow", "/etc/x.arrow", "a/../../x.arrow", "a//x.arrow", "a\\\\x.arrow", "", ".."):
+        (tmp_path / "set" / "state.json").write_text(good.replace("data-00001-of-00002.arrow", named))
+        with pytest.raises(FormatError, match=r"set/state\.json: .*filename"):
+            in_order(tmp_path / "set")
+    (tmp_path / "set" / "state.json").write_text(good[:-9])
+    with pytest.raises(FormatError, match=r"set/state\.json: .*is damaged"):
+        in_order(tmp_path / "set")
+    (tmp_path / "set" / "state.json").write_text(good)
+    (tmp_path / "set" / "data-00001-of-00002.arrow").unlink()
+    for root in (tmp_path / "set", bucket.upload(tmp_path / "set", "set")):
+        with pytest.raises(DatasetNotFoundError, match=r"00001-of-00002\.arrow: there is no such file, which .*state"):
+            in_order(root)
+    (tmp_path / "set" / "state.json").write_text('{"epoch": 3}')
+    assert len(in_order(tmp_path / "set")) == 3, "one of a program of the user's own"
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["one", "two"]}')
+    with pytest.raises(ConfigError, match=rf"give one, as {tmp_path}/one or {tmp_path}/two"):
+        in_order(tmp_path)
+
+
 def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
     path = write_arrow(tmp_path / "x.arrow", {"n": list(range(50))})
     source, again = TableSource(ArrowFiles(path)), TableSource(ArrowFiles(path))
@@ -170,8 +230,8 @@ def test_numbers_of_groups(tmp_path: Path) -> None:
 
 def test_nothing_is_read_of_no_samples(tmp_path: Path) -> None:
     write_numbers(tmp_path / "x.parquet", 10)
-    for files in (ParquetFiles(tmp_path / "x.parquet"), ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": [1]}))):
-        batch = TableSource(files).read(np.zeros(0, np.int64))
+    for each in (ParquetFiles(tmp_path / "x.parquet"), ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": [1]}))):
+        batch = TableSource(each).read(np.zeros(0, np.int64))
         assert (batch.keys, batch.shards, dict(batch.columns)) == ([], [], {})
 
 
