@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import xxhash
 from parquet_files import write_parquet
 
 Columns = Mapping[str, Any]
@@ -54,7 +58,23 @@ _ENCODINGS: dict[type, tuple[str, int | None, Callable[[Any], bytes]]] = {
 }
 
 
-def write_mds(path: Path, columns: Mapping[str, Sequence[Any]], *, shards: int = 2, compression: Any = None) -> Path:
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda data: pa.compress(data, "zstd", asbytes=True),
+    "br": lambda data: pa.compress(data, "brotli", asbytes=True),
+    "snappy": lambda data: pa.compress(data, "snappy", asbytes=True),
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+}
+
+
+def write_mds(
+    path: Path,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    shards: int = 2,
+    compression: str | None = None,
+    hashes: Sequence[str] = (),
+) -> Path:
     """Shards of columns of numbers, texts and bytes, and their index, after the description of the format."""
     path.mkdir(parents=True, exist_ok=True)
     names = sorted(columns)
@@ -74,14 +94,19 @@ def write_mds(path: Path, columns: Mapping[str, Sequence[Any]], *, shards: int =
         data = np.array([len(samples)], "<u4").tobytes() + begins.tobytes() + config + b"".join(samples)
         entry = {"samples": len(samples), "format": "mds", "compression": compression, "zip_data": None, **said}
         name = f"shard.{shard:05d}.mds"
-        entry["raw_data"] = {"basename": name, "bytes": len(data)}
+        entry["raw_data"] = {"basename": name, "bytes": len(data), "hashes": _hashed(data, hashes)}
         if compression is not None:
-            data, name = pa.compress(data, "zstd", asbytes=True), f"{name}.zstd"
-            entry["zip_data"] = {"basename": name, "bytes": len(data)}
+            way = compression.partition(":")[0]
+            data, name = _COMPRESS[way](data), f"{name}.{way}"
+            entry["zip_data"] = {"basename": name, "bytes": len(data), "hashes": _hashed(data, hashes)}
         (path / name).write_bytes(data)
         entries.append(entry)
     (path / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
     return path
+
+
+def _hashed(data: bytes, names: Sequence[str]) -> dict[str, str]:
+    return {name: getattr(xxhash, name, getattr(hashlib, name, None))(data).hexdigest() for name in names}
 
 
 def write_tokens(path: Path, documents: Sequence[Sequence[int]], *, dtype: str = "<u2", sequence: int = 10**9) -> Path:
