@@ -79,6 +79,7 @@ class ArrowFiles(TableFiles):
     group_word = "record batch"
     group_option = "`writer_batch_size` of `datasets`, `max_chunksize` of pyarrow"
     reads_whole_groups = False
+    _kept_as = ".heads"  # `.footers` may be of files that were cut
     _named_by = "heads with heads of batches"
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:

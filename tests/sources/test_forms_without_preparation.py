@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -53,6 +54,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.arrow_files import ArrowFiles
 from energon_grain.formats.mds_files import MdsFiles
+from energon_grain.formats.mds_hashes import _log_unknown
 from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.tables import TableSource
@@ -356,7 +358,7 @@ def test_what_is_wrong_with_mds(tmp_path: Path) -> None:
         ("shard.00000.mds", "../shard.mds", "index.json: .*basename"),
         ("shard.00000.mds", "/etc/passwd", "index.json: .*basename"),
         ('"format": "mds"', '"format": "jsonl"', "index.json: .*format"),
-        ('"compression": null', '"compression": "br"', "index.json: .*compression"),
+        ('"compression": null', '"compression": "xz"', "index.json: .*compression"),
         ('"samples": 2', '"samples": 3', "has 3 samples by index.json"),
         ('["n", "text"]', '["n"]', "other numbers of names"),
         ('"shards": [', '"shards": [], "old": [', "names no shard"),
@@ -371,6 +373,79 @@ def test_what_is_wrong_with_mds(tmp_path: Path) -> None:
         in_order(path / "index.json")
     with pytest.raises(DatasetNotFoundError, match=r"none/index\.json"):
         in_order(tmp_path / "none" / "index.json")
+
+
+ALGORITHMS = ("xxh32", "xxh64", "xxh128", "xxh3_64", "md5", "sha1", "sha256", "sha3_256", "blake2b", "blake2s")
+TEXTS = {"n": list(range(30)), "text": [f"text number {number}" for number in range(30)]}
+
+
+@pytest.mark.parametrize("compression", ["zstd", "zstd:9", "br", "br:3", "gz", "gz:1", "bz2", "bz2:9", "snappy"])
+def test_mds_by_every_compression(tmp_path: Path, bucket: Bucket, compression: str) -> None:
+    path = write_mds(tmp_path / "set", TEXTS, compression=compression, hashes=("xxh64",))
+    for root in (path, path / "index.json", bucket.upload(path, "set")):
+        samples = in_order(root)
+        assert [each["text"] for each in samples] == TEXTS["text"]
+    assert samples[0]["__key__"] == "shard.00000/0"
+
+
+@pytest.mark.parametrize("compression", ["zstd", "br", "gz", "bz2", "snappy"])
+def test_shards_that_decompress_to_something_else(tmp_path: Path, compression: str) -> None:
+    """To fewer bytes than announced, to more (never many more in memory), to none."""
+    path = write_mds(tmp_path / "set", TEXTS, compression=compression, shards=1)
+    index, shard = path / "index.json", path / f"shard.00000.mds.{compression}"
+    good, size = index.read_text(), json.loads(index.read_text())["shards"][0]["raw_data"]["bytes"]
+    for announced in (size - 1, size + 1, size // 2):
+        index.write_text(good.replace(f'"bytes": {size}', f'"bytes": {announced}', 1))
+        with pytest.raises(FormatError, match=rf"shard\.00000\.mds\.{compression}: "):
+            in_order(path)
+    index.write_text(good)
+    shard.write_bytes(shard.read_bytes()[:-7])
+    with pytest.raises(FormatError, match=rf"shard\.00000\.mds\.{compression}: "):
+        in_order(path)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz", "br"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_hashes_of_mds(tmp_path: Path, algorithm: str, compression: str | None) -> None:
+    """A flipped bit anywhere is an error that names the shard."""
+    path = write_mds(tmp_path / "set", TEXTS, shards=1, compression=compression, hashes=(algorithm,))
+    assert len(in_order(path)) == 30
+    (shard,) = path.glob("*.mds*")
+    data = shard.read_bytes()
+    for place in range(len(data) - 1, 0, -len(data) // 7):
+        shard.write_bytes(data[:place] + bytes([data[place] ^ 2]) + data[place + 1 :])
+        with pytest.raises(FormatError, match=r"shard\.00000\.mds"):
+            in_order(path)
+    index = (path / "index.json").read_text()
+    (path / "index.json").write_text(index.replace(algorithm, "crc7"))
+    shard.write_bytes(data)
+    assert len(in_order(path)) == 30
+
+
+def test_hashes_are_compared_once_in_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bucket: Bucket
+) -> None:
+    """And none identifies the data. In a store, a shard that is not compressed is not fetched for it."""
+    monkeypatch.setattr("energon_grain.formats.mds_files._GROUP_BYTES", 100)
+    path = write_mds(tmp_path / "set", TEXTS, shards=3, hashes=("xxh64",))
+    (path / "index.json").write_text((path / "index.json").read_text().replace('"xxh64"', '"crc7": "0", "xxh64"'))
+    calls: list[Any] = []
+    monkeypatch.setattr("energon_grain.formats.mds_files.refuse_wrong_hash", lambda *given: calls.append(given))
+    source = TableSource(MdsFiles(path))
+    for index in (0, 29, 15, 1, 28, 14):
+        source.read(np.array([index]))
+    assert len(calls) == 3
+    assert source.content_id == TableSource(MdsFiles(write_mds(tmp_path / "plain", TEXTS, shards=3))).content_id
+    in_order(bucket.upload(path, "set"))
+    assert len(calls) == 3
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _log_unknown.cache_clear()
+    for _ in range(2):
+        assert len(in_order(path)) == 30
+    assert [record.getMessage() for record in caplog.records if "crc7" in record.getMessage()] == [
+        "MDS: hashes by 'crc7' are not known to this Python and not compared"
+    ]
 
 
 # Indexed datasets of Megatron.
@@ -428,6 +503,26 @@ def test_what_is_wrong_with_tokens(tmp_path: Path) -> None:
     tokens.unlink()
     with pytest.raises(Exception, match=r"x\.bin"):
         in_order(tmp_path / "x.idx")
+
+
+def test_an_index_that_does_not_fit_into_memory(tmp_path: Path) -> None:
+    """One that announces 2^40 documents, with as many zeros as that needs, where a program may use 4 GiB."""
+    path = write_tokens(tmp_path / "x", [[1, 2], [3]])
+    index = bytearray((tmp_path / "x.idx").read_bytes())
+    index[26:34] = (2**40).to_bytes(8, "little")
+    (tmp_path / "x.idx").write_bytes(index)
+    with pytest.raises(FormatError, match=r"x\.idx: says 1099511627776 documents"):
+        TokenSource(path)
+    os.truncate(tmp_path / "x.idx", len(index) + 8 * 2**40)
+    program = (
+        "import resource, sys; from energon_grain.sources.token_files import TokenSource\n"
+        "from energon_grain.errors import ReadError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "try: TokenSource(sys.argv[1])\n"
+        "except ReadError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert re.match(r".*x\.idx: 8,796,[\d,]* bytes cannot be mapped \(Cannot allocate memory\)", done.stdout)
 
 
 def test_copies_of_tokens_whose_index_was_written_anew(tmp_path: Path) -> None:
