@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import StaleIndexError
+from energon_grain.errors import FormatError, StaleIndexError
 from energon_grain.formats.saved_datasets import STATE_JSON, files_of_saved, refuse_splits
 from energon_grain.formats.table_files import Record, TableFiles, Version, find_files, nothing_found, version_of
 from energon_grain.forms import Form
@@ -230,8 +230,20 @@ class ArrowFiles(TableFiles):
             names: list[str] = schema.names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
+            self._refuse_unknown(file, schema)
             places = [_column_extents(schema, *batch) for batch in said.batches]
         return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
+
+    def _refuse_unknown(self, file: int, schema: Any) -> None:
+        """Raise FormatError where a column is of a type that pyarrow has not in Python, as intervals of months."""
+        for column in schema:
+            try:
+                _layout(column.type)
+            except (KeyError, NotImplementedError) as error:
+                raise FormatError(
+                    f"{self.paths[file]}: column {column.name!r} is of a type that pyarrow does not read "
+                    f"({str(column).partition(': ')[2].removesuffix('>')}); write the file without it, or with another"
+                ) from error
 
     def close(self) -> None:
         self._maps.clear()

@@ -6,6 +6,7 @@ What is common with Parquet `test_parquet` looks at.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import form_fuzzing
 import numpy as np
@@ -314,6 +316,59 @@ def test_a_dictionary_that_grows(tmp_path: Path) -> None:
             indices = pa.array([0, len(values) - 1], pa.int32())
             writer.write_batch(pa.record_batch([pa.DictionaryArray.from_arrays(indices, values)], schema=schema))
     assert [each["kind"] for each in in_order(tmp_path / "x.arrow")] == ["a", "a", "a", "b", "a", "c"]
+
+
+def test_errors_of_memory_and_of_the_system_are_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they come from: reading, decompressing, decoding a column."""
+    path = write_arrow(tmp_path / "x.arrow", {"n": [1], "text": ["a"]})
+    memory, full = pa.ArrowMemoryError("malloc of size 9 failed"), OSError(errno.EMFILE, "Too many open files")
+    reading, column = "arrow_files.ArrowFiles._table", "arrow_columns.ColumnKind.array"
+    for place, error, message in (
+        (reading, memory, r"memory is exhausted \(malloc of size 9 failed\)"),
+        (reading, OSError(errno.ENOMEM, "Cannot allocate memory"), "memory is exhausted"),
+        (reading, full, "cannot be read: .*Too many open files"),
+        (column, memory, "column 'n': memory is exhausted"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"energon_grain.formats.{place}", Mock(side_effect=error))
+            with pytest.raises(ReadError, match=rf"x\.arrow: record batch 0: {message}") as caught:
+                in_order(path)
+        assert "damaged" not in str(caught.value)
+
+
+def test_no_error_of_pyarrow_comes_raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indices = pa.array([0, 1, 77], pa.int32())
+    kind = pa.DictionaryArray.from_arrays(indices, ["a", "b"], safe=False)
+    with pytest.raises(FormatError, match=r"x\.arrow: record batch 0: .*out of bounds: 77"):
+        in_order(write_arrow(tmp_path / "x.arrow", {"kind": kind}))
+    path = write_arrow(tmp_path / "y.arrow", {"n": [1]})
+    for error in (pa.ArrowIndexError("tried to refer to element 77"), pa.ArrowKeyError("21"), KeyError(21)):
+        monkeypatch.setattr("energon_grain.formats.arrow_columns.ColumnKind.array", Mock(side_effect=error))
+        with pytest.raises(FormatError, match=r"y\.arrow: record batch 0: column 'n': .*(77|21)"):
+            in_order(path)
+
+
+def test_columns_that_pyarrow_does_not_read(tmp_path: Path) -> None:
+    """Intervals of months, which pyarrow cannot write: the unit of one of days and nanoseconds is changed."""
+    path = write_arrow(tmp_path / "x.arrow", {"n": [1], "every": pa.nulls(1, pa.month_day_nano_interval())})
+    data = bytearray(path.read_bytes())
+    place = next(at for at in range(len(data)) if _unit_at(data, at))
+    data[place] = 0  # IntervalUnit {YEAR_MONTH, DAY_TIME, MONTH_DAY_NANO}
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(
+        FormatError, match=r"x\.arrow: column 'every' is of a type that pyarrow does not read \(month_in"
+    ):
+        in_order(path)
+
+
+def _unit_at(data: bytes, place: int) -> bool:
+    """Whether the schema has an interval of months where this byte is 0."""
+    changed = bytearray(data)
+    changed[place] = 0
+    with contextlib.suppress(pa.ArrowException, OSError, IndexError):
+        return "month_interval" in str(pa.ipc.open_stream(bytes(changed)).schema.field(1))
+    return False
 
 
 def test_feather_of_version_1(tmp_path: Path) -> None:
