@@ -324,10 +324,10 @@ def test_errors_of_memory_and_of_the_system_are_not_damage(tmp_path: Path, monke
     memory, full = pa.ArrowMemoryError("malloc of size 9 failed"), OSError(errno.EMFILE, "Too many open files")
     reading, column = "arrow_files.ArrowFiles._table", "arrow_columns.ColumnKind.array"
     for place, error, message in (
-        (reading, memory, r"memory is exhausted \(malloc of size 9 failed\)"),
-        (reading, OSError(errno.ENOMEM, "Cannot allocate memory"), "memory is exhausted"),
+        (reading, memory, r"asks for more memory than there is \(malloc of size 9 failed\)"),
+        (reading, OSError(errno.ENOMEM, "Cannot allocate memory"), "asks for more memory than there is"),
         (reading, full, "cannot be read: .*Too many open files"),
-        (column, memory, "column 'n': memory is exhausted"),
+        (column, memory, "column 'n': asks for more memory than there is"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"energon_grain.formats.{place}", Mock(side_effect=error))
