@@ -84,6 +84,7 @@ class ArrowFiles(TableFiles):
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
         self._maps: dict[int, memoryview] = {}
+        self._layouts: dict[int, _Layout] = {}
         super().__init__(path, cache_dir=cache_dir)
         self._heads = [_HEAD.from_msgpack(self._head(file)) for file in range(len(self.names))]
         compressed = any(head.is_compressed for head in self._heads)
@@ -119,7 +120,7 @@ class ArrowFiles(TableFiles):
         head = self._heads[file]
         start, size, _, message = head.batches[number]
         before = self._pieces(file, [each for each in head.dictionaries if each[0] < start])
-        body_start, said = start + len(message), _showing_nulls(self.schema(file), message)
+        body_start, said = start + len(message), _showing_nulls(self._layout_of(file), message)
         if self.is_mapped:
             batch = [said, *self._pieces(file, [(body_start, size - len(message))])]
         else:
@@ -134,6 +135,13 @@ class ArrowFiles(TableFiles):
         table = pyarrow.ipc.open_stream(pyarrow.PythonFile(stream, mode="r"), options=options).read_all()
         table.validate(full=True)
         return table.select(names)
+
+    def _layout_of(self, file: int) -> _Layout:
+        if file not in self._layouts:
+            nodes = [each for column in self.schema(file) for each in _layout(column.type)]
+            counts, has_bitmap, is_view = (np.array(each) for each in zip(*nodes, strict=True))
+            self._layouts[file] = _Layout(counts=counts, has_bitmap=has_bitmap, views=np.flatnonzero(is_view))
+        return self._layouts[file]
 
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Bytes of a file: views of it, where it is mapped."""
@@ -392,21 +400,37 @@ def _check_buffers(buffers: Int64Array, body_bytes: int, at: int) -> None:
         raise ValueError(f"a message @ {at} has buffers that do not follow one another in its body")
 
 
-def _showing_nulls(schema: Any, head: bytes) -> bytes:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    """The columns of a file and their children, one after the other, as heads of batches list them.
+
+    Attributes:
+        counts: (n,) buffers of each, of views without those of their values.
+        has_bitmap: (n,) whether the first of them is a bitmap of nulls.
+        views: Which are views.
+    """
+
+    counts: Int64Array
+    has_bitmap: npt.NDArray[np.bool_]
+    views: Int64Array
+
+
+def _showing_nulls(layout: _Layout, head: bytes) -> bytes:
     """The head of a record batch, changed so that pyarrow looks at all bitmaps of nulls that are there.
 
     It does not where the head counts no null. Some writers keep a bitmap of ones then; else the count is damaged.
     """
     batch = _batch(_Table.of_message(head))
     nodes, buffers = batch.numbers(1), batch.numbers(2)
-    views = iter(np.frombuffer(batch.vector(4, 8), "<i8").tolist())
-    layout = [each for column in schema for each in _nodes(column.type, views)]
-    first = list(itertools.accumulate((count for count, _ in layout), initial=0))
-    if len(layout) != len(nodes) or first[-1] != len(buffers):
+    counts = layout.counts.copy()
+    values = np.frombuffer(batch.vector(4, 8), "<i8")
+    if len(values) == len(layout.views):
+        counts[layout.views] += values
+    first = np.cumsum(counts) - counts
+    if len(counts) != len(nodes) or counts.sum() != len(buffers):
         return head
-    has_bitmap = np.array([known for _, known in layout], bool)
-    with_bits = np.append(buffers[:, 1], 0)[first[:-1]] > 0
-    hidden = np.flatnonzero(has_bitmap & with_bits & (nodes[:, 0] > 0) & (nodes[:, 1] == 0))
+    with_bits = np.append(buffers[:, 1], 0)[first] > 0
+    hidden = np.flatnonzero(layout.has_bitmap & with_bits & (nodes[:, 0] > 0) & (nodes[:, 1] == 0))
     if not len(hidden):
         return head
     changed = bytearray(head)

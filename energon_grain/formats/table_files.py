@@ -533,8 +533,8 @@ def named_error(where: str, error: Exception, advice: str) -> EnergonGrainError:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return ReadError(
-            f"{where}: asks for more memory than there is ({said}); give the program more, use fewer processes, or write "
-            "smaller row groups"
+            f"{where}: asks for more memory than there is ({said}); give the program more, use fewer processes, or "
+            "write smaller row groups"
         )
     if number is not None:
         return ReadError(f"{where}: cannot be read: {said}")
