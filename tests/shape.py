@@ -33,7 +33,7 @@ TOPS = {
     "energon_grain_torch": REPOSITORY / "adapters/energon_grain_torch",
 }
 KERNEL = (
-    *("errors", "forms", "lazy_names", "extras", "_version"),
+    *("errors", "forms", "lazy_names", "extras", "tracebacks", "words", "_version"),
     *("samplers", "samples", "storage", "transforms", "sources", "stream", "datasets"),
 )
 # Package below `energon_grain.kinds` to the words that are its own.

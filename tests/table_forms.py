@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import xxhash
 from parquet_files import write_parquet
 
 Columns = Mapping[str, Any]
@@ -33,6 +37,20 @@ def write_feather(path: Path, columns: Columns, *, rows: int = 7, compression: s
     return path
 
 
+def holes_in_heads(path: Path) -> Iterator[bytes]:
+    """An Arrow file with zeros over each 8 bytes in turn that are in no body of a message, where they change it."""
+    data, in_body, at = path.read_bytes(), set[int](), 8 if path.read_bytes()[:6] == b"ARROW1" else 0
+    while length := int.from_bytes(data[at + 4 : at + 8], "little"):
+        message = pa.ipc.read_message(data[at:])
+        body = 0 if message.body is None else message.body.size
+        in_body.update(range(at + 8 + length, at + 8 + length + body))
+        at += 8 + length + body
+    for place in range(0, len(data), 8):
+        hole = data[:place] + bytes(8) + data[place + 8 :]
+        if place not in in_body and hole[: len(data)] != data:
+            yield hole[: len(data)]
+
+
 _ENCODINGS: dict[type, tuple[str, int | None, Callable[[Any], bytes]]] = {
     int: ("int", 8, lambda value: np.int64(value).tobytes()),
     str: ("str", None, str.encode),
@@ -40,7 +58,23 @@ _ENCODINGS: dict[type, tuple[str, int | None, Callable[[Any], bytes]]] = {
 }
 
 
-def write_mds(path: Path, columns: Mapping[str, Sequence[Any]], *, shards: int = 2, compression: Any = None) -> Path:
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda data: pa.compress(data, "zstd", asbytes=True),
+    "br": lambda data: pa.compress(data, "brotli", asbytes=True),
+    "snappy": lambda data: pa.compress(data, "snappy", asbytes=True),
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+}
+
+
+def write_mds(
+    path: Path,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    shards: int = 2,
+    compression: str | None = None,
+    hashes: Sequence[str] = (),
+) -> Path:
     """Shards of columns of numbers, texts and bytes, and their index, after the description of the format."""
     path.mkdir(parents=True, exist_ok=True)
     names = sorted(columns)
@@ -60,14 +94,19 @@ def write_mds(path: Path, columns: Mapping[str, Sequence[Any]], *, shards: int =
         data = np.array([len(samples)], "<u4").tobytes() + begins.tobytes() + config + b"".join(samples)
         entry = {"samples": len(samples), "format": "mds", "compression": compression, "zip_data": None, **said}
         name = f"shard.{shard:05d}.mds"
-        entry["raw_data"] = {"basename": name, "bytes": len(data)}
+        entry["raw_data"] = {"basename": name, "bytes": len(data), "hashes": _hashed(data, hashes)}
         if compression is not None:
-            data, name = pa.compress(data, "zstd", asbytes=True), f"{name}.zstd"
-            entry["zip_data"] = {"basename": name, "bytes": len(data)}
+            way = compression.partition(":")[0]
+            data, name = _COMPRESS[way](data), f"{name}.{way}"
+            entry["zip_data"] = {"basename": name, "bytes": len(data), "hashes": _hashed(data, hashes)}
         (path / name).write_bytes(data)
         entries.append(entry)
     (path / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
     return path
+
+
+def _hashed(data: bytes, names: Sequence[str]) -> dict[str, str]:
+    return {name: getattr(xxhash, name, getattr(hashlib, name, None))(data).hexdigest() for name in names}
 
 
 def write_tokens(path: Path, documents: Sequence[Sequence[int]], *, dtype: str = "<u2", sequence: int = 10**9) -> Path:

@@ -18,6 +18,7 @@ from energon_grain.cli.terminal import (
     table,
 )
 from energon_grain.errors import ConfigError
+from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from energon_grain.bench import Figures
@@ -85,7 +86,7 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
     for run in figures.pipeline:
         batch_ms = significant(1e3 * figures.batch_size / run.samples_per_s, 2)
         said = f"a batch every {batch_ms} ms, the first after {1e3 * run.first_batch_s:,.0f} ms"
-        name = f"pipeline, {run.workers} worker{'s' * (run.workers != 1)}"
+        name = f"pipeline, {counted(run.workers, 'worker')}"
         rows.append((name, f"{run.samples_per_s:,.0f}", said + " (enough)" * (run is enough)))
     return [
         f"{figures.path}: {figures.samples:,} samples of {format_bytes(figures.sample_bytes)}, "

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from energon_grain.cli.run import DataPath, DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, binary_bytes, counted, format_bytes, own_modules, table
+from energon_grain.cli.terminal import Answer, binary_bytes, format_bytes, own_modules, table
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
+from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from energon_grain.prepare.summary import (

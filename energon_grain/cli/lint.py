@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from energon_grain.cli.run import DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, ProgressBar, counted, note, own_modules
+from energon_grain.cli.terminal import Answer, ProgressBar, note, own_modules
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
+from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from energon_grain.metadataset.documents import Source

@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.cli.mixture import MixtureSummary, NodeSummary
-from energon_grain.cli.terminal import binary_bytes, counted
+from energon_grain.cli.terminal import binary_bytes
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.prepare.summary import DatasetSummary, JsonlSummary, SizeBin
 from energon_grain.samplers.share_tree import RUN
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,6 @@ from energon_grain.cli.info import column_rows
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
-    counted,
     format_bytes,
     note,
     own_modules,
@@ -26,6 +25,7 @@ from energon_grain.cli.terminal import (
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.gallery.visible import visible
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, located, no_such_path
+from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -138,15 +138,6 @@ def binary_bytes(size_bytes: int) -> str:
     return f"{size_bytes} {unit}"
 
 
-def counted(number: int, what: str) -> str:
-    """Write a number of things.
-
-    >>> counted(1, "shard"), counted(12_000, "shard")
-    ('1 shard', '12,000 shards')
-    """
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
 def significant(value: float, digits: int = 3) -> str:
     """Write a number with so many digits that count, or all of them before the point, and without an exponent.
 

@@ -23,6 +23,7 @@ from energon_grain.sources.jsonl import JsonlFileStore
 from energon_grain.sources.tables import TABLES, TableFileStore, part_of_key
 from energon_grain.sources.webdataset import WebdatasetFileStore
 from energon_grain.storage.location import absolute, check_url, is_url, located
+from energon_grain.words import plural
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
@@ -120,7 +121,7 @@ def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_ty
         return
     place = next(iter(aux.values())).place
     raise ConfigError(
-        f"{Place(place.document, place.steps[:-1])}: {path} holds {sample_type.__name__}s, and auxiliary "
+        f"{Place(place.document, place.steps[:-1])}: {path} holds {plural(sample_type.__name__)}, and auxiliary "
         f"stores ({', '.join(aux)}) are for the cookers of crude datasets; remove `aux`, or make the dataset crude "
         f"(`__class__: CrudeWebdataset` in its dataset.yaml)"
     )

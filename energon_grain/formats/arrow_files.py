@@ -2,23 +2,27 @@
 
 A file is a sequence of messages (Apache Arrow, "Serialization and Interprocess Communication"): a schema, dictionaries
 and record batches, each with a head in which FlatBuffers say how long its body is, and where in it the buffers of each
-column lie. In the file format `ARROW1` stands before them, and behind them a footer, which repeats where they are; the
-stream format has neither.
+column lie. In the file format `ARROW1` precedes them, and a footer follows, which repeats the schema and the places of
+dictionaries and batches; the stream format has neither.
 
-The messages are walked once, in a store with their heads fetched side by side where a footer says where these are. To
-read a batch pyarrow gets a stream that is put together: the schema, the dictionaries before the batch, and the batch,
-of whose body only the wanted columns are read, and the rest is zeros. Where nothing is compressed and the file lies on
-this machine that is the mapped file itself, so that decoding copies nothing; whoever shortens such a file while it is
-read ends the process.
+The messages are walked once, in a store with their heads fetched side by side where a footer gives their places. A file
+that begins with `ARROW1` must end in a footer that names exactly the messages that the walk finds: one that was cut, or
+lost some of its heads, is an error and never a shorter table. To read a batch pyarrow gets a stream that is put
+together: the schema, the dictionaries before the batch, and the batch, of whose body only the wanted columns are read,
+and the rest is zeros. Where nothing is compressed and the file is on this machine the body is the mapped file itself:
+decoding copies nothing, and shortening such a file while it is read ends the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,12 +30,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, StaleIndexError
-from energon_grain.formats.table_files import DAMAGED, Record, TableFiles, Version, version_of
+from energon_grain.errors import FormatError, StaleIndexError
+from energon_grain.formats.saved_datasets import STATE_JSON, files_of_saved, refuse_splits
+from energon_grain.formats.table_files import Record, TableFiles, Version, find_files, nothing_found, version_of
 from energon_grain.forms import Form
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import join
-from energon_grain.storage.object_bytes import read_beginning
+from energon_grain.storage.location import join, name_of
+from energon_grain.words import counted
 
 Int64Array = npt.NDArray[np.int64]
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
@@ -41,7 +46,8 @@ _LARGEST_HEAD_BYTES = 64 << 20
 _STEP_BYTES = 4096
 _FOOTER_BYTES = 8 << 10
 _MOST_BLOCKS = 1 << 14
-_SPLITS_JSON = "dataset_dict.json"
+_ALIGNMENTS = [1 << bits for bits in range(3, 13)]
+"""What writers pad buffers to: 8 or 64 bytes, as a rule."""
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -73,22 +79,30 @@ class ArrowFiles(TableFiles):
     group_word = "record batch"
     group_option = "`writer_batch_size` of `datasets`, `max_chunksize` of pyarrow"
     reads_whole_groups = False
+    _kept_as = ".heads"  # `.footers` may be of files that were cut
     _named_by = "heads with heads of batches"
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
         self._maps: dict[int, memoryview] = {}
+        self._layouts: dict[int, _Layout] = {}
         super().__init__(path, cache_dir=cache_dir)
         self._heads = [_HEAD.from_msgpack(self._head(file)) for file in range(len(self.names))]
         compressed = any(head.is_compressed for head in self._heads)
         self.is_mapped = isinstance(self.store, LocalFiles) and not compressed
 
     def _find(self) -> tuple[str, list[str], dict[str, Version] | None]:
-        if not self.location.endswith(self.endings) and read_beginning(join(self.location, _SPLITS_JSON), 1):
-            raise ConfigError(
-                f"{self.location}: holds the splits of a `DatasetDict` of Hugging Face, each in a folder of its name; "
-                f"give the one that is meant, as {join(self.location, 'train')}"
-            )
-        return super()._find()
+        if self.location.endswith(self.endings):
+            return super()._find()
+        refuse_splits(self.location)
+        root, found, versions = find_files(self.location, (*self.endings, STATE_JSON))
+        states = [name for name in found if name_of(name) == STATE_JSON]
+        names = [name for name in found if name.endswith(self.endings)]
+        if states:
+            there = versions.__contains__ if versions is not None else lambda name: os.path.isfile(join(root, name))
+            names = files_of_saved(root, names, states, there)
+        if not names:
+            raise nothing_found(self.location, self.endings)
+        return root, names, versions
 
     def schema(self, file: int = 0) -> Any:
         return self._schema(file, self._heads[file])
@@ -106,20 +120,28 @@ class ArrowFiles(TableFiles):
         head = self._heads[file]
         start, size, _, message = head.batches[number]
         before = self._pieces(file, [each for each in head.dictionaries if each[0] < start])
+        body_start, said = start + len(message), _showing_nulls(self._layout_of(file), message)
         if self.is_mapped:
-            batch = self._pieces(file, [(start, size)])
+            batch = [said, *self._pieces(file, [(body_start, size - len(message))])]
         else:
-            body_start, body = start + len(message), np.zeros(size - len(message), np.uint8)
+            body = np.zeros(size - len(message), np.uint8)
             _, first, long, _ = self.spans(np.array([group]), names)
             for at, data in self._bytes_of(file, first, long).items():
                 body[at - body_start : at - body_start + len(data)] = np.frombuffer(data, np.uint8)
-            batch = [message, body.data]
+            batch = [said, body.data]
         places = [self._records[file].columns.index(name) for name in names]
         options = pyarrow.ipc.IpcReadOptions(included_fields=places, use_threads=False)
         stream: Any = _Stream([head.schema, *before, *batch])
         table = pyarrow.ipc.open_stream(pyarrow.PythonFile(stream, mode="r"), options=options).read_all()
         table.validate(full=True)
         return table.select(names)
+
+    def _layout_of(self, file: int) -> _Layout:
+        if file not in self._layouts:
+            nodes = [each for column in self.schema(file) for each in _layout(column.type)]
+            counts, has_bitmap, is_view = (np.array(each) for each in zip(*nodes, strict=True))
+            self._layouts[file] = _Layout(counts=counts, has_bitmap=has_bitmap, views=np.flatnonzero(is_view))
+        return self._layouts[file]
 
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Bytes of a file: views of it, where it is mapped."""
@@ -140,68 +162,74 @@ class ArrowFiles(TableFiles):
         digest = xxhash.xxh3_64()
         with self._decoding(path):
             messages = list(self._walk(file, size_bytes, digest))
-            if not messages or messages[0][0] != _SCHEMA or any(kind == _SCHEMA for kind, *_ in messages[1:]):
+            if [each.kind for each in messages].count(_SCHEMA) != 1 or messages[0].kind != _SCHEMA:
                 raise ValueError("its messages do not begin with the one schema of a table")
         return msgspec.msgpack.encode(
             _Head(
-                schema=messages[0][-1],
-                dictionaries=[(at, size) for kind, at, size, *_ in messages if kind == _DICTIONARY],
-                batches=[(at, size, rows, head) for kind, at, size, rows, _, head in messages if kind == _BATCH],
-                is_compressed=any(compressed for *_, compressed, _ in messages),
+                schema=messages[0].head,
+                dictionaries=[(each.start, each.size) for each in messages if each.kind == _DICTIONARY],
+                batches=[(each.start, each.size, each.rows, each.head) for each in messages if each.kind == _BATCH],
+                is_compressed=any(each.is_compressed for each in messages),
                 digest=digest.intdigest(),
             )
         )
 
-    def _walk(
-        self, file: int, size_bytes: int, digest: xxhash.xxh3_64
-    ) -> Iterator[tuple[int, int, int, int, bool, bytes]]:
-        """(kind, first byte, bytes, rows, is compressed, head) of the messages of a file. Raises ValueError."""
+    def _walk(self, file: int, size_bytes: int, digest: xxhash.xxh3_64) -> Iterator[_Message]:
+        """The messages of a file, in its order. Raises ValueError."""
         begin = self._read(file, 0, min(8, size_bytes))
         if begin[:4] == _FEATHER_1:
-            raise ValueError("is Feather of version 1, which is not read; write it anew by `pyarrow.feather`")
-        at = 8 if begin[:6] == _MAGIC else 0
-        if at:
-            self._fetch_heads(file, size_bytes)
-        while at < size_bytes:
+            raise ValueError("is Feather of version 1, which is not read; write it again by `pyarrow.feather`")
+        if begin[:6] != _MAGIC:
+            yield from self._messages(file, 0, size_bytes, size_bytes, digest)
+            return
+        footer = self._footer(file, size_bytes)
+        messages = list(self._messages(file, 8, footer.start, size_bytes, digest))
+        footer.compare(messages)
+        yield from messages
+
+    def _messages(self, file: int, at: int, end: int, size_bytes: int, digest: xxhash.xxh3_64) -> Iterator[_Message]:
+        """The messages between two places. Raises ValueError."""
+        marks = b""  # before the length, which Arrow before 0.15 did not write
+        while at < end:
             said = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
-            prefix = 8 if said[:4] == _NEXT else 4  # which Arrow before 0.15 did not write
-            length = int.from_bytes(said[prefix - 4 : prefix], "little", signed=True)
-            if len(said) < prefix or length == 0:
-                break
-            if not 0 < length <= min(_LARGEST_HEAD_BYTES, size_bytes - at - prefix):
+            mark = _NEXT if said[:4] == _NEXT else b""
+            prefix = len(mark) + 4
+            length = int.from_bytes(said[len(mark) : prefix], "little", signed=True)
+            if len(said) < prefix or (marks and not mark):
+                raise ValueError(f"no message begins @ {at}, and the table does not end there")
+            if length == 0:
+                return
+            if not 0 < length <= min(_LARGEST_HEAD_BYTES, end - at - prefix):
                 raise ValueError(f"a message @ {at} has a head of {length} bytes, but the file has {size_bytes}")
             if prefix + length > len(said):
                 said = self._read(file, at, at + prefix + length)
             digest.update(said)
-            kind, body_bytes, rows, compressed = _message(said[prefix : prefix + length], at)
-            size = prefix + length + body_bytes
-            if not 0 <= body_bytes <= size_bytes - at - prefix - length:
-                raise ValueError(f"a message @ {at} has a body of {body_bytes} bytes, but the file has {size_bytes}")
-            yield kind, at, size, rows, compressed, said[: prefix + length]
-            at += size
+            message = _message(said[: prefix + length], at)
+            if not 0 <= message.body_bytes <= end - at - len(message.head):
+                said = f"has a body of {message.body_bytes} bytes, but the file has {size_bytes}"
+                raise ValueError(f"a message @ {at} {said}")
+            yield message
+            at, marks = at + message.size, mark
 
-    def _fetch_heads(self, file: int, size_bytes: int) -> None:
-        """Fetch what `_walk` will read from a store side by side, as far as a footer says where it is.
+    def _footer(self, file: int, size_bytes: int) -> _Footer:
+        """The footer of a file of the file format. Raises ValueError.
 
-        `File.fbs`: Footer {version, schema, dictionaries, recordBatches}, and Block {offset, metaDataLength,
-        bodyLength}.
+        The heads that it names are fetched from a store side by side, for `_messages`.
         """
-        if isinstance(self.store, LocalFiles):
-            return
         tail = self._read(file, max(0, size_bytes - _FOOTER_BYTES), size_bytes)
         length = int.from_bytes(tail[-10:-6], "little")
-        if tail[-6:] != _MAGIC or length + 10 > size_bytes:
-            return
+        if tail[-6:] != _MAGIC or not 0 < length <= min(_LARGEST_HEAD_BYTES, size_bytes - 18):
+            raise ValueError(
+                f"begins as an Arrow file, but does not end in a footer ({size_bytes} bytes): it was cut, or its "
+                "writer was not closed"
+            )
         if length + 10 > len(tail):
             tail = self._read(file, size_bytes - length - 10, size_bytes)
-        footer = tail[-10 - length : -10]
-        try:
-            said = _Table(footer, _offset(footer, 0))
-            blocks = np.concatenate([np.frombuffer(said.vector(field, 24), "<i8")[::3] for field in (2, 3)])
-        except struct.error:
-            return  # the walk says what is wrong
-        start = np.unique(blocks[(blocks >= 0) & (blocks < size_bytes)])[:_MOST_BLOCKS]
-        self.fetch(np.full(len(start), file), start, np.minimum(_STEP_BYTES, size_bytes - start))
+        footer = _Footer(size_bytes - length - 10, tail[-10 - length :])
+        if not isinstance(self.store, LocalFiles):
+            start = np.array([at for _, at, *_ in footer.blocks if 0 <= at < size_bytes][:_MOST_BLOCKS], np.int64)
+            self.fetch(np.full(len(start), file), start, np.minimum(_STEP_BYTES, size_bytes - start))
+        return footer
 
     def _record(self, file: int, head: bytes) -> Record:
         said = _HEAD.from_msgpack(head)
@@ -210,8 +238,20 @@ class ArrowFiles(TableFiles):
             names: list[str] = schema.names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
+            self._refuse_unknown(file, schema)
             places = [_column_extents(schema, *batch) for batch in said.batches]
         return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
+
+    def _refuse_unknown(self, file: int, schema: Any) -> None:
+        """Raise FormatError where a column is of a type that pyarrow has not in Python, as intervals of months."""
+        for column in schema:
+            try:
+                _layout(column.type)
+            except (KeyError, NotImplementedError) as error:
+                raise FormatError(
+                    f"{self.paths[file]}: column {column.name!r} is of a type that pyarrow does not read "
+                    f"({str(column).partition(': ')[2].removesuffix('>')}); write the file without it, or with another"
+                ) from error
 
     def close(self) -> None:
         self._maps.clear()
@@ -243,19 +283,17 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
 
     Where it is not known which buffers a column has, all of the body is taken for each.
     """
-    prefix = 8 if head[:4] == _NEXT else 4
-    try:
-        batch = _Table(head[prefix:], _offset(head[prefix:], 0)).table(2)
-        buffers = np.frombuffer(batch.vector(2, 16), "<i8").reshape(-1, 2)
+    with _within_the_head(start):
+        batch = _batch(_Table.of_message(head))
+        buffers = batch.numbers(2)
         views = iter(np.frombuffer(batch.vector(4, 8), "<i8").tolist())
-    except struct.error as error:
-        raise ValueError(f"a message @ {start} points out of its head; {DAMAGED}") from error
     begin, stop = start + len(head), start + size
-    ends = np.cumsum([0, *(_buffers_of(column.type, views) for column in schema)])
+    nodes = [list(_nodes(column.type, views)) for column in schema]
+    if sum(map(len, nodes)) != len(batch.numbers(1)):
+        raise ValueError(f"a message @ {start} has other columns than the schema")
+    ends = np.cumsum([0, *(sum(count for count, _ in column) for column in nodes)])
     if ends[-1] != len(buffers) or next(views, None) is not None:
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
-    if (buffers < 0).any() or (buffers > stop - begin).any() or (buffers.sum(axis=1) > stop - begin).any():
-        raise ValueError(f"a message @ {start} has buffers that are not in its body; {DAMAGED}")
     found = np.zeros((len(schema), 3), np.int64)
     for column, (first, last) in enumerate(itertools.pairwise(ends.tolist())):
         own = buffers[first:last]
@@ -266,43 +304,205 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
     return found
 
 
-def _buffers_of(kind: Any, views: Iterator[int]) -> int:
-    """How many buffers a column of a type has, with its children; of views within lists and structs too few.
+def _nodes(kind: Any, views: Iterator[int]) -> Iterator[tuple[int, bool]]:
+    """(buffers of its own, whether the first is a bitmap of nulls) of a column of a type, and of its children.
 
-    `views`: how many each array of views has beyond two, where the values lie.
+    `views`: how many each array of views has beyond two, where the values are.
     """
+    for count, has_bitmap, is_view in _layout(kind):
+        yield count + (next(views, 0) if is_view else 0), has_bitmap
+
+
+@cache
+def _layout(kind: Any) -> list[tuple[int, bool, bool]]:
+    """(buffers of its own, whether the first is a bitmap of nulls, whether more follow) of a type and its children."""
     import pyarrow
 
-    if pyarrow.types.is_null(kind):
-        return 0
     while isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
-    of_values = pyarrow.types.is_string_view(kind) or pyarrow.types.is_binary_view(kind)
-    return len(pyarrow.nulls(0, kind).buffers()) + (next(views, 0) if of_values else 0)
+    is_ = pyarrow.types
+    children = [kind.field(number).type for number in range(kind.num_fields)]
+    own = len(pyarrow.nulls(0, kind).buffers()) - sum(len(pyarrow.nulls(0, child).buffers()) for child in children)
+    has_bitmap = not (is_.is_null(kind) or is_.is_union(kind) or is_.is_run_end_encoded(kind))
+    if not has_bitmap:
+        own -= 1  # pyarrow keeps a place for it
+    is_view = is_.is_string_view(kind) or is_.is_binary_view(kind)
+    return [(own, has_bitmap, is_view), *(each for child in children for each in _layout(child))]
 
 
-def _message(head: bytes, at: int) -> tuple[int, int, int, bool]:
-    """Kind, bytes of the body, rows and whether it is compressed, as the head of a message says. Raises ValueError.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Message:
+    """A message of a file.
 
-    `Message.fbs`: Message {version, header_type, header, bodyLength}, and RecordBatch {length, nodes, buffers,
-    compression}.
+    Attributes:
+        start: Its first byte.
+        size: Its bytes, with its body.
+        rows: Of a record batch or dictionary.
+        dictionary: Which one it is, and whether it adds values to it.
+        head: Its bytes in front of the body.
     """
-    try:
-        message = _Table(head, _offset(head, 0))
-        kind = message.number("B", 1)
-        rows, compressed = 0, False
+
+    kind: int
+    start: int
+    size: int
+    rows: int = 0
+    is_compressed: bool = False
+    dictionary: tuple[int, bool] | None = None
+    head: bytes
+
+    @property
+    def body_bytes(self) -> int:
+        return self.size - len(self.head)
+
+
+def _message(head: bytes, at: int) -> _Message:
+    """What the head of a message @ `at` says. Raises ValueError.
+
+    `Message.fbs`: Message {version, header_type, header, bodyLength}.
+    """
+    with _within_the_head(at):
+        message = _Table.of_message(head)
+        kind, body_bytes = message.number("B", 1), message.number("q", 3)
+        found = _Message(kind=kind, start=at, size=len(head) + body_bytes, head=head)
         if kind in (_DICTIONARY, _BATCH):
-            batch = message.table(2)
-            if kind == _DICTIONARY:  # {id, data, isDelta}
-                batch = batch.table(1)
-            rows, compressed = batch.number("q", 0), bool(batch.place(3))
+            batch, header = _batch(message), message.table(2)
+            rows = batch.number("q", 0)
             if rows < 0:
                 raise ValueError(f"a message @ {at} has {rows} rows")
+            nodes = batch.numbers(1)
+            if len(nodes) and nodes[0, 0] != rows:
+                raise ValueError(f"a message @ {at} has {rows} rows, but its first column {nodes[0, 0]}")
+            _check_buffers(batch.numbers(2), body_bytes, at)
+            dictionary = (header.number("q", 0), header.number("B", 2) != 0) if kind == _DICTIONARY else None
+            found = replace(found, rows=rows, is_compressed=bool(batch.place(3)), dictionary=dictionary)
         elif kind != _SCHEMA:
             raise ValueError(f"a message @ {at} is of kind {kind}, which no table has")
-        return kind, message.number("q", 3), rows, compressed
+    return found
+
+
+def _batch(message: _Table) -> _Table:
+    """The RecordBatch {length, nodes, buffers, compression} of a message; a dictionary {id, data, isDelta} has one."""
+    header = message.table(2)
+    return header if message.number("B", 1) == _BATCH else header.table(1)
+
+
+def _check_buffers(buffers: Int64Array, body_bytes: int, at: int) -> None:
+    """Raise ValueError where the buffers of a message do not fill its body end to end, as the format requires.
+
+    Args:
+        buffers: (n, 2) first byte in the body, and bytes.
+    """
+    start, size = buffers[(buffers != 0).any(axis=1)].T
+    if (start < 0).any() or (size < 0).any() or (start > body_bytes).any() or (size > body_bytes).any():
+        raise ValueError(f"a message @ {at} has buffers that are not in its body")
+    ends, nexts = np.concatenate([[0], start + size]), np.concatenate([start, [body_bytes]])
+    if not any((-(-ends // each) * each == nexts).all() for each in _ALIGNMENTS):
+        raise ValueError(f"a message @ {at} has buffers that do not follow one another in its body")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    """The columns of a file and their children, one after the other, as heads of batches list them.
+
+    Attributes:
+        counts: (n,) buffers of each, of views without those of their values.
+        has_bitmap: (n,) whether the first of them is a bitmap of nulls.
+        views: Which are views.
+    """
+
+    counts: Int64Array
+    has_bitmap: npt.NDArray[np.bool_]
+    views: Int64Array
+
+
+def _showing_nulls(layout: _Layout, head: bytes) -> bytes:
+    """The head of a record batch, changed so that pyarrow looks at all bitmaps of nulls that are there.
+
+    It does not where the head counts no null. Some writers keep a bitmap of ones then; else the count is damaged.
+    """
+    batch = _batch(_Table.of_message(head))
+    nodes, buffers = batch.numbers(1), batch.numbers(2)
+    counts = layout.counts.copy()
+    values = np.frombuffer(batch.vector(4, 8), "<i8")
+    if len(values) == len(layout.views):
+        counts[layout.views] += values
+    first = np.cumsum(counts) - counts
+    if len(counts) != len(nodes) or counts.sum() != len(buffers):
+        return head
+    with_bits = np.append(buffers[:, 1], 0)[first] > 0
+    hidden = np.flatnonzero(layout.has_bitmap & with_bits & (nodes[:, 0] > 0) & (nodes[:, 1] == 0))
+    if not len(hidden):
+        return head
+    changed = bytearray(head)
+    for node in hidden.tolist():
+        struct.pack_into("<q", changed, _prefix_bytes(head) + batch.items_at(1) + 16 * node + 8, -1)
+    return bytes(changed)
+
+
+def _prefix_bytes(message: bytes) -> int:
+    """How long what is in front of the FlatBuffers of a message is: Arrow before 0.15 wrote no mark."""
+    return 8 if message[:4] == _NEXT else 4
+
+
+@contextlib.contextmanager
+def _within_the_head(at: int) -> Generator[None]:
+    """Places that point out of the head of a message are a ValueError."""
+    try:
+        yield
     except struct.error as error:
-        raise ValueError(f"a message @ {at} points out of its head; {DAMAGED}") from error
+        raise ValueError(f"a message @ {at} points out of its head") from error
+
+
+_Block = tuple[int, int, int, int]
+"""Kind of a message, its first byte, bytes of its head, and of its body."""
+
+
+class _Footer:
+    """The end of a file of the file format.
+
+    `File.fbs`: Footer {version, schema, dictionaries, recordBatches}, and Block {offset, metaDataLength, bodyLength}.
+
+    Attributes:
+        start: Its first byte.
+        blocks: What it names.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+
+    def __init__(self, start: int, data: bytes) -> None:
+        self.start, self._data = start, data
+        try:
+            said = _Table(data[:-10], _offset(data, 0))
+            self.blocks: list[_Block] = [
+                (kind, *block)
+                for field, kind in ((2, _DICTIONARY), (3, _BATCH))
+                for block in struct.iter_unpack("<qi4xq", said.vector(field, 24))
+            ]
+        except struct.error as error:
+            raise ValueError("its footer points out of itself") from error
+
+    def compare(self, messages: Sequence[_Message]) -> None:
+        """Raise ValueError where a file has other messages than are named here."""
+        import pyarrow
+
+        begun = set[int]()
+        for kind, what in ((_DICTIONARY, "dictionary"), (_BATCH, "record batch")):
+            found = [each for each in messages if each.kind == kind]
+            blocks = [(kind, each.start, len(each.head), each.body_bytes) for each in found]
+            if blocks != [block for block in self.blocks if block[0] == kind]:
+                raise ValueError(f"its footer does not name the {counted(len(found), what)} that it has")
+        for each in messages:
+            if each.dictionary is not None:
+                name, adds = each.dictionary
+                if adds != (name in begun):
+                    raise ValueError(f"dictionary {name} @ {each.start} {'was not begun' if adds else 'begins again'}")
+                begun.add(name)
+        written, options = _MAGIC + bytes(2) + self._data, pyarrow.ipc.IpcReadOptions(ensure_native_endian=False)
+        with pyarrow.ipc.open_file(pyarrow.py_buffer(written), options=options) as opened:
+            schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(messages[0].head)) if messages else None
+            if schema is None or not opened.schema.equals(schema, check_metadata=True):
+                raise ValueError("its footer has another schema than its beginning")
 
 
 def _offset(data: bytes, at: int) -> int:
@@ -319,6 +519,12 @@ class _Table:
             raise struct.error
         self._size = struct.unpack_from("<H", data, self._places)[0]
 
+    @classmethod
+    def of_message(cls, message: bytes) -> _Table:
+        """The Message of a message: the length of its head precedes it."""
+        data = message[_prefix_bytes(message) :]
+        return cls(data, _offset(data, 0))
+
     def place(self, field: int) -> int:
         """Where a field is; 0: it is left out."""
         entry = 4 + 2 * field
@@ -332,16 +538,24 @@ class _Table:
         place = self.place(field)
         return struct.unpack_from(f"<{kind}", self._data, place)[0] if place else 0
 
+    def items_at(self, field: int) -> int:
+        """Where the items of a vector are that a field points to; 0: it is left out."""
+        place = self.place(field)
+        return _offset(self._data, place) + 4 if place else 0
+
     def vector(self, field: int, item_bytes: int) -> bytes:
         """The items of a vector that a field points to; none where it is left out."""
-        place = self.place(field)
-        if not place:
+        at = self.items_at(field)
+        if not at:
             return b""
-        at = _offset(self._data, place)
-        size = item_bytes * struct.unpack_from("<I", self._data, at)[0]
-        if at + 4 + size > len(self._data):
+        size = item_bytes * struct.unpack_from("<I", self._data, at - 4)[0]
+        if at + size > len(self._data):
             raise struct.error
-        return self._data[at + 4 : at + 4 + size]
+        return self._data[at : at + size]
+
+    def numbers(self, field: int) -> Int64Array:
+        """(n, 2) the items of a vector of pairs."""
+        return np.frombuffer(self.vector(field, 16), "<i8").reshape(-1, 2)
 
     def table(self, field: int) -> _Table:
         """A table that a field points to."""

@@ -3,29 +3,35 @@
     number of samples (4) | where each begins, and the end (4 each) | what the columns are (JSON) | samples
 
 A sample is the sizes (4 each) of those of its columns whose size the index leaves open, then its values. Numbers are
-little-endian. Runs of samples of about a mebibyte are read at a time; of a shard that is compressed, the whole.
+little-endian. Runs of samples of about a mebibyte are read at a time; of a shard that is compressed, the whole. Hashes
+of an index are compared when a process first uses a shard.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
+from energon_grain.formats.mds_compression import COMPRESSED_ENDINGS, COMPRESSION, decompress
+from energon_grain.formats.mds_hashes import refuse_wrong_hash
 from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.formats.table_files import DAMAGED, Int64Array, Record, TableFiles, Version
 from energon_grain.forms import Form
+from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, join
 from energon_grain.storage.object_bytes import read_whole
 
 _GROUP_BYTES = 1 << 20
+_PIECE_BYTES = 8 << 20
 _SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 _NUMBERS = {"int": "int64"} | {f"{kind}{bits}": f"{kind}{bits}" for kind, sizes in _SIZES.items() for bits in sizes}
 _TEXTS = ("str", "str_int", "str_float", "str_decimal")
@@ -36,9 +42,10 @@ _TYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34
 _Size = Annotated[int, msgspec.Meta(ge=0, le=4 << 30)]  # places in a shard have 32 bits
 
 
-class _File(msgspec.Struct):
+class _File(msgspec.Struct, omit_defaults=True):
     basename: Annotated[str, msgspec.Meta(pattern="^[^/.][^/]*(/[^/.][^/]*)*$")]
     bytes: _Size
+    hashes: dict[str, str] | None = {}
 
 
 class _Shard(msgspec.Struct):
@@ -50,7 +57,7 @@ class _Shard(msgspec.Struct):
     samples: _Size
     raw_data: _File
     format: Literal["mds"] = "mds"
-    compression: Annotated[str, msgspec.Meta(pattern="^zstd(:|$)")] | None = None
+    compression: Annotated[str, msgspec.Meta(pattern=COMPRESSION)] | None = None
     zip_data: _File | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +91,7 @@ class MdsFiles(TableFiles):
     """The shards that an `index.json` names; see `TableFiles`. The path is that file, or its folder."""
 
     kind = "MDS shards"
-    endings = (".mds", ".mds.zstd")
+    endings = (".mds", *COMPRESSED_ENDINGS)
     group_word = "run of samples"
     group_option = "without compression, or with a smaller `size_limit`"
 
@@ -98,6 +105,7 @@ class MdsFiles(TableFiles):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise FormatError(f"{index}: {error}; it is damaged, or of no MDS dataset that is read") from error
         self._named_by = xxhash.xxh3_64_hexdigest(text)
+        self._compared = set[int]()
         names = [(shard.zip_data or shard.raw_data).basename for shard in self._shards]
         if not names or len(set(names)) < len(names):
             raise FormatError(f"{index}: names {'a shard twice' if names else 'no shard'}")
@@ -119,7 +127,7 @@ class MdsFiles(TableFiles):
     def _read_head(self, file: int) -> bytes:
         shard, path, size = self._shards[file], self.paths[file], self._versions[file][0]
         if shard.compression:
-            return msgspec.msgpack.encode(_Head(shard, [0], [0, size]))
+            return msgspec.msgpack.encode(_Head(_without_hashes(shard), [0], [0, size]))
         if shard.raw_data.bytes != size:
             raise FormatError(f"{path}: has {size} bytes, but {INDEX_JSON} says {shard.raw_data.bytes}; {DAMAGED}")
         self.store.expect(path, self._versions[file])  # type: ignore[arg-type]
@@ -127,7 +135,8 @@ class MdsFiles(TableFiles):
             begins = _begins(self._read(file, 0, min(4 * (shard.samples + 2), size)), shard.samples, size)
         first = np.flatnonzero(np.diff((begins[:-1] - begins[0]) // _GROUP_BYTES, prepend=-1))
         start = [*begins[first].tolist(), int(begins[-1])]
-        return msgspec.msgpack.encode(_Head(shard, first.tolist(), start, xxhash.xxh3_64_intdigest(begins.tobytes())))
+        digest = xxhash.xxh3_64_intdigest(begins.tobytes())
+        return msgspec.msgpack.encode(_Head(_without_hashes(shard), first.tolist(), start, digest))
 
     def _record(self, file: int, head: bytes) -> Record:
         said = _HEAD.from_msgpack(head)
@@ -145,12 +154,18 @@ class MdsFiles(TableFiles):
         start, stop, _ = self.groups.extents[group].max(axis=0).tolist()
         data = self._read(file, start, stop)
         if not shard.compression:
+            self._compare_plain(file)
             number = int(self.groups.first[group] - self.groups.first[np.searchsorted(self.groups.file, file)])
             begins = np.frombuffer(self._read(file, 4 + 4 * number, 8 + 4 * (number + count)), "<u4").astype(np.int64)
             begins -= start
         else:
-            data = pa.decompress(data, shard.raw_data.bytes, "zstd", asbytes=True)
+            self._compare(file, shard.zip_data, [data])
+            data = decompress(data, shard.compression, shard.raw_data.bytes)
+            self._compare(file, shard.raw_data, [data])
+            self._compared.add(file)
             begins = _begins(data[: 4 * (count + 2)], count, len(data))
+            if begins[-1] != len(data):  # pyarrow's Brotli leaves what is missing as it was
+                raise ValueError(f"its samples end @ {begins[-1]}, but its index announces {len(data)} bytes")
         bounds = _bounds(data, begins, shard.column_sizes)
         arrays: list[Any] = []
         for name in names:
@@ -164,6 +179,28 @@ class MdsFiles(TableFiles):
             files = [_npy(value, detail) for value in values] if base == "ndarray" else values
             arrays.append(pa.array(files, pa.large_binary()).view(kind))
         return pa.table(arrays, names=names)
+
+    def _compare_plain(self, file: int) -> None:
+        """Compare a shard that is not compressed with its hashes, which takes reading all of it. Raises ValueError.
+
+        In a store a few runs of each shard may be all that this host reads, so it is not fetched for that.
+        """
+        if isinstance(self.store, LocalFiles):
+            size = self._versions[file][0]
+            pieces = (self._read(file, at, min(at + _PIECE_BYTES, size)) for at in range(0, size, _PIECE_BYTES))
+            self._compare(file, self._shards[file].raw_data, pieces)
+        self._compared.add(file)
+
+    def _compare(self, file: int, said: _File | None, pieces: Iterable[bytes]) -> None:
+        """Compare a shard with its hashes, unless this process did that before. Raises ValueError."""
+        if file not in self._compared and said is not None and said.hashes:
+            refuse_wrong_hash(said.hashes, pieces)
+
+
+def _without_hashes(shard: _Shard) -> _Shard:
+    """What identifies a shard: the same data may be indexed with hashes or without."""
+    plain = [file and replace(file, hashes={}) for file in (shard.raw_data, shard.zip_data)]
+    return replace(shard, raw_data=plain[0], zip_data=plain[1])
 
 
 def _begins(data: bytes, count: int, size: int) -> Int64Array:

@@ -18,6 +18,7 @@ import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.formats.mds_compression import COMPRESSED_ENDINGS
 from energon_grain.formats.table_files import names_at
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
@@ -144,7 +145,7 @@ _ENDINGS = {
     DatasetKind.ARROW: (".arrow", ".feather"),
     DatasetKind.TOKENS: (".bin", ".idx"),
 }
-_SHARD_ENDINGS = (".mds", ".mds.zstd")
+_SHARD_ENDINGS = (".mds", *COMPRESSED_ENDINGS)
 _FOLDERS = (DatasetKind.PARQUET, DatasetKind.ARROW)
 """Those that may be all such files in a folder."""
 

@@ -13,6 +13,7 @@ it comes from strangers: what is decoded is compared with what the head said.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import io
@@ -32,7 +33,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, StaleIndexError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    EnergonGrainError,
+    FormatError,
+    ReadError,
+    StaleIndexError,
+)
 from energon_grain.extras import needed_for
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.forms import Form
@@ -129,8 +138,13 @@ def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str],
 def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> list[str]:
     found = sorted(names)
     if not found:
-        raise DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
+        raise nothing_found(location, endings)
     return found
+
+
+def nothing_found(location: str, endings: tuple[str, ...]) -> DatasetNotFoundError:
+    """The error of a path at which no file has any of these endings."""
+    return DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
 
 
 class Record(msgspec.Struct, array_like=True, kw_only=True):
@@ -211,6 +225,8 @@ class TableFiles(ABC):
     group_option: ClassVar[str]
     reads_whole_groups: ClassVar[bool] = True
     is_mapped = False
+    _kept_as: ClassVar[str] = ".footers"
+    """How the name of the file in the cache folder ends; another one where what was kept before is not trusted."""
     _named_by = ""
     """Digest of what names the files, where that says something of them, too."""
 
@@ -392,10 +408,10 @@ class TableFiles(ABC):
 
         try:
             yield
-        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, UnicodeError) as error:
-            if isinstance(error, FormatError) or type(error).__module__.startswith("energon_grain"):
-                raise
-            raise FormatError(f"{where}: {str(error).strip() or type(error).__name__}; {DAMAGED}") from error
+        except EnergonGrainError:
+            raise
+        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError) as error:
+            raise named_error(where, error, DAMAGED) from error
 
     # What is known of heads.
 
@@ -403,12 +419,12 @@ class TableFiles(ABC):
         identity = hashlib.blake2b(
             "\0".join([root, *self.names, self._named_by]).encode("utf-8", "surrogateescape"), digest_size=16
         )
-        name = f"{identity.hexdigest()}.footers"
+        name = f"{identity.hexdigest()}{self._kept_as}"
         if self._cache_dir is None and is_url(root):
             return mirror_of(root).folder / "parquet" / name
         base = self._cache_dir or os.path.join(os.path.dirname(storage_settings().cache_folder), "parquet")
         identity.update(os.fsencode(os.path.realpath(root)))
-        return Path(base) / f"{identity.hexdigest()}.footers"
+        return Path(base) / f"{identity.hexdigest()}{self._kept_as}"
 
     def _kept(self) -> list[Record]:
         """What is known of all files: of those that are new or changed it is read now, and written."""
@@ -504,6 +520,25 @@ def _read_records(path: Path) -> list[Record]:
             if xxhash.xxh3_64_intdigest(said) == int.from_bytes(end[8:], "little"):
                 return _RECORDS.from_msgpack(said)
     return []
+
+
+def named_error(where: str, error: Exception, advice: str) -> EnergonGrainError:
+    """What to raise in place of an error of pyarrow's, of NumPy's or of the system.
+
+    Args:
+        advice: What to do where the file is at fault, and not the machine that reads it.
+    """
+    said = str(error).strip() if not isinstance(error, KeyError) else ""
+    said = said or f"{type(error).__name__}{error.args}"
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
+        return ReadError(
+            f"{where}: asks for more memory than there is ({said}); give the program more, use fewer processes, or "
+            "write smaller row groups"
+        )
+    if number is not None:
+        return ReadError(f"{where}: cannot be read: {said}")
+    return FormatError(f"{where}: {said}{advice and '; '}{advice}")
 
 
 class HeldFile:

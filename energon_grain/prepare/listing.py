@@ -17,6 +17,7 @@ from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.words import counted
 
 COMPRESSED_SUFFIXES = {
     ".tgz": "gzip",
@@ -217,7 +218,7 @@ def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, i
     shares = {name: Fraction(str(value)) for name, value in ratio.items() if value > 0}
     if shard_count < len(shares):
         raise SplitError(
-            f"{shard_count} shard{'s' * (shard_count != 1)} cannot be dealt to {len(shares)} parts "
+            f"{counted(shard_count, 'shard')} cannot be dealt to {len(shares)} parts "
             f"({', '.join(shares)}): each needs at least one. Give a split ratio with fewer parts (1,0,0 puts all into "
             f"train), or write the data into more shards."
         )

@@ -15,9 +15,9 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -35,7 +35,7 @@ from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
-from energon_grain.formats.table_files import TableFiles
+from energon_grain.formats.table_files import TableFiles, named_error
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -43,9 +43,11 @@ from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, rem
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.words import counted
 
 Int64Array = npt.NDArray[np.int64]
 KEY_COLUMN = "__key__"
+_UNREADABLE = (ValueError, LookupError, MemoryError, NotImplementedError, OverflowError)
 _SIZES = "bytes"
 _GROUPS_DIGESTED, _KEYS_DIGESTED = 8, 1000
 _MOST_MEMORY_BYTES = 4 << 30
@@ -357,8 +359,8 @@ class TableSource(Cut):
             f"{self.files.group_word}"
         )
         return (
-            f"{self.path}: this order has {count:,} {self.files.group_word}s of {_megabytes(float(sizes.mean()))} in "
-            f"use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
+            f"{self.path}: this order has {counted(count, self.files.group_word)} of {_megabytes(float(sizes.mean()))} "
+            f"in use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
             f"are best: write the files anew so ({self.files.group_option}), or take fewer `lanes`"
         )
 
@@ -388,7 +390,7 @@ class TableSource(Cut):
         keys = self._usual_keys(rows, files)
         order = np.argsort(group, kind="stable")
         cuts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
-        runs = [order[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(order)], strict=True)]
+        runs = [order[begin:end] for begin, end in itertools.pairwise([*cuts, len(order)])]
         # What is decoded comes first: what comes then takes the place of what was used before, and not of that.
         for at in sorted(runs, key=lambda run: (self._owner, int(group[run[0]])) not in decoded_groups()):
             places, number = at.tolist(), int(group[at[0]])
@@ -428,19 +430,32 @@ class TableSource(Cut):
         )
 
     def _values(self, name: str, number: int, decoded: _Group, within: list[int]) -> list[Any]:
-        try:
+        with self._converting(name, number):
             take = decoded.takes.get(name)
             if take is None:
                 array = self._kinds[name].array(decoded.table, name)
                 take = decoded.takes[name] = nothing if array is None else self._kinds[name].take(array)
             return take(within)
-        except (ValueError, OverflowError, NotImplementedError) as error:
-            raise self._wrong(name, number, error) from error
 
-    def _wrong(self, name: str, number: int, error: Exception) -> FormatError:
-        file = int(self.files.groups.file[number])
-        within = int(self.files.groups.number[number])
-        return FormatError(f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}: {error}")
+    @contextmanager
+    def _converting(self, name: str, number: int) -> Generator[None]:
+        """Errors of pyarrow and NumPy name the file, the row group and the column."""
+        import pyarrow
+
+        try:
+            yield
+        except (
+            pyarrow.ArrowException,
+            ValueError,
+            LookupError,
+            MemoryError,
+            NotImplementedError,
+            OverflowError,
+        ) as error:
+            file, within = (int(each[number]) for each in (self.files.groups.file, self.files.groups.number))
+            where = f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}"
+            kind = f"values of type {self._kinds[name].arrow} are not read" if isinstance(error, KeyError) else ""
+            raise named_error(where, error, kind) from error
 
     def keys(self, indices: Int64Array) -> list[str]:
         """The key of each sample. Raises as `read`, which it does where a column says them."""
@@ -622,7 +637,7 @@ class TableSource(Cut):
 
     def _numbers_of(self, name: str, number: int, table: Any) -> npt.NDArray[Any]:
         """The numbers of a row group that has rows; floating-point where one is missing."""
-        try:
+        with self._converting(name, number):
             array = self._kinds[name].array(table, name)
             if array is None:
                 return np.full(int(self._first[number + 1] - self._first[number]), np.nan)
@@ -631,9 +646,7 @@ class TableSource(Cut):
                 if numbers.max(initial=0) >= 2**63:
                     raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
                 numbers = numbers.astype(np.int64)
-        except (ValueError, NotImplementedError, OverflowError) as error:
-            raise self._wrong(name, number, error) from error
-        return with_nan(numbers, values_there(array))
+            return with_nan(numbers, values_there(array))
 
     def close(self) -> None:
         decoded_groups().forget(self._owner)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, StaleIndexError
+from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, ReadError, StaleIndexError
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.one_file import OneFile
@@ -81,7 +81,14 @@ class TokenSource(OneFile):
         return copy
 
     def _map(self, index: Path) -> None:
-        data = np.memmap(index, np.uint8, "r") if index.stat().st_size else np.zeros(0, np.uint8)
+        size = index.stat().st_size
+        try:
+            data = np.memmap(index, np.uint8, "r") if size else np.zeros(0, np.uint8)
+        except OSError as error:
+            raise ReadError(
+                f"{self._stem}.idx: {size:,} bytes cannot be mapped ({error.strerror}); the program may use too little "
+                "address space (`ulimit -v`), or this is no index"
+            ) from error
         head = data[:_HEAD_BYTES].tobytes()
         if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
             raise FormatError(f"{self._stem}.idx: is no index of Megatron-LM, version 1; it begins with {head[:17]!r}")

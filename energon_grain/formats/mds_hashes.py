@@ -1,0 +1,47 @@
+"""Hashes of the shards of MDS, which its writers put into the index by `hashes=`: `{"xxh64": "0f…"}`.
+
+Their names are those of `hashlib` and of `xxhash`, as in Mosaic's streaming.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import xxhash
+
+_logger = logging.getLogger(__name__)
+
+
+def refuse_wrong_hash(hashes: Mapping[str, str], pieces: Iterable[bytes]) -> None:
+    """Raise ValueError where bytes have another hash. Algorithms that are not known are logged once.
+
+    Args:
+        hashes: Digests in hexadecimal by the names of their algorithms.
+        pieces: The bytes, which are not asked for where no algorithm is known.
+    """
+    begun = {name: found for name in hashes if (found := _begun(name)) is not None}
+    for piece in pieces if begun else ():
+        for each in begun.values():
+            each.update(piece)
+    for name, each in begun.items():
+        if each.hexdigest() != hashes[name].lower():
+            raise ValueError(f"has the {name} {each.hexdigest()}, but its index says {hashes[name]}")
+
+
+def _begun(name: str) -> Any:
+    """An algorithm at its beginning; None: there is none of that name."""
+    if name in xxhash.algorithms_available:
+        return getattr(xxhash, name)()
+    if name in hashlib.algorithms_available and not name.startswith("shake_"):
+        return hashlib.new(name)
+    _log_unknown(name)
+    return None
+
+
+@cache
+def _log_unknown(name: str) -> None:
+    _logger.warning("MDS: hashes by %r are not known to this Python and not compared", name)
