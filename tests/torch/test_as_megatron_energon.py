@@ -135,7 +135,14 @@ class Encoder(DefaultTaskEncoder):
     @stateless
     def encode_sample(self, sample):
         sample.text = sample.text.upper()
+        sample.words = sample.text.split()  # no field
         return sample
+
+    @stateless
+    def batch(self, samples):
+        batch = super().batch(samples)
+        batch.words = [sample.words for sample in samples]
+        return batch
 """
 PROGRAM = """
 import sys
@@ -148,7 +155,9 @@ class Own(Encoder):
 if __name__ == "__main__":
     config = WorkerConfig(rank=0, world_size=1, num_workers=int(sys.argv[2]))
     dataset = get_val_dataset(sys.argv[1], split_part="train", batch_size=2, worker_config=config, task_encoder=Own())
-    print([text for batch in get_savable_loader(dataset, multiprocessing_context="spawn") for text in batch.text])
+    batches = list(get_savable_loader(dataset, multiprocessing_context="spawn"))
+    assert all(batch.words == [text.split() for text in batch.text] for batch in batches)
+    print([text for batch in batches for text in batch.text])
 """
 
 
