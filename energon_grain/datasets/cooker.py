@@ -243,13 +243,14 @@ def bind_cooker(
     return BoundCooker(cooker=cooker, cook=cook, given=given, primary=own, through=through)
 
 
-def _as_method(cook: Any, encoder: Any) -> Callable[..., Any]:
+def _as_method(cook: Callable[..., Any], encoder: Any) -> Callable[..., Any]:
     """The cooker, bound to the task encoder (or to one inside it) whose class it is a method of."""
-    if not (isinstance(cook, classmethod) or _takes_self(cook)):
+    method: Any = cook
+    if not (isinstance(method, classmethod) or _takes_self(cook)):
         return cook
     while encoder is not None:
         if any(value is cook for base in type(encoder).__mro__ for value in vars(base).values()):
-            return cook.__get__(encoder, type(encoder))
+            return method.__get__(encoder, type(encoder))
         encoder = getattr(encoder, "inner", None)
     return cook
 
