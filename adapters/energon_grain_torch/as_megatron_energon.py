@@ -13,7 +13,8 @@ holds a `sitecustomize.py`, which costs a process that imports nothing of Energo
 what the program starts.
 
 The rest of `megatron`, such as `megatron.core`, is left to whoever has it. What Energon has and we have not is an
-`ImportError` that says what to do instead; `hasattr` is false of it.
+`ImportError` that says what to do instead; `hasattr` is false of it. Names inside Energon that its own tests import
+(`STAND_INS`) can be imported, and raise that when they are called.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from energon_grain.formats.class_ref import TRUST_ENVIRONMENT
 from energon_grain.forms import did_you_mean
@@ -51,11 +53,13 @@ _MODULES = """
     flavors flavors.base_dataset flavors.captioning flavors.crude flavors.image flavors.image_classification
     flavors.interleaved flavors.jsonl flavors.jsonl.crude_jsonl_dataset flavors.multichoice_vqa flavors.ocr
     flavors.similarity_interleaved flavors.text flavors.vid_qa flavors.vqa flavors.vqa_and_ocr flavors.webdataset
-    flavors.webdataset.base_webdataset flavors.webdataset.config flavors.webdataset.default_decoder_webdataset
-    flavors.webdataset.default_generic_webdataset flavors.webdataset.empty_dataset_error
-    flavors.webdataset.field_access flavors.webdataset.joined_webdataset flavors.webdataset.metadata
+    flavors.webdataset.aggregator_pool flavors.webdataset.base_webdataset flavors.webdataset.config
+    flavors.webdataset.default_decoder_webdataset flavors.webdataset.default_generic_webdataset
+    flavors.webdataset.empty_dataset_error flavors.webdataset.field_access flavors.webdataset.indexing
+    flavors.webdataset.joined_webdataset flavors.webdataset.metadata flavors.webdataset.prepare
     flavors.webdataset.sample_decoder flavors.webdataset.sample_loader flavors.webdataset.standard_webdataset
     flavors.webdataset.structs
+    fork_hook
     loader
     media media.extractor media.filesystem_prepare media.metadata
     metadataset metadataset.dataset_loader metadataset.loader metadataset.loader_interface metadataset.metadataset
@@ -66,7 +70,7 @@ _MODULES = """
     source_info
     state
     task_encoder task_encoder.base task_encoder.cooking task_encoder.loader
-    tools tools.checkpoint tools.info tools.lint tools.prepare tools.prepare_media tools.preview
+    tools tools.analyze_debug tools.checkpoint tools.info tools.lint tools.prepare tools.prepare_media tools.preview
     transforms transforms.common transforms.custom transforms.mappers transforms.merge
     watchdog
     worker
@@ -98,6 +102,8 @@ ELSEWHERE = {
     # Where Energon's pickles name it; who imports it from there makes and recognises ours.
     "source_info:SourceInfo": _NAMES,
     "get_source_info": "energon_grain.samples.sample:get_source_info",
+    "flavors.webdataset.indexing:DuplicateSampleKeyError": "energon_grain.errors:DuplicateKeyError",
+    "tools.analyze_debug:command": f"{_COMMANDS}:analyze_debug",
     "tools.info:command": f"{_COMMANDS}:info",
     "tools.lint:command": f"{_COMMANDS}:lint",
     "tools.prepare:command": f"{_COMMANDS}:prepare",
@@ -156,9 +162,29 @@ ELSEWHERE = {
 }
 """Names that are not in `energon_grain_torch`, or another one there: `module:name`."""
 
+STAND_INS = {
+    "flavors.webdataset.aggregator_pool": ("AggregatorPool", "BaseAggregator"),
+    "flavors.webdataset.indexing": ("SqliteIndexWriter",),
+    "flavors.webdataset.prepare": ("IndexSample",),
+    "fork_hook": (
+        "DataclassForkMixin",
+        "ForkMixin",
+        "WeakCallbacks",
+        "after_in_child_fork_hook",
+        "after_in_parent_fork_hook",
+        "before_fork_hook",
+    ),
+    "metadataset.metadataset_v2": ("AuxFilesystemReference",),
+}
+"""Internals of Energon by module: they can be imported and derived from, and a call raises what to do instead."""
+
 MISSING = {
     **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
+    "AuxFilesystemReference": "`document.traverse(split_part=…)` lists the stores",
     "AVIndexMode": "every file has frames by their times and by their numbers",
+    "flavors.webdataset.aggregator_pool": "`prepare_dataset(…, num_workers=…)`",
+    "flavors.webdataset.indexing": "`prepare_dataset` writes the index",
+    "flavors.webdataset.prepare": "`prepare_dataset` writes the index",
     "fork_hook": "Python's `os.register_at_fork`",
     "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
@@ -185,6 +211,23 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         pass
+
+
+class _StandIn(type):
+    """A class or function of Energon that is not here."""
+
+    path: str
+
+    def __call__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(_what_to_do(cls.path))
+
+    def __getitem__(cls, _: Any) -> _StandIn:
+        return cls
+
+
+@cache
+def _stand_in(module: str, name: str) -> _StandIn:
+    return _StandIn(name, (), {"path": f"{module}.{name}", "__module__": f"{PACKAGE}.{module}"})
 
 
 class _Module(ModuleType):
@@ -221,8 +264,10 @@ class _Namespace(MetaPathFinder):
 
 def _ours(module: str, name: str) -> Any:
     ours = importlib.import_module("energon_grain_torch")
-    inside = f"{module.removeprefix(PACKAGE).removeprefix('.')}:{name}"
-    home, _, attribute = (ELSEWHERE.get(inside) or ELSEWHERE.get(name, "")).partition(":")
+    inside = module.removeprefix(PACKAGE).removeprefix(".")
+    if name in STAND_INS.get(inside, ()):
+        return _stand_in(inside, name)
+    home, _, attribute = (ELSEWHERE.get(f"{inside}:{name}") or ELSEWHERE.get(name, "")).partition(":")
     if home:
         return getattr(importlib.import_module(home), attribute or name)
     if name == "__all__":

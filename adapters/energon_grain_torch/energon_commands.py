@@ -111,6 +111,14 @@ def _redistribute(arguments: Sequence[str]) -> None:
     print(f"Wrote {options.new_world_size} files to {options.output_path}.")
 
 
+def _analyze_debug(_: Sequence[str]) -> NoReturn:
+    raise EnergonGrainError(
+        "analyze-debug reads logs of Energon's loaders, which ours do not write. `energon-grain which` and "
+        "`loader.which(step)` name the samples of any step, and `energon-grain info --plot` shows the mixture"
+    )
+
+
+analyze_debug = Command("analyze-debug", _analyze_debug)
 main = _ours("")
 prepare = _ours("prepare", last_line="Done")
 info = _ours("info")

@@ -57,7 +57,8 @@ class Cooker:
     """A function from a crude sample to a sample, and the leaves that it is for.
 
     Attributes:
-        cook: `cook(crude_sample) -> sample`.
+        cook: `cook(crude_sample) -> sample`: a function, or a method of the task encoder (`def cook(self, crude)` above
+            `cookers = [Cooker(cook)]`), which gets that task encoder as `self`.
         has_subflavors: Subflavors that a leaf must carry, with these values, for this cooker to be chosen;
             None: any leaf. A task encoder's first fitting cooker is taken, once for each leaf.
     """
@@ -150,6 +151,7 @@ def cooking(
         open_aux(aux, encoder.decoder),
         open_primary(leaf.path, leaf.decoder) if cooker.need_primary else None,
         encoder.cache if cache_pool is None else cache_pool,
+        encoder=encoder,
         through=overridden_hook(encoder, "cook_crude_sample"),
         where=path,
     )
@@ -166,12 +168,15 @@ class BoundCooker:
     """Cooks crude samples. Picklable: in another process the stores open their files anew.
 
     Attributes:
+        cooker: The cooker as the task encoder lists it.
+        cook: Its function, bound to the task encoder where it is a method.
         given: Arguments that are the same for every sample, by name.
         primary: The leaf as a store, for cookers that need it; each sample gets a view of its own.
         through: A task encoder's own `cook_crude_sample`; None: the cooker is called directly.
     """
 
     cooker: Cooker
+    cook: Callable[..., Any]
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
     primary: FileStore[Any] | None = None
     through: CookCrudeSample | None = None
@@ -180,9 +185,11 @@ class BoundCooker:
         arguments = dict(self.given)
         if self.primary is not None:
             arguments["primary"] = PrimaryFileStore(self.primary, sample["__key__"])
-        if self.through is not None:
-            return self.through(sample, self.cooker, arguments)
-        return self.cooker.cook(sample, **arguments)
+        if self.through is None:
+            return self.cook(sample, **arguments)
+        as_listed = self.cook is self.cooker.cook
+        cooker = self.cooker if as_listed else dataclasses.replace(self.cooker, cook=self.cook)
+        return self.through(sample, cooker, arguments)
 
     def close(self) -> None:
         """Release the stores' file handles; cooking again opens them anew. A cache pool is whoever's made it."""
@@ -198,6 +205,7 @@ def bind_cooker(
     primary: FileStore[Any] | None = None,
     cache: CachePool | None = None,
     *,
+    encoder: object = None,
     through: CookCrudeSample | None = None,
     where: object = "aux",
 ) -> Callable[[Any], Any]:
@@ -211,6 +219,7 @@ def bind_cooker(
         stores: The leaf's auxiliary stores by name.
         primary: The leaf itself.
         cache: Default: a `NoCachePool`.
+        encoder: The task encoder, which a cooker that is a method of it gets as `self`.
         through: The task encoder's `cook_crude_sample`, where it has one of its own.
         where: What to begin a message with: the leaf's path, say.
 
@@ -227,42 +236,88 @@ def bind_cooker(
         own = given.pop("primary", primary)
         if own is None:
             raise ConfigError(f"{where}: {_name(cooker.cook)} needs `primary`, but this leaf cannot be read by key")
+    cook = _as_method(cooker.cook, encoder)
     if through is None:
         names = (*given, "primary") if own is not None else tuple(given)
-        _check_parameters(cooker.cook, names, stores, where)
+        _check_parameters(cook, names, stores, where)
         if not names:
-            return cooker.cook
-    return BoundCooker(cooker=cooker, given=given, primary=own, through=through)
+            return cook
+    return BoundCooker(cooker=cooker, cook=cook, given=given, primary=own, through=through)
+
+
+def _as_method(cook: Callable[..., Any], encoder: Any) -> Callable[..., Any]:
+    """The cooker, bound to the task encoder (or to one inside it) whose class it is a method of."""
+    method: Any = cook
+    if not (isinstance(method, classmethod) or _takes_self(cook)):
+        return cook
+    while encoder is not None:
+        if any(value is cook for base in type(encoder).__mro__ for value in vars(base).values()):
+            return method.__get__(encoder, type(encoder))
+        encoder = getattr(encoder, "inner", None)
+    return cook
+
+
+def _takes_self(cook: Callable[..., Any]) -> bool:
+    """Whether it is a method that is not bound. One that names its first parameter otherwise may be a function."""
+    signature = _signature(cook) if inspect.isfunction(cook) else None
+    return signature is not None and next(iter(signature.parameters), None) == "self"
+
+
+def _signature(cook: Callable[..., Any]) -> inspect.Signature | None:
+    """What it takes; None for builtins that do not say."""
+    try:
+        return inspect.signature(cook)
+    except (TypeError, ValueError):
+        return None
 
 
 def _check_parameters(cook: Callable[..., Any], names: Collection[str], stores: Collection[str], where: object) -> None:
-    try:
-        signature = inspect.signature(cook)
-    except (TypeError, ValueError):  # a builtin that does not tell
+    signature = _signature(cook)
+    if signature is None:
         return
     try:
         signature.bind(None, **dict.fromkeys(names))
-        return
     except TypeError as error:
-        reason = error
+        why = _misfit(cook, signature, names, stores) or f"it is called with {_call(names)}: {error}"
+        raise ConfigError(f"{where}: the cooker {_name(cook)} does not fit: {why}") from None
+
+
+def _misfit(
+    cook: Callable[..., Any], signature: inspect.Signature, names: Collection[str], stores: Collection[str]
+) -> str:
+    """What is wrong with its parameters, and what to do; "" where Python's own words are the best."""
+    if _takes_self(cook):
+        return (
+            f"its first parameter is `self`, but it is no method of the task encoder, so it is called with "
+            f"{_call(names)}. Define it in the class of the task encoder, give a bound method "
+            f"(`Cooker(other.{cook.__name__})`), or remove `self`"
+        )
     taken = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if taken and taken[0].kind is taken[0].POSITIONAL_OR_KEYWORD:
         taken = taken[1:]  # the sample
     accepted = [parameter.name for parameter in taken]
     unknown = [name for name in names if name not in accepted]
     missing = [p.name for p in taken if p.default is p.empty and p.name not in names]
-    advice = f"it is called with the sample and {', '.join(names) or 'nothing else'}: {reason}"
     if unknown:
-        advice = (
+        return (
             f"it takes {_listed(accepted)} beside the sample, not {_listed(unknown)}; every auxiliary store is passed "
             f"by its name: add the parameter (or **aux), or rename or remove the store"
         )
-    elif missing:
-        advice = (
-            f"it takes {_listed(missing)}, but the leaf's auxiliary stores are {_listed(stores)}; declare the store "
-            f"under `aux`" + "".join(_marking(name) for name in missing)
+    if missing:
+        has = (
+            f"the auxiliary stores of this dataset are {_listed(stores)}"
+            if stores
+            else "this dataset has no auxiliary stores"
         )
-    raise ConfigError(f"{where}: the cooker {_name(cook)} does not fit: {advice}")
+        return (
+            f"it needs {_listed(missing)}, but is called with {_call(names)}: {has}. Give the parameter a default, or "
+            f"declare a store of that name under `aux`" + "".join(_marking(name) for name in missing)
+        )
+    return ""
+
+
+def _call(names: Collection[str]) -> str:
+    return f"the sample and {_listed(names)}" if names else "the sample alone"
 
 
 def _marking(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, cast
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.leaf import LeafDataset, LoadSample
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import (
     ConfigError,
@@ -49,7 +50,7 @@ from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
-from energon_grain.samples.sample import Sample
+from energon_grain.samples.sample import BASE_FIELDS, Sample
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
@@ -469,7 +470,6 @@ class JoinedLeafDataset(SavableDataset):
     def _bind_joiner(self, members: Sequence[ResolvedLeaf | ResolvedArray], *, where: str) -> JoinRow:
         """What makes the sample of a row: by default the primary's own type, of fields, or of crude samples one."""
         types = [member.sample_type for member in members if not isinstance(member, ResolvedArray)]
-        fields = [member.field for member in members if isinstance(member, ResolvedArray)]
         names = [member.argument for member in self.members]
         keywords = None if None in names else tuple(str(name) for name in names)
         function, made = self._named_joiner(where)
@@ -497,7 +497,8 @@ class JoinedLeafDataset(SavableDataset):
                 else f"{where}: the datasets are joined by name, but {made.__name__} has no `from_joined` of its own "
                 f"that {takes}; write one, or list the datasets without names"
             )
-        return _merge(made, fields, where)
+        _check_merge(made, [(each.leaf.path, found) for each, found in zip(self.members, members, strict=True)], where)
+        return JoinRow(made.from_joined, None, made, merges=True)
 
     def _named_joiner(self, where: str) -> tuple[Callable[..., Any] | None, type[Any] | None]:
         """The function that the configuration names, and the sample type that it is `from_joined` of."""
@@ -553,16 +554,53 @@ def is_default_merge(from_joined: Any) -> bool:
     return getattr(from_joined, "__func__", from_joined) is getattr(Sample.from_joined, "__func__", None)
 
 
-def _merge(sample_type: type[Any], fields: Sequence[str], where: str) -> JoinRow:
-    """The default merge into a sample type."""
-    known = {field.name for field in dataclasses.fields(sample_type)}
-    for name in fields:
-        if name not in known:
+def _check_merge(made: type[Any], members: Sequence[tuple[str, ResolvedLeaf | ResolvedArray]], where: str) -> None:
+    """Check that the fields of all members make a sample. Raises ConfigError, which says what to write."""
+    given = _merged_fields(made, members, where)
+    taken = inspect.signature(made).parameters.values()
+    if given is None or any(each.kind is each.VAR_KEYWORD for each in taken):
+        return
+    unknown = next((name for name in given if name not in {each.name for each in taken}), None)
+    lacking = next((each.name for each in taken if each.default is each.empty and each.name not in given), None)
+    if unknown is not None:
+        why = f"has no field {unknown!r}, which {given[unknown]} has"
+    elif lacking is not None:
+        why = f"needs {lacking!r}, and no dataset has that field"
+    else:
+        return
+    fields = ", ".join(name for name in given if name not in {*BASE_FIELDS, "__valid__"})
+    raise ConfigError(
+        f"{where}: the fields of all datasets ({fields}) are merged into {made.__name__}, which {why}. Name a "
+        f"`joiner`: a sample type with these fields, or one whose own `from_joined` takes a sample of each dataset"
+    )
+
+
+def _merged_fields(
+    made: type[Any], members: Sequence[tuple[str, ResolvedLeaf | ResolvedArray]], where: str
+) -> dict[str, str] | None:
+    """The fields that are merged, and the last member that has each; None: only the samples themselves show them."""
+    given: dict[str, str] = dict.fromkeys(BASE_FIELDS, "")
+    known = {field.name for field in dataclasses.fields(made)}
+    for path, member in members:
+        if isinstance(member, ResolvedArray):
+            if member.field not in known:
+                raise ConfigError(
+                    f"{where}: {made.__name__} has no field {member.field!r} for the rows of the array; say at the "
+                    "array which `field` they are, or name a `joiner`"
+                )
+            given[member.field] = path
+        elif member.load is not None and not isinstance(member.load, LoadSample):
+            return None
+        elif member.sample_type is None:
             raise ConfigError(
-                f"{where}: {sample_type.__name__} has no field {name!r} for the rows of the array; say at the array "
-                "which `field` they are, or name a `joiner`"
+                f"{where}: {path} is crude, and its samples have no fields to merge into {made.__name__}; give it a "
+                "sample type, or name a `joiner`"
             )
-    return JoinRow(sample_type.from_joined, None, sample_type, merges=True)
+        elif not dataclasses.is_dataclass(member.sample_type):
+            return None
+        else:
+            given.update(dict.fromkeys((field.name for field in dataclasses.fields(member.sample_type)), path))
+    return given
 
 
 @dataclass(frozen=True, slots=True)

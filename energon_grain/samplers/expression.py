@@ -8,15 +8,18 @@ The text is Python's syntax, cut down to arithmetic and conditions on columns; i
 * comparisons, chained ones too (`16 <= tokens < 4096`), `in [1, 2, 3]`, `not in [...]`, `isnan(score)`, joined by
   `and`, `or`, `not`. A number as a condition holds where it is not 0.
 
-**Missing values.** NaN is a number that is not known, and so is what has no finite value: `x / 0`, `log(0)`,
-`sqrt(-1)`. A comparison with it is neither true nor false, as in SQL, and only what is true counts. So neither
-`score > 0.3` nor `not score > 0.3` holds for a sample without a score, and `not (a and b)` is `not a or not b` for all
-samples. `isnan(score)` alone asks for what is missing. No third truth value is stored: `not` is pushed down to the
-comparisons (`not a > b` is `a <= b`), and above them `and` and `or` of "is true" give "is true".
+**Missing values.** NaN is a number that is not known, and so is all that is not finite: `inf` in a column, `x / 0`,
+`log(0)`, `sqrt(-1)`. What is computed with a missing number is missing (`max(x, 0)` and `x ** 0` too). A comparison
+with it is neither true nor false, as in SQL, and only what is true counts. So neither `score > 0.3` nor
+`not score > 0.3` holds for a sample without a score, and `not (a and b)` is `not a or not b` for all samples.
+`isnan(score)` alone asks for what is missing. No third truth value is stored: `not` is pushed down to the comparisons
+(`not a > b` is `a <= b`), and above them `and` and `or` of "is true" give "is true".
 
 **Numbers.** Whole columns are int64 and stay so under `+ - *`, `abs`, `max`, `min`, and under `//`, `%`, `**` with a
 whole literal at their right; everything else is float64. So 64-bit identifiers keep all their bits (`id % 10 == 3`),
-and narrow columns do not wrap around. A whole result from 2**62 on is an error; `1.0 * a * b` asks for a float.
+and narrow columns do not wrap around. Columns may hold any number of 64 bits; a whole result of `+ - * // **` whose
+size is 2**62 or more is an error, and so is the opposite of -2**63; `1.0 * a * b` asks for a float. A whole number is
+compared with a float as a float.
 
 All of it gives the same bits on every processor, and so the same plans, but for two: `log`, and `**` of floats with an
 exponent that is not a literal multiple of 0.5 up to 64. These may differ in the last bit between kinds of processors;
@@ -52,6 +55,8 @@ LONGEST = 10_000
 
 _DEEPEST = 100
 _LARGEST = 2**62
+_NEAR = 2**20
+"""Floats of results up to 2**62 are off by less: 62 factors with 53 bits, say."""
 _ROWS_AT_ONCE = 1 << 14
 _FEW = 16
 _LONGEST_TABLE = 1 << 16
@@ -107,9 +112,12 @@ def _is_in(value: _Array, listed: _Listed) -> npt.NDArray[np.bool_]:
 
 def _power(base: _Array, exponent: _Array) -> _Array:
     """`**`, by products and square roots where they do: they are rounded alike by all processors."""
-    halves = 2 * abs(float(exponent)) if exponent.ndim == 0 else math.inf
-    if base.dtype.kind != "f" or halves > 2 * _MOST_FACTORS or not halves.is_integer():
+    if base.dtype.kind != "f":
         return np.power(base, exponent)
+    halves = 2 * abs(float(exponent)) if exponent.ndim == 0 else math.inf
+    if halves == 0 or halves > 2 * _MOST_FACTORS or not halves.is_integer():
+        # IEEE 754 has 1 for `nan ** 0` and `1 ** nan`.
+        return np.where((base == base) & (exponent == exponent), np.power(base, exponent), np.nan)
     factors, root = divmod(int(halves), 2)
     result = np.sqrt(base) if root else np.ones_like(base)
     while factors:
@@ -489,9 +497,12 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
             if _bound(node.op, left, right) < _LARGEST:
                 return np.asarray(compute(left, right))
             about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
-            if about.max(initial=0) >= _LARGEST:
+            if about.max(initial=0) >= _LARGEST + _NEAR:
                 _refuse_size(node, float(about.max()))
-            return np.asarray(compute(left, right))
+            exact = np.asarray(compute(left, right))  # does not wrap around: it is far from 2**63
+            if np.abs(exact).max(initial=0) >= _LARGEST:
+                _refuse_size(node, float(np.abs(exact).max()))
+            return exact
     return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
 
 
@@ -538,9 +549,9 @@ def _folded(join: Callable[[Any, Any], Any], arrays: Iterator[_Array]) -> _Array
 
 
 def _number(column: _Array, text: str) -> _Array:
-    """A column as int64 or float64."""
+    """A column as int64 or float64, which holds NaN for what is missing."""
     if column.dtype.kind == "f":
-        return column.astype(np.float64, copy=False)
+        return _finite(column.astype(np.float64, copy=False))
     assert column.dtype.kind in "iub", column.dtype
     if column.dtype == np.uint64 and column.max(initial=0) >= 2**63:
         raise ConfigError(f"expression {text!r}: a column holds {column.max()}; whole numbers end at 2**62")

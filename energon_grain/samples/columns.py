@@ -15,6 +15,8 @@ from typing import Any
 
 Columns = Mapping[str, Iterable[Any]]
 Constructor = Callable[[int, Columns], list[Any]]
+_BESIDE = {"__dict__", "__weakref__"}
+"""Slots that are no fields, and that a constructor leaves empty."""
 
 
 def column_constructor(sample_type: type[Any]) -> Constructor:
@@ -75,13 +77,6 @@ def _slot_setters(sample_type: type[Any]) -> dict[str, Callable[[Any, Any], None
         if type(slot).__name__ != "member_descriptor" or not field.init:
             return None
         setters[field.name] = slot.__set__  # type: ignore[union-attr]
-    if len([name for name in _slots(sample_type) if name != "__weakref__"]) != len(setters):
+    if {name for base in sample_type.__mro__ for name in vars(base).get("__slots__", ())} - _BESIDE != setters.keys():
         return None
     return setters
-
-
-def _slots(sample_type: type[Any]) -> list[str]:
-    if any("__dict__" in vars(base) for base in sample_type.__mro__[:-1]):
-        # Instances have a dict beside the slots; a subclass without slots keeps its own fields there.
-        return []
-    return [name for base in sample_type.__mro__ for name in vars(base).get("__slots__", ())]

@@ -14,8 +14,6 @@ from energon_grain.samples.sample import Sample, edataclass
 class CrudeSample(dict[str, Any]):
     """Decoded parts by part name, with `__key__`, `__shard__` and the other base fields as further entries."""
 
-    __slots__ = ()
-
     def __missing__(self, part: str) -> Any:
         parts = ", ".join(name for name in self if not name.startswith("__"))
         raise KeyError(f"the sample has no part {part!r}; it has {parts}")

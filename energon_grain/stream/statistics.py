@@ -135,7 +135,7 @@ PATIENCE_BATCHES = 1000
 """Batches in a row that hooks may drop, on purpose or not."""
 
 FIRST_FAILURES = 5
-"""Failures of a hook that never worked, all with the same error, that end a run by default."""
+"""Failures of a hook that never succeeded, all with the same error, that end a run by default."""
 
 _HELD_NS = 1_000_000
 """Who waits so long for Python's lock waits for somebody who computes: Python takes it from them after 5 ms."""
@@ -500,15 +500,15 @@ class Statistics:
             if default and self._alike[kind] == in_a_row[hook] == FIRST_FAILURES:
                 forget_traceback(error)  # which is in the log
                 raise FatalSampleError(
-                    f"{hook} failed {FIRST_FAILURES} times and never worked, each time in the same way, {last}; that "
-                    f"is no accident of some samples. Mend the hook or the data (the log has the traceback of the "
-                    f"first failure), or choose how much is tolerated (`@stateless(failure_tolerance=…)`, "
-                    f"`__default_failure_tolerance__`)"
+                    f"{hook} failed {FIRST_FAILURES} times and never succeeded, each time in the same way, {last}; it "
+                    f"fails every time, so it is probably a bug in the hook or in the data (the log has the traceback "
+                    f"of the first failure). Fix it, or set how many failures are tolerated "
+                    f"(`@stateless(failure_tolerance=…)`, `__default_failure_tolerance__`)"
                 ) from error
         if tolerance and in_a_row[hook] >= tolerance:
             raise FatalSampleError(
-                f"{hook} failed {in_a_row[hook]} times in a row, {last}; that many failures are no accident. Mend the "
-                f"hook or the data, or raise the tolerance (`@stateless(failure_tolerance=…)`, "
+                f"{hook} failed {in_a_row[hook]} times in a row, {last}; it is probably a bug in the hook or in the "
+                f"data. Fix it, or raise the tolerance (`@stateless(failure_tolerance=…)`, "
                 f"`__default_failure_tolerance__`)"
             ) from error
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.storage.cores import usable_cores
@@ -56,14 +56,17 @@ def forget_traceback(error: BaseException) -> None:
 
 
 def named(sample: Any) -> str:
-    """What was dropped, by key where it has one: a sample, or the samples of a batch or a pack."""
+    """What was dropped, by key where it has one: a sample, the samples of a batch or a pack, or those of a join."""
     if isinstance(sample, list):
         several: list[Any] = sample
-        return (
-            f"what was made of {len(several)} samples, the first {_key(several[0])!r}," if several else "an empty group"
-        )
-    key = _key(sample)
-    return f"a value without a key ({type(sample).__name__})" if key is None else f"sample {key!r}"
+        key = next(filter(None, map(_key, several)), None)
+        which = "without keys" if key is None else f"starting with {key!r}"
+        return f"a group of {len(several)} samples {which}" if several else "an empty group"
+    if isinstance(sample, tuple):
+        key, kind = next(filter(None, map(_key, cast("tuple[Any, ...]", sample))), None), "the joined sample"
+    else:
+        key, kind = _key(sample), "sample"
+    return f"a value of type {type(sample).__name__}" if key is None else f"{kind} {key!r}"
 
 
 def _key(sample: Any) -> Any:

@@ -200,8 +200,11 @@ def take_more(sample: Any, media: Any, files: Any, more: Any) -> Any: ...
         (take_images, "takes `images` beside the sample, not `media`, `files`"),
         (take_positional, "not `media`, `files`"),
         (take_sample_only, "takes none beside the sample, not `media`, `files`"),
-        (take_cache, r"takes `cache`, but .* are `media`, `files`; .*mark the cooker with @cooker\(need_cache=True\)"),
-        (take_more, "takes `more`, but the leaf's auxiliary stores are `media`, `files`; declare the store"),
+        (
+            take_cache,
+            r"needs `cache`, but .* are `media`, `files`.*, or mark the cooker with @cooker\(need_cache=True\)",
+        ),
+        (take_more, "needs `more`, but .* auxiliary stores of this dataset are `media`, `files`.*, or declare a store"),
         (lambda: 0, "does not fit"),
     ],
 )

@@ -13,6 +13,7 @@ import yaml
 from metadatasets import write_v2
 
 from energon_grain import (
+    AugmentTaskEncoder,
     ConfigError,
     Cooker,
     CrudeSample,
@@ -138,6 +139,76 @@ def test_a_batch_of_crude_and_typed_samples_ends_the_run(dataset: Path, tmp_path
     mixture = write_v2(tmp_path, train={"blend": [{"path": "crude"}, {"path": "text"}]})
     with pytest.raises(FatalSampleError, match=r"batch failed on .*: those of .*crude are crude, others TextSample"):
         list(get_val_dataset(mixture, split_part="train", batch_size=12))
+
+
+class WithMethods(DefaultTaskEncoder):
+    """Cookers that are methods, as functions of the class's body."""
+
+    def __init__(self, added: int) -> None:
+        super().__init__()
+        self.added = added
+
+    @stateless
+    def cook(self, crude: Any) -> Number:
+        return Number(**basic_sample_keys(crude), number=self.added + int(self.rng.integers(10)))
+
+    cookers = (Cooker(cook),)
+
+
+class Wrapped(WithMethods):
+    def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
+        made = cooker.cook(sample, **aux)
+        made.words = "wrapped"
+        return made
+
+
+def test_a_cooker_may_be_a_method(dataset: Path) -> None:
+    def numbers(encoder: TaskEncoder) -> list[tuple[int, str]]:
+        samples = get_val_dataset(dataset, split_part="train", batch_size=None, task_encoder=encoder)
+        return [(each.number, each.words) for each in samples]
+
+    found = numbers(WithMethods(100))
+    assert len({number for number, _ in found}) > 1
+    assert all(100 <= number < 110 for number, _ in found)
+    assert numbers(WithMethods(200)) == [(number + 100, words) for number, words in found]
+    assert numbers(AugmentTaskEncoder(WithMethods(100))) == found
+    assert numbers(Wrapped(100)) == [(number, "wrapped") for number, _ in found]
+
+
+def test_functions_of_a_class_that_take_no_self_stay_functions(dataset: Path) -> None:
+    class Encoder(DefaultTaskEncoder):
+        def cook(crude: Any) -> Number:  # type: ignore[misc]
+            return Number(**basic_sample_keys(crude), number=1)
+
+        @classmethod
+        def of_class(cls, crude: Any) -> Number:
+            return Number(**basic_sample_keys(crude), number=2, words=cls.__name__)
+
+        @staticmethod
+        def alone(crude: Any) -> Number:
+            return Number(**basic_sample_keys(crude), number=3)
+
+        cookers = (Cooker(cook),)
+
+    made: list[Any] = []
+    for name in ("cook", "of_class", "alone"):
+        encoder = Encoder()
+        encoder.cookers = [Cooker(vars(Encoder)[name])]
+        made.append(first(dataset, encoder))
+    assert [(each.number, each.words) for each in made] == [(1, ""), (2, "Encoder"), (3, "")]
+
+
+def test_a_method_of_another_class_and_a_parameter_too_many_say_what_to_do(dataset: Path) -> None:
+    class Encoder(DefaultTaskEncoder):
+        cookers = (Cooker(WithMethods.cook),)
+
+    with pytest.raises(
+        ConfigError, match=r"cook does not fit: its first parameter is `self`, but .*Cooker\(other.cook"
+    ):
+        first(dataset, Encoder())
+    Encoder.cookers = (Cooker(lambda crude, more: more),)
+    with pytest.raises(ConfigError, match=r"needs `more`, but is called with the sample alone: .* has no auxiliary"):
+        first(dataset, Encoder())
 
 
 def test_cook_crude_sample_may_be_overridden(dataset: Path) -> None:

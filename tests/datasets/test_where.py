@@ -206,6 +206,29 @@ def test_numbers_of_parquet_files(tmp_path: Path) -> None:
     assert [row["text"] for row in get_loader(rows)] == [f"t{n}" for n in range(10, 40) if n % 3 == 0 and n % 2]
 
 
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("score > 2", ["three"]),
+        ("score * 1 > 2", ["three"]),
+        ("score + 0 > 2", ["three"]),
+        ("abs(score) > 2", ["three"]),
+        ("max(score, 0) > 2", ["three"]),
+        ("floor(score) > 2", ["three"]),
+        ("not score <= 2", ["three"]),
+        ("isnan(score)", ["inf", "-inf", "nan"]),
+        ("isnan(score * 1)", ["inf", "-inf", "nan"]),
+        ("score", ["three", "one"]),
+        ("score ** 0 == 1 or 1 ** score == 1", ["three", "one"]),
+    ],
+)
+def test_what_is_not_finite_is_missing_however_it_is_written(tmp_path: Path, where: str, names: list[str]) -> None:
+    scores = [float("inf"), float("-inf"), 3.0, 1.0, float("nan")]
+    pq.write_table(pa.table({"score": scores, "name": ["inf", "-inf", "three", "one", "nan"]}), tmp_path / "x.parquet")
+    rows = get_val_dataset(tmp_path / "x.parquet", worker_config=HOST, batch_size=None, where=where)
+    assert [row["name"] for row in get_loader(rows)] == names
+
+
 def test_which_and_restored_samples(root: Path) -> None:
     loader = get_loader(train(root, where="tokens >= 50", batch_size=4))
     expected = set(kept(lambda n, tokens: tokens >= 50))

@@ -80,9 +80,12 @@ def test_without_jax_distributed_there_is_one_host(with_jax: list[str], printed:
     [
         ({"__key__": "a/1"}, "sample 'a/1' was dropped: ValueError: no (from here)"),
         (TextSample(__key__="2", __restore_key__=(), text=""), "sample '2' was dropped"),
-        ([{"__key__": "3"}, {"__key__": "4"}], "what was made of 2 samples, the first '3', was dropped"),
+        ([{"__key__": "3"}, {"__key__": "4"}], "a group of 2 samples starting with '3' was dropped"),
+        ([1, 2], "a group of 2 samples without keys was dropped"),
+        (({"__key__": "5"}, None), "the joined sample '5' was dropped"),
         ([], "an empty group was dropped"),
-        (17, "a value without a key (int) was dropped"),
+        (17, "a value of type int was dropped"),
+        ((17,), "a value of type tuple was dropped"),
     ],
 )
 def test_what_was_dropped_is_named(dropped: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:

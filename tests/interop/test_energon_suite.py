@@ -29,7 +29,7 @@ pytestmark = [
 
 def outcomes(file: str, report: Path) -> dict[str, str]:
     """Test to what it failed with, or nothing."""
-    paths = [str(REPOSITORY), str(REPOSITORY / "adapters"), str(HERE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(REPOSITORY), str(REPOSITORY / "adapters"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -38,7 +38,16 @@ def outcomes(file: str, report: Path) -> dict[str, str]:
         "ENERGON_GRAIN_ALLOW_PICKLE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-p", "energon_suite_plugin", "-p", "no:cacheprovider", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "energon_grain_torch.as_megatron_energon",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     subprocess.run(
         [*command, f"--junitxml={report}", f"tests/{file}.py"],
         cwd=SUITE,

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 
-from energon_grain import Stream, TaskEncoder, WorkerError
+from energon_grain import Batch, Stream, TaskEncoder, WorkerError
 from energon_grain.stream.worker_process import ResultFiles, write_parts
 
 Train = Callable[..., Any]
@@ -229,6 +229,29 @@ def test_arrays_arrive_whole_and_writable(train: Train) -> None:
     gc.collect()
     assert psutil.Process().num_fds() <= descriptors + 1
     assert not [name for name in os.listdir("/dev/shm") if "energon" in name]
+
+
+class Annotating(TaskEncoder):
+    """Sets attributes that are no fields."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        sample.letters = np.frombuffer(sample.text.encode(), np.uint8)
+        return sample
+
+    def batch(self, samples: list[Any]) -> Any:
+        batch: Any = Batch(__key__=[sample.__key__ for sample in samples], __restore_key__=())
+        batch.samples, batch.letters = samples, [sample.letters for sample in samples]
+        return batch
+
+
+def test_attributes_that_are_no_fields_arrive(train: Train) -> None:
+    with Stream.of(train(task_encoder=Annotating(), num_workers=1, worker_type="process")) as loader:
+        for _ in range(3):
+            batch = next(loader)
+            assert batch.__restore_key__[0] == "batch"
+            for sample, letters in zip(batch.samples, batch.letters, strict=True):
+                assert bytes(sample.letters) == bytes(letters) == sample.text.encode()
+                assert vars(sample).keys() == {"letters"}
 
 
 class Pictures(TaskEncoder):

@@ -86,6 +86,20 @@ def test_numbers_stay_whole_where_they_can() -> None:
     assert np.isnan(of("score ** 0.5")[[1, 3, 4]]).all()
 
 
+def test_only_results_that_are_too_large_are_refused() -> None:
+    def found(text: str, *values: int) -> list[int]:
+        return Expression.parse(text, where="here").of(lambda _: np.array(values, np.int64)).tolist()
+
+    most = 2**62 - 1
+    assert found("a + 1 - 1", most - 1, 1 - most) == [most - 1, 1 - most]
+    assert found("a * 1", most, -most) == [most, -most]
+    assert found("a ** 1 + 0", most, 3) == [most, 3]
+    assert found("a % 10", 2**63 - 1, -(2**63)) == [7, 2]
+    for text, value in (("a + 1", most), ("a - 1", -most), ("a * -1", 2**62), ("a // 1", 2**63 - 1), ("-a", -(2**63))):
+        with pytest.raises(ConfigError, match=r"whole numbers end at 2\*\*62"):
+            found(text, value)
+
+
 @pytest.mark.parametrize("exponent", ["2", "3.0", "-2", "0.5", "-1.5", "7", "63.5", "0"])
 def test_powers_by_halves_are_products_and_roots(exponent: str) -> None:
     values = np.array([1.5, 2.0, 4.0, 0.25, 1.0])

@@ -31,6 +31,7 @@ from energon_grain import (
     add_source_info,
     edataclass,
 )
+from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import get_source_info, pin_memory
 
 TYPES = [
@@ -58,7 +59,10 @@ def test_type_has_slots_base_fields_first_and_keywords_only(kind: type[Sample]):
     base = ["__key__", "__restore_key__", "__subflavors__", "__sources__", "__valid__"]
     assert [f.name for f in fields(kind)][:5] == base
     assert all(f.kw_only for f in fields(kind))
-    assert not hasattr(object.__new__(kind), "__dict__")
+    made = object.__new__(kind)
+    for each in fields(kind):
+        setattr(made, each.name, None)
+    assert vars(made) == {}
 
 
 def test_base_fields_default_to_none():
@@ -75,10 +79,14 @@ def test_plain_dataclass_subclass_has_own_positional_fields():
     assert sample.text == "y"
 
 
-def test_edataclass_subclass_has_slots():
-    sample = Scored(__key__="a", __restore_key__=(), text="x", score=0.5)
-    with pytest.raises(AttributeError):
-        sample.anything = 1  # pyright: ignore[reportAttributeAccessIssue]
+# Copies, pickles and collation are in tests/torch/programs/attributes.py, which runs with Energon too.
+@pytest.mark.parametrize("kind", [TextSample, Tagged, Scored])
+def test_samples_that_are_made_at_once_take_attributes(kind: type[TextSample]):
+    names = [each.name for each in fields(kind)]
+    first, second = column_constructor(kind)(2, {name: [f"{name} 0", f"{name} 1"] for name in names})
+    assert [getattr(second, name) for name in names] == [f"{name} 1" for name in names]
+    first.tokens = [1]
+    assert (first.tokens, hasattr(second, "tokens")) == ([1], False)
 
 
 @pytest.mark.parametrize("kind", [TextSample, Scored])
@@ -300,10 +308,12 @@ class Movable:
 
 def test_batches_move_with_what_can_be_moved() -> None:
     array = np.ones(2)
-    batch = Examples(
+    batch: Any = Examples(
         __key__=["a"], __restore_key__=((1,),), image=Movable(), inner={"x": [Movable(), "t"]}, valid=array
     )
+    batch.more = [Movable()]
     moved = batch.to("cuda", non_blocking=True)
+    assert moved.more[0].places == ("cuda", True)
     assert type(moved) is Examples
     assert moved.image.places == moved.inner["x"][0].places == ("cuda", True)
     assert moved.valid is array

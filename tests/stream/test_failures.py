@@ -196,7 +196,7 @@ def _rows(batch: Any) -> list[tuple[str, bool]]:
     return list(zip(batch.__key__, batch.__valid__, strict=True))
 
 
-NEVER = r"failed 5 times and never worked, each time in the same way, the last time on "
+NEVER = r"failed 5 times and never succeeded, each time in the same way, the last time on "
 
 
 def run(path: Any, encoder: TaskEncoder, **options: Any) -> Stream:
@@ -287,7 +287,7 @@ def test_hooks_of_packs_too(text_dataset: MakeDataset, hook: str) -> None:
 
 def test_a_loader_ends_too(text_dataset: MakeDataset) -> None:
     dataset = train_on(text_dataset(24), batch_size=4, task_encoder=Wrong("batch"))
-    with pytest.raises(FatalSampleError, match=f"batch {NEVER}a batch \\(what was made of 4 samples, the first '"):
+    with pytest.raises(FatalSampleError, match=f"batch {NEVER}a batch \\(a group of 4 samples starting with '"):
         next(get_loader(dataset))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from arrays import numbered, write_array
+from cli_runs import run
 from metadatasets import write_v2
 from stream_hosts import config, quiet, train_on
 
@@ -276,6 +278,47 @@ def test_what_is_wrong_names_the_place_of_the_join(folder: Path) -> None:
     assert refused(subset=[0, 9]).startswith("$.splits.train: subset [0, 9]: the join has only 3 ")
     missing = refused(second={"split_part": "tarin"})
     assert missing.startswith(f"$.splits.train: {folder}/ds2/.nv-meta/split.yaml: there is no split part 'tarin'")
+
+
+@dataclass(kw_only=True)
+class Longer(Sample):
+    """Needs a field that no dataset has."""
+
+    text: str
+    more: int
+
+
+@pytest.mark.parametrize(
+    ("second", "joiner", "says"),
+    [
+        (
+            "captions",
+            None,
+            r"into TextSample, which has no field 'image', which .*captions has. Name a `joiner`",
+        ),
+        ("ds2", "Longer", r"\(text\) are merged into Longer, which needs 'more', and no dataset has that field. Name"),
+        ("crude", None, r"crude is crude, and its samples have no fields to merge into TextSample; give it a sample"),
+    ],
+)
+def test_a_merge_that_cannot_work_is_refused_when_it_is_opened(
+    folder: Path, module: str, second: str, joiner: str | None, says: str
+) -> None:
+    keys = KEYS["ds1"].split()
+    write_tars(folder / "captions", [{"__key__": key, "jpg": b"", "txt": key} for key in keys])
+    typed: Any = {"sample_type": "CaptioningSample", "field_map": {"image": "jpg", "caption": "txt"}}
+    prepare_dataset(folder / "captions", split_ratio=(1, 0, 0), num_workers=0, **typed)
+    write(folder / "crude", {key: {"txt": key} for key in keys}, crude=True)
+    vars(sys.modules[module])["Longer"] = Longer
+    named = {} if joiner is None else {"joiner": {"__module__": module, "__class__": joiner}}
+    path = write_v2(folder, train={"join": [{"path": "ds1"}, {"path": second, "nonmatch": "skip"}], **named})
+    dataset = get_val_dataset(path, split_part="train", batch_size=None, trusted_modules=[module])
+    with pytest.raises(ConfigError, match=rf"^{path}: \$.splits.train: .*{says}"):
+        len(dataset)
+    if joiner is None:
+        for command in ("info", "lint"):
+            done = run(command, path)
+            assert done.exit_code == 1
+            assert re.search(says, f"{' '.join(done.output.split())} {done.exception}")
 
 
 COUNT = 40

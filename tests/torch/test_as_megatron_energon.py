@@ -57,13 +57,13 @@ import megatron.energon.edataclass
 from megatron.energon import edataclass
 from megatron.energon.edataclass import edataclass as from_its_module
 assert callable(edataclass) and megatron.energon.edataclass is edataclass is from_its_module
-assert not hasattr(megatron.energon, "fork_hook")
+assert not hasattr(megatron.energon, "WeakCallbacks")
 names = {}
 exec("from megatron.energon import *", names)
 assert names["WorkerConfig"] is energon_grain_torch.WorkerConfig
 for statement in (
-    "import megatron.energon.fork_hook",
-    "from megatron.energon.flavors.webdataset.indexing import SqliteIndexWriter",
+    "from megatron.energon.fork_hook import run_hooks",
+    "from megatron.energon.flavors.webdataset.sharder import Sharder",
     "from megatron.energon.worker import WorkerConfg",
 ):
     try:
@@ -122,10 +122,50 @@ def test_a_name_that_there_is_not_says_what_the_page_says(found: dict[str, str |
 
 
 def test_what_is_internal_to_energon_says_so(found: dict[str, str | None]) -> None:
-    fork_hook, writer, misspelt = (str(why) for line, why in found.items() if "import " in line)
-    assert "`megatron.energon.fork_hook`: Python's `os.register_at_fork`" in fork_hook
-    assert "`megatron.energon.flavors.webdataset.indexing`: internal to Energon" in writer
+    fork_hook, sharder, misspelt = (str(why) for line, why in found.items() if "import " in line)
+    assert "`megatron.energon.fork_hook.run_hooks`: Python's `os.register_at_fork`" in fork_hook
+    assert "`megatron.energon.flavors.webdataset.sharder`: internal to Energon" in sharder
     assert "Did you mean 'WorkerConfig'?" in misspelt
+
+
+SUITE_IMPORTS = """
+import importlib, pickle, sys
+import energon_grain_torch.as_megatron_energon
+imported = {}
+for line in open(sys.argv[1]):
+    module, name = line.split()
+    if module != "megatron.energon.transforms":  # which needs torchvision
+        exec(f"from {module} import {name}")
+        imported[name] = locals()[name]
+class Collector(imported["BaseAggregator"][int, list[int]]):
+    pass
+for call in (Collector, imported["WeakCallbacks"], lambda: imported["SqliteIndexWriter"]("index.sqlite")):
+    try:
+        call()
+    except NotImplementedError as error:
+        print(error)
+assert pickle.loads(pickle.dumps(imported["ForkMixin"])) is imported["ForkMixin"]
+assert issubclass(imported["DuplicateSampleKeyError"], Exception)
+from megatron.energon.tools.analyze_debug import command
+command.main(["logs"])
+"""
+
+
+def test_all_that_energons_own_tests_import_is_there(tmp_path: Path) -> None:
+    """What is internal to Energon says what to do when it is called. The names are those of revision bef8be2."""
+    (tmp_path / "imports.py").write_text(SUITE_IMPORTS)
+    words = [sys.executable, "imports.py", str(FIXTURES / "energon_test_imports.txt")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 1
+    aggregator, callbacks, writer = done.stdout.splitlines()
+    assert ".aggregator_pool.BaseAggregator`: `prepare_dataset(…, num_workers=…)`. All names: " in aggregator
+    assert "`megatron.energon.fork_hook.WeakCallbacks`: Python's `os.register_at_fork`" in callbacks
+    assert ".indexing.SqliteIndexWriter`: `prepare_dataset` writes the index" in writer
+    assert done.stderr.startswith("Error: analyze-debug reads logs of Energon's loaders")
+    assert "`loader.which(step)`" in done.stderr
 
 
 ENCODERS = """
@@ -135,7 +175,14 @@ class Encoder(DefaultTaskEncoder):
     @stateless
     def encode_sample(self, sample):
         sample.text = sample.text.upper()
+        sample.words = sample.text.split()  # no field
         return sample
+
+    @stateless
+    def batch(self, samples):
+        batch = super().batch(samples)
+        batch.words = [sample.words for sample in samples]
+        return batch
 """
 PROGRAM = """
 import sys
@@ -148,7 +195,9 @@ class Own(Encoder):
 if __name__ == "__main__":
     config = WorkerConfig(rank=0, world_size=1, num_workers=int(sys.argv[2]))
     dataset = get_val_dataset(sys.argv[1], split_part="train", batch_size=2, worker_config=config, task_encoder=Own())
-    print([text for batch in get_savable_loader(dataset, multiprocessing_context="spawn") for text in batch.text])
+    batches = list(get_savable_loader(dataset, multiprocessing_context="spawn"))
+    assert all(batch.words == [text.split() for text in batch.text] for batch in batches)
+    print([text for batch in batches for text in batch.text])
 """
 
 
