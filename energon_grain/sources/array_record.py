@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
@@ -287,11 +288,13 @@ class ArrayRecordSource(IndexedSource):
         keys = self._index.keys(samples)
         rows = self._records(samples, keys)
         names = self._index.shards
+        columns, orders = _columns(rows, None if self._wanted is None else frozenset(self.part_names))
         batch = RawBatch(
             indices=indices,
             keys=keys,
             shards=[names[number] for number in shard.tolist()],
-            columns=_columns(rows, None if self._wanted is None else frozenset(self.part_names)),
+            columns=columns,
+            orders=orders,
         )
         self._touch(samples)
         return batch
@@ -332,14 +335,17 @@ class ArrayRecordSource(IndexedSource):
 
 def _columns(
     rows: Sequence[Mapping[str, PartValue]], wanted: frozenset[str] | None
-) -> dict[str, list[PartValue | None]]:
-    """One list a part name, in the order in which they come."""
+) -> tuple[dict[str, list[PartValue | None]], list[tuple[str, ...]] | None]:
+    """One list for each part name, and the orders of parts, as `RawBatch` has both."""
     if not rows:
-        return {}
-    uniform = all(row.keys() == rows[0].keys() for row in rows)
-    names = rows[0] if uniform else dict.fromkeys(name for row in rows for name in row)
-    read = [name for name in names if wanted is None or name in wanted]
-    return {name: [row.get(name) for row in rows] for name in read}
+        return {}, None
+    if wanted is not None:
+        rows = [{name: value for name, value in row.items() if name in wanted} for row in rows]
+    orders = list(map(tuple, rows))
+    different = dict.fromkeys(orders)
+    names = dict.fromkeys(chain.from_iterable(different))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return columns, None if len(different) == 1 else orders
 
 
 class ArrayRecordFileStore(IndexedFileStore[Any]):
