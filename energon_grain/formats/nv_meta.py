@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from energon_grain.formats.table_files import names_at
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
-from energon_grain.storage.location import METADATASET_ENDINGS, is_url, name_of, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, name_of, no_such_path
 from energon_grain.storage.object_bytes import read_beginning
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
@@ -212,7 +212,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     """Read `.info.json`, or `.info.yaml` where only that exists (datasets prepared before Energon 7).
 
-    Raises DatasetNotFoundError and IndexFileError.
+    Raises DatasetNotFoundError, and IndexFileError, also where a shard would be outside of the folder.
     """
     meta = Path(root) / META_FOLDER
     try:
@@ -220,9 +220,26 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     except (FileNotFoundError, NotADirectoryError):
         return _read_info_yaml(Path(root))
     try:
-        return _INFO.from_json(data)
+        info = _INFO.from_json(data)
     except msgspec.MsgspecError as error:
         raise _damaged(Path(root), f"{meta / INFO_JSON}: {error}") from error
+    refuse_outside(info.shard_counts, meta / INFO_JSON, root)
+    return info
+
+
+def refuse_outside(shards: Iterable[str], where: Path, root: str | os.PathLike[str]) -> None:
+    """Refuse an index, the file `where` of the dataset at `root`, that names shards outside: it may be from anyone.
+
+    Raises IndexFileError.
+    """
+    outside = first_leading_out(shards)
+    if outside is None:
+        return
+    raise IndexFileError(
+        f"{where}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`, and "
+        f"nothing else is read. Ask for the origin of this index before you use the data; `energon-grain prepare {root} "
+        f"--force-overwrite` makes one of the shards that are in the folder"
+    )
 
 
 def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
@@ -256,13 +273,15 @@ def write_uuid(root: str | os.PathLike[str], value: str | None = None) -> str:
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
-        return _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
+        info = _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
     except ConfigError as error:
         raise _damaged(root, str(error)) from error
     except msgspec.MsgspecError as error:
         raise _damaged(root, f"{path}: {error}") from error
+    refuse_outside(info.shard_counts, path, root)
+    return info
 
 
 def _plain(info: DatasetInfo) -> dict[str, Any]:

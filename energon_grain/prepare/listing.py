@@ -14,7 +14,7 @@ from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
 from energon_grain.formats.splits import name_ratio
 from energon_grain.storage.epath import glob_to_regex
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import first_leading_out, is_url, located
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 
@@ -95,6 +95,12 @@ def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
             f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
             f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
             f"compressed file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+        )
+    outside = first_leading_out(kept)
+    if outside is not None:
+        raise ConfigError(
+            f"{printable(outside)}: a shard is named by its path inside of the dataset, without `..`; prepare the folder "
+            f"that all of them are in, or link to the file."
         )
     for name in kept:
         try:
