@@ -69,6 +69,7 @@ from energon_grain.prepare.listing import (
     split_by_ratio,
 )
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
+from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.scan import (
     MediaReport,
     PrepareProgress,
@@ -192,7 +193,7 @@ def prepare_dataset(
     Args:
         root: The dataset folder, or its URL.
         shards: Paths of the tar files relative to `root`, in the order that they are to have. None lists all `*.tar`
-            (`*.array_record`) below `root`, sorted.
+            (`*.array_record`, `*.array_record-00000-of-00002`) below `root`, sorted.
         records: The shards are ArrayRecord files, with records in this encoding: `msgpack`, `tf_example` or `raw`. None
             takes tars, or what the dataset was prepared as before.
         split_ratio: Numbers for train, val and test, or a mapping from names to numbers; any scale. Shards are dealt in
@@ -364,13 +365,13 @@ def prepare_dataset(
             before=known,
         )
         try:
-            put, remove, generation = stage(scanned)
+            put, remove, generation, repeated = stage(scanned)
         except DuplicateKeyError:
             if not fix_duplicates:
                 raise
             _prefix_members(root, scanned)
             scanned = scan()
-            put, remove, generation = stage(scanned)
+            put, remove, generation, repeated = stage(scanned)
         if records is not None and old_info is None:
             put.append(f"{META_FOLDER}/{RECORDS_JSON}")
             atomic_write_bytes(staging / put[-1], encode_records_file(records))
@@ -422,7 +423,11 @@ def prepare_dataset(
         written=tuple(path for path in put if "/columnar/" not in path),
         shards_reused=scanned.shards_reused,
         media=None if (media_filter or grown_media) is None else scanned.media,
-        notes=(*_notes(names, split_parts), *(_notes_on_growth(dataset) if append else ())),
+        notes=(
+            *_notes(names, split_parts),
+            *([f"{repeated}."] if repeated.count else ()),
+            *(_notes_on_growth(dataset) if append else ()),
+        ),
         elapsed_s=time.perf_counter() - start,
     )
 
@@ -439,7 +444,7 @@ def _stage_indices(
     grown_media: MediaFilterConfig | None,
     same_uuid: bool,
     before: ColumnarIndex | None,
-) -> tuple[list[str], list[str], str]:
+) -> tuple[list[str], list[str], str, RepeatedMembers]:
     """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite`, `index.uuid`, and columns of media.
 
     A `.tar.idx` is not flushed to disk by itself, which would take longer than all else of a small shard. One that a
@@ -458,14 +463,14 @@ def _stage_indices(
         before: The index of the dataset that shards are added to: what is known of its samples stays.
 
     Returns:
-        The paths to move and those to remove, relative to the root, and the name of the generation of the columnar
-        index.
+        The paths to move and those to remove, relative to the root, the name of the generation of the columnar index,
+        and the members of new shards that are not read.
 
     Raises DuplicateKeyError: two samples of the dataset have the same key.
     """
     columnar, names = columnar_folder(staging), [shard.name for shard in scanned.shards]
     indexed = frozenset(() if before is None else before.shards)
-    put, remove = list[str](), list[str]()
+    put, remove, repeated = list[str](), list[str](), RepeatedMembers()
 
     def scans() -> Iterator[ShardScan]:
         folders: set[str] = set()
@@ -478,6 +483,7 @@ def _stage_indices(
                     folders.add(folder)
                 with open(path, "wb") as file:
                     file.write(scan.sample_start.astype("<i8").tobytes())
+                repeated.add(name, scan)
             yield scan
 
     database = sqlite_build_path or staging / META_FOLDER / INDEX_SQLITE
@@ -510,7 +516,7 @@ def _stage_indices(
             write_uuid(staging, read_uuid(dataset.local) if same_uuid and is_same else None)
             put += [f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}"]
     put += [f"{_COLUMNAR}/{header.generation}", f"{_COLUMNAR}/{HEADER_NAME}"]
-    return put, remove, header.generation
+    return put, remove, header.generation, repeated
 
 
 def _list_shards(

@@ -435,7 +435,7 @@ def _orders(names: Sequence[str], owner: Int64Array, name: npt.NDArray[np.int32]
         own = numbers[begin:end]
         order = known.get(own)
         if order is None:
-            order = tuple(dict.fromkeys(names[number] for number in np.frombuffer(own, name.dtype).tolist()))
-            known[own] = order
+            parts: list[int] = np.frombuffer(own, name.dtype).tolist()
+            order = known[own] = tuple(dict.fromkeys(names[number] for number in parts))
         orders.append(order)
     return orders
