@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 import shlex
 import uuid
 from collections.abc import Collection, Iterable
@@ -45,7 +46,7 @@ def not_prepared(location: str) -> str:
     elif not has_lists(location, storage_settings()):
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
-        records = any(name.endswith(RECORD_SUFFIX) for name in names or ())
+        records = any(map(is_record_file, names or ()))
         lines = _lines_in(location, [name for name in names or () if "/" not in name])
         found = lines or _NOT_PREPARED.format(preparing(location, records=records))
     return f"{location}: {found}"
@@ -72,7 +73,8 @@ RECORDS_JSON = "records.json"
 INDEX_JSON = "index.json"
 """What names the shards of an MDS dataset, in their folder."""
 RECORD_SUFFIX = ".array_record"
-"""How names of ArrayRecord files end."""
+"""How names of ArrayRecord files end, but those of TensorFlow Datasets; see `is_record_file`."""
+_RECORD_FILE = re.compile(r"\.array_record(?:-[0-9]+-of-[0-9]+)?\Z")
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
@@ -81,6 +83,15 @@ _NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
+
+
+def is_record_file(name: str) -> bool:
+    """Whether a name is that of an ArrayRecord file, also as TensorFlow Datasets writes it.
+
+    >>> is_record_file("mnist-train.array_record-00000-of-00002")
+    True
+    """
+    return _RECORD_FILE.search(name) is not None
 
 
 class DatasetKind(enum.Enum):
@@ -237,7 +248,7 @@ def refuse_outside(shards: Iterable[str], where: Path, root: str | os.PathLike[s
         return
     raise IndexFileError(
         f"{where}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`, and "
-        f"nothing else is read. Ask for the origin of this index before you use the data; `energon-grain prepare {root} "
+        f"nothing else is read. Find out who made this index before you use the data; `energon-grain prepare {root} "
         f"--force-overwrite` makes one of the shards that are in the folder"
     )
 
@@ -317,7 +328,7 @@ def _file_at(location: str) -> str:
 def _lines_in(folder: str, names: Collection[str]) -> str | None:
     """What a folder is that has JSONL files and no shards; None: it is something else."""
     lines = sorted(name for name in names if name.endswith(".jsonl"))
-    if not lines or any(name.endswith((".tar", RECORD_SUFFIX)) for name in names):
+    if not lines or any(name.endswith(".tar") or is_record_file(name) for name in names):
         return None
     one = f"{folder.rstrip('/')}/{lines[0]}"
     return (
@@ -341,6 +352,8 @@ def compressed_lines(location: str) -> str | None:
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
     """The command that prepares the folder at a path or URL; `records` of None: looks for ArrayRecord files."""
     command = f"energon-grain prepare {os.fspath(root)}"
-    if any(Path(root).glob(f"*{RECORD_SUFFIX}")) if records is None else records:
+    if records is None:
+        records = any(is_record_file(path.name) for path in Path(root).glob(f"*{RECORD_SUFFIX}*"))
+    if records:
         command += " --records msgpack|tf_example|raw"
     return command

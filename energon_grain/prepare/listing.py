@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX
+from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX, is_record_file
 from energon_grain.formats.splits import name_ratio
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import first_leading_out, is_url, located
@@ -29,8 +29,8 @@ COMPRESSED_SUFFIXES = {
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
 TAR_SUFFIX = ".tar"
-_NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)")
-"""The number of a shard, which has six digits, or more where they do not suffice."""
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)|(?<=-)[0-9]{5,20}(?=-of-[0-9]+$)")
+"""The number of a shard, which has six digits (of TensorFlow Datasets five), or more where they do not suffice."""
 
 
 def find_shards(
@@ -46,9 +46,9 @@ def find_shards(
     """
     endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
     files = list_files(root, what=suffix)
-    found = [name for name in files if name.endswith(endings)]
+    found = [name for name in files if name.endswith(endings) or (suffix == RECORD_SUFFIX and is_record_file(name))]
     if not found:
-        others = sum(name.endswith(RECORD_SUFFIX) for name in files)
+        others = sum(map(is_record_file, files))
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
         advice = advice if files else " Nothing else lies there either: check the path."
         raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
@@ -99,8 +99,8 @@ def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
     outside = first_leading_out(kept)
     if outside is not None:
         raise ConfigError(
-            f"{printable(outside)}: a shard is named by its path inside of the dataset, without `..`; prepare the folder "
-            f"that all of them are in, or link to the file."
+            f"{printable(outside)}: a shard is named by its path inside of the dataset, without `..`; prepare the "
+            f"folder that all of them are in, or link to the file."
         )
     for name in kept:
         try:
