@@ -288,7 +288,7 @@ class ArrayRecordSource(IndexedSource):
         keys = self._index.keys(samples)
         rows = self._records(samples, keys)
         names = self._index.shards
-        columns, orders = _columns(rows, None if self._wanted is None else frozenset(self.part_names))
+        columns, orders = _columns(rows, self._index.part_names, None if self._wanted is None else {*self.part_names})
         batch = RawBatch(
             indices=indices,
             keys=keys,
@@ -334,18 +334,23 @@ class ArrayRecordSource(IndexedSource):
 
 
 def _columns(
-    rows: Sequence[Mapping[str, PartValue]], wanted: frozenset[str] | None
+    rows: Sequence[Mapping[str, PartValue]], known: Sequence[str], wanted: set[str] | None
 ) -> tuple[dict[str, list[PartValue | None]], list[tuple[str, ...]] | None]:
-    """One list for each part name, and the orders of parts, as `RawBatch` has both."""
+    """One list for each part name, and the orders of parts, as `RawBatch` has both.
+
+    Where these differ, the columns are in the order of the names that are `known`, as those of tars.
+    """
     if not rows:
         return {}, None
     if wanted is not None:
         rows = [{name: value for name, value in row.items() if name in wanted} for row in rows]
     orders = list(map(tuple, rows))
-    different = dict.fromkeys(orders)
-    names = dict.fromkeys(chain.from_iterable(different))
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return columns, None if len(different) == 1 else orders
+    names: Sequence[str] = orders[0]
+    uniform = len(set(orders)) == 1
+    if not uniform:
+        places = {name: place for place, name in enumerate(known)}
+        names = sorted(set(chain.from_iterable(set(orders))), key=lambda name: (places.get(name, len(places)), name))
+    return {name: [row.get(name) for row in rows] for name in names}, None if uniform else orders
 
 
 class ArrayRecordFileStore(IndexedFileStore[Any]):
