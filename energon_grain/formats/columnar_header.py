@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, refuse_outside
 from energon_grain.forms import Form, encode_json
 from energon_grain.samplers.hashing import splitmix64
 
@@ -424,6 +424,7 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         return None
     if header.header_checksum != _digest(header):
         raise IndexFileError(f"{path}: is not what was written (its checksum differs); {mending(root)}")
+    refuse_outside((name for name, _, _ in header.shards), path, root)
     missing = COLUMN_TYPES.keys() - header.columns.keys()
     if missing:
         raise IndexFileError(f"{path}: names no columns {sorted(missing)}; {mending(root)}")

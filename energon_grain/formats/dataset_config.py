@@ -13,6 +13,7 @@ from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, Place, as_mapping, unknown, wrong
 from energon_grain.storage.atomic import atomic_write_text
+from energon_grain.storage.location import leads_out
 from energon_grain.storage.yaml_dialect import dump_yaml, parse_yaml
 
 DEFAULT_DATASET_CONFIG = "dataset.yaml"
@@ -127,6 +128,9 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
         if decoder is not None and not (decoder.is_ours and decoder.name == "SampleDecoder"):
             raise wrong(place.at("decoder"), f"only megatron.energon.SampleDecoder can be named here, not `{decoder}`")
     keys["subflavors"] = keys["subflavors"] or {}
+    if keys["split_config"] is not None and leads_out(keys["split_config"]):
+        said = f"{keys['split_config']!r} is not in {META_FOLDER}; give the name of a split file beside this one"
+        raise wrong(place.at("split_config"), said)
     config = DatasetConfig(
         **keys,
         kind=kind,

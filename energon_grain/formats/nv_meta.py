@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 import shlex
 import uuid
 from collections.abc import Collection, Iterable
@@ -23,7 +24,7 @@ from energon_grain.formats.table_files import names_at
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
-from energon_grain.storage.location import METADATASET_ENDINGS, is_url, name_of, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, name_of, no_such_path
 from energon_grain.storage.object_bytes import read_beginning
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
@@ -47,7 +48,7 @@ def not_prepared(location: str) -> str:
     elif not has_lists(location, storage_settings()):
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
-        records = any(name.endswith(RECORD_SUFFIX) for name in names or ())
+        records = any(map(is_record_file, names or ()))
         lines = _lines_in(location, [name for name in names or () if "/" not in name])
         found = lines or _NOT_PREPARED.format(preparing(location, records=records))
     return f"{location}: {found}"
@@ -74,7 +75,8 @@ RECORDS_JSON = "records.json"
 INDEX_JSON = "index.json"
 """What names the shards of an MDS dataset, in their folder."""
 RECORD_SUFFIX = ".array_record"
-"""How names of ArrayRecord files end."""
+"""How names of ArrayRecord files end, but those of TensorFlow Datasets; see `is_record_file`."""
+_RECORD_FILE = re.compile(r"\.array_record(?:-[0-9]+-of-[0-9]+)?\Z")
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
@@ -89,6 +91,15 @@ _MOST_LISTED = 10_000
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
 IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
+
+
+def is_record_file(name: str) -> bool:
+    """Whether a name is that of an ArrayRecord file, also as TensorFlow Datasets writes it.
+
+    >>> is_record_file("mnist-train.array_record-00000-of-00002")
+    True
+    """
+    return _RECORD_FILE.search(name) is not None
 
 
 class DatasetKind(enum.Enum):
@@ -220,7 +231,7 @@ def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     """Read `.info.json`, or `.info.yaml` where only that exists (datasets prepared before Energon 7).
 
-    Raises DatasetNotFoundError and IndexFileError.
+    Raises DatasetNotFoundError, and IndexFileError, also where a shard would be outside of the folder.
     """
     meta = Path(root) / META_FOLDER
     try:
@@ -228,9 +239,26 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
     except (FileNotFoundError, NotADirectoryError):
         return _read_info_yaml(Path(root))
     try:
-        return _INFO.from_json(data)
+        info = _INFO.from_json(data)
     except msgspec.MsgspecError as error:
         raise _damaged(Path(root), f"{meta / INFO_JSON}: {error}") from error
+    refuse_outside(info.shard_counts, meta / INFO_JSON, root)
+    return info
+
+
+def refuse_outside(shards: Iterable[str], where: Path, root: str | os.PathLike[str]) -> None:
+    """Refuse an index, the file `where` of the dataset at `root`, that names shards outside: it may be from anyone.
+
+    Raises IndexFileError.
+    """
+    outside = first_leading_out(shards)
+    if outside is None:
+        return
+    raise IndexFileError(
+        f"{where}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`, and "
+        f"nothing else is read. Find out who made this index before you use the data; `energon-grain prepare {root} "
+        f"--force-overwrite` makes one of the shards that are in the folder"
+    )
 
 
 def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
@@ -264,13 +292,15 @@ def write_uuid(root: str | os.PathLike[str], value: str | None = None) -> str:
 def _read_info_yaml(root: Path) -> DatasetInfo:
     path = root / META_FOLDER / INFO_YAML
     try:
-        return _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
+        info = _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(not_prepared_here(root)) from None
     except ConfigError as error:
         raise _damaged(root, str(error)) from error
     except msgspec.MsgspecError as error:
         raise _damaged(root, f"{path}: {error}") from error
+    refuse_outside(info.shard_counts, path, root)
+    return info
 
 
 def _plain(info: DatasetInfo) -> dict[str, Any]:
@@ -337,7 +367,7 @@ def _file_at(location: str) -> str:
 def _lines_in(folder: str, names: Collection[str]) -> str | None:
     """What a folder is that has JSONL files and no shards; None: it is something else."""
     lines = sorted(name for name in names if name.endswith(".jsonl"))
-    if not lines or any(name.endswith((".tar", RECORD_SUFFIX)) for name in names):
+    if not lines or any(name.endswith(".tar") or is_record_file(name) for name in names):
         return None
     one = f"{folder.rstrip('/')}/{lines[0]}"
     return (
@@ -361,6 +391,8 @@ def compressed_lines(location: str) -> str | None:
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
     """The command that prepares the folder at a path or URL; `records` of None: looks for ArrayRecord files."""
     command = f"energon-grain prepare {os.fspath(root)}"
-    if any(Path(root).glob(f"*{RECORD_SUFFIX}")) if records is None else records:
+    if records is None:
+        records = any(is_record_file(path.name) for path in Path(root).glob(f"*{RECORD_SUFFIX}*"))
+    if records:
         command += " --records msgpack|tf_example|raw"
     return command

@@ -21,6 +21,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.forms import Form, Place, did_you_mean
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.atomic import atomic_write_text
+from energon_grain.storage.location import first_leading_out
 from energon_grain.storage.yaml_dialect import dump_yaml, parse_yaml
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
@@ -68,8 +69,8 @@ def read_split_config(
     (`shard_{000..007}.tar`), by the rules of `brace_patterns`. A file names at most ten times as many shards as there
     are `shards`, and a million more.
 
-    Raises SplitError: The file is missing, is not valid, has other keys than `split_parts` and `exclude`, or names far
-    more than there is.
+    Raises SplitError: The file is missing, is not valid, has other keys than `split_parts` and `exclude`, names far
+    more than there is, or a shard outside of the dataset.
     """
     meta = Path(root) / META_FOLDER
     path = meta / (name or DEFAULT_SPLIT_CONFIG)
@@ -92,6 +93,11 @@ def read_split_config(
         raise SplitError(str(error) if isinstance(error, ConfigError) else f"{path}: {error}") from error
     names = _Names(path, shards)
     parts = {part: names.of(f"split_parts.{part}", each) for part, each in content.split_parts.items()}
+    outside = first_leading_out(itertools.chain.from_iterable(parts.values()))
+    if outside is not None:
+        raise SplitError(
+            f"{path}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`"
+        )
     return SplitConfig(split_parts=parts, exclude=names.of("exclude", content.exclude), where=str(path))
 
 

@@ -167,7 +167,7 @@ class BareTars:
 
         def look(shard: ScannedShard) -> bool:
             with contextlib.suppress(FileNotFoundError):
-                return shard.name in names and shard.holds(base)
+                return shard.name in names and not shard.task.files and shard.holds(base)
             return False
 
         each = shared_client(storage_settings()).map if is_url(base) else map

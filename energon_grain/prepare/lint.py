@@ -59,6 +59,7 @@ from energon_grain.prepare.listing import TAR_SUFFIX, list_files
 from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
+from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.samples import Columns, open_columns
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
@@ -497,7 +498,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFinding]:
-    """Keys that come twice, and keys that end too early."""
+    """Keys that come twice, members that come twice in a sample, and keys that end too early."""
     repeated: list[str] = []
     count = 0
     for start in range(0, len(index), _KEYS_COMPARED):
@@ -513,6 +514,9 @@ def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindin
             "trained on, but joins and `prepare` refuse the dataset, and by its key only the first is found",
             way_out="rename them in the tars (`energon prepare --fix-duplicates` does), and prepare again",
         )
+    members = RepeatedMembers.of_index(index)
+    if members.count:
+        yield LintFinding(severity="warning", where=folder.location, what=str(members))
     names = index.part_names
     if len(names) >= _FEW_PARTS and len(index.part_name) < 2 * len(names):
         yield LintFinding(

@@ -11,10 +11,10 @@ from fractions import Fraction
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX, loose_files
+from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX, is_record_file, loose_files
 from energon_grain.formats.splits import name_ratio
 from energon_grain.storage.epath import glob_to_regex
-from energon_grain.storage.location import is_url, located
+from energon_grain.storage.location import first_leading_out, is_url, located
 from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted
@@ -30,8 +30,8 @@ COMPRESSED_SUFFIXES = {
 }
 """What names of compressed tar files end with, and the tool that decompresses each."""
 TAR_SUFFIX = ".tar"
-_NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)")
-"""The number of a shard, which has six digits, or more where they do not suffice."""
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)|(?<=-)[0-9]{5,20}(?=-of-[0-9]+$)")
+"""The number of a shard, which has six digits (of TensorFlow Datasets five), or more where they do not suffice."""
 
 
 def find_shards(
@@ -47,9 +47,9 @@ def find_shards(
     """
     endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
     files = list_files(root, what=suffix)
-    found = [name for name in files if name.endswith(endings)]
+    found = [name for name in files if name.endswith(endings) or (suffix == RECORD_SUFFIX and is_record_file(name))]
     if not found:
-        others = sum(name.endswith(RECORD_SUFFIX) for name in files)
+        others = sum(map(is_record_file, files))
         advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
         advice = advice if files else " There are no other files either: check the path."
         if files and not others and (loose := loose_files(os.fspath(root), files)):
@@ -98,6 +98,12 @@ def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
             f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
             f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
             f"compressed file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+        )
+    outside = first_leading_out(kept)
+    if outside is not None:
+        raise ConfigError(
+            f"{printable(outside)}: a shard is named by its path inside of the dataset, without `..`; prepare the "
+            f"folder that all of them are in, or link to the file."
         )
     for name in kept:
         try:

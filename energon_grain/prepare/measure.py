@@ -574,7 +574,7 @@ def parts_of(source: Source, batch: RawBatch) -> list[Parts]:
 
 def _own_parts(batch: RawBatch) -> list[Parts]:
     names = [*batch.columns]
-    if all(map(batch.is_complete, names)):
+    if batch.orders is None and all(map(batch.is_complete, names)):
         rows = zip(*batch.columns.values(), strict=True) if names else [()] * len(batch)
         return [dict(zip(names, row, strict=True)) for row in rows]  # type: ignore[arg-type]
     return [dict(raw.parts) for raw in batch]

@@ -50,6 +50,7 @@ from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
 from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, PreparePlan, PrepareRequest, plan_of
 from energon_grain.prepare.prefixing import finish_prefixes, prefix_members
+from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.scan import (
     MediaReport,
     PrepareProgress,
@@ -179,7 +180,7 @@ def prepare_dataset(
     Args:
         root: The dataset folder, or its URL.
         shards: Paths of the tar files relative to `root`, in the order that they are to have. None lists all `*.tar`
-            (`*.array_record`) below `root`, sorted.
+            (`*.array_record`, `*.array_record-00000-of-00002`) below `root`, sorted.
         records: The shards are ArrayRecord files, with records in this encoding: `msgpack`, `tf_example` or `raw`. None
             takes tars, or what the dataset was prepared as before.
         split_ratio: Numbers for train, val and test, or a mapping from names to numbers; any scale. Shards are dealt in
@@ -314,6 +315,7 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         media=None if plan.media is None else scanned.media,
         notes=(
             *_notes(plan.shards, split_parts),
+            *([f"{staged.repeated}."] if staged.repeated.count else ()),
             *(_notes_on_growth(plan.dataset) if plan.mode == "append" else ()),
         ),
         elapsed_s=time.perf_counter() - means.begun_s - asked_s,
@@ -423,11 +425,19 @@ def _remove_marks(plan: PreparePlan) -> None:
 
 @dataclass(frozen=True)
 class _Staged:
-    """Paths to put in place and to remove, relative to the dataset, and the new generation of the columnar index."""
+    """What was written into the staging folder.
+
+    Attributes:
+        put: Paths to put in place, relative to the dataset.
+        remove: Paths to remove.
+        generation: The new generation of the columnar index.
+        repeated: Members of new shards that are not read, since another of the same name follows.
+    """
 
     put: tuple[str, ...]
     remove: tuple[str, ...]
     generation: str
+    repeated: RepeatedMembers
 
 
 def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path) -> _Staged:
@@ -459,14 +469,18 @@ def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: Scanne
             _finish_database(plan, staging, database.result(), grown=work.known is not None)
             put += SQLITE_FILES
     columnar = (f"{COLUMNAR}/{header.generation}", f"{COLUMNAR}/{HEADER_NAME}")
-    return _Staged((*indices.paths, *put, *columnar), tuple(remove), header.generation)
+    return _Staged((*indices.paths, *put, *columnar), tuple(remove), header.generation, indices.repeated)
 
 
 class _TarIndices:
-    """Writes the `.tar.idx` of shards into the staging folder as their scans pass by; `paths` lists them."""
+    """Writes the `.tar.idx` of shards into the staging folder as their scans pass by.
+
+    `paths` lists them, and `repeated` the members of these shards that are not read.
+    """
 
     def __init__(self, staging: Path, wanted: frozenset[str]) -> None:
         self.paths: list[str] = []
+        self.repeated = RepeatedMembers()
         self._staging = staging
         self._wanted = wanted
 
@@ -482,6 +496,7 @@ class _TarIndices:
                     folders.add(folder)
                 with open(path, "wb") as file:
                     file.write(scan.sample_start.astype("<i8").tobytes())
+                self.repeated.add(name, scan)
             yield scan
 
 

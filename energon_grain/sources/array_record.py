@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
@@ -287,11 +288,13 @@ class ArrayRecordSource(IndexedSource):
         keys = self._index.keys(samples)
         rows = self._records(samples, keys)
         names = self._index.shards
+        columns, orders = _columns(rows, self._index.part_names, None if self._wanted is None else {*self.part_names})
         batch = RawBatch(
             indices=indices,
             keys=keys,
             shards=[names[number] for number in shard.tolist()],
-            columns=_columns(rows, None if self._wanted is None else frozenset(self.part_names)),
+            columns=columns,
+            orders=orders,
         )
         self._touch(samples)
         return batch
@@ -331,15 +334,23 @@ class ArrayRecordSource(IndexedSource):
 
 
 def _columns(
-    rows: Sequence[Mapping[str, PartValue]], wanted: frozenset[str] | None
-) -> dict[str, list[PartValue | None]]:
-    """One list a part name, in the order in which they come."""
+    rows: Sequence[Mapping[str, PartValue]], known: Sequence[str], wanted: set[str] | None
+) -> tuple[dict[str, list[PartValue | None]], list[tuple[str, ...]] | None]:
+    """One list for each part name, and the orders of parts, as `RawBatch` has both.
+
+    Where these differ, the columns are in the order of the names that are `known`, as those of tars.
+    """
     if not rows:
-        return {}
-    uniform = all(row.keys() == rows[0].keys() for row in rows)
-    names = rows[0] if uniform else dict.fromkeys(name for row in rows for name in row)
-    read = [name for name in names if wanted is None or name in wanted]
-    return {name: [row.get(name) for row in rows] for name in read}
+        return {}, None
+    if wanted is not None:
+        rows = [{name: value for name, value in row.items() if name in wanted} for row in rows]
+    orders = list(map(tuple, rows))
+    names: Sequence[str] = orders[0]
+    uniform = len(set(orders)) == 1
+    if not uniform:
+        places = {name: place for place, name in enumerate(known)}
+        names = sorted(set(chain.from_iterable(set(orders))), key=lambda name: (places.get(name, len(places)), name))
+    return {name: [row.get(name) for row in rows] for name in names}, None if uniform else orders
 
 
 class ArrayRecordFileStore(IndexedFileStore[Any]):

@@ -75,9 +75,10 @@ class JoinedBatch(RawBatch):
         keys: list[str],
         shards: list[str],
         columns: Mapping[str, Sequence[PartValue | None]],
+        orders: Sequence[tuple[str, ...]] | None,
         members: list[MemberBatch],
     ) -> None:
-        super().__init__(indices=indices, keys=keys, shards=shards, columns=columns)
+        super().__init__(indices=indices, keys=keys, shards=shards, columns=columns, orders=orders)
         self.members = members
 
     def nbytes(self) -> int:
@@ -269,7 +270,12 @@ class JoinedSource(Selected):
                 batch = member.read(own)
             members.append(MemberBatch(places=places, samples=own, batch=batch))
         return JoinedBatch(
-            indices=indices, keys=primary.keys, shards=primary.shards, columns=primary.columns, members=members
+            indices=indices,
+            keys=primary.keys,
+            shards=primary.shards,
+            columns=primary.columns,
+            orders=primary.orders,
+            members=members,
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:

@@ -320,9 +320,11 @@ class RawBatch(Sequence[RawSample]):
         keys: Key of each sample.
         shards: Shard of each sample.
         columns: For each part name, one value a sample, or None where the sample lacks the part.
+        orders: For each sample, the names of its parts in their order. None: the parts of all samples are in the order
+            of the columns.
     """
 
-    __slots__ = ("columns", "indices", "keys", "shards")
+    __slots__ = ("columns", "indices", "keys", "orders", "shards")
 
     def __init__(
         self,
@@ -331,11 +333,13 @@ class RawBatch(Sequence[RawSample]):
         keys: list[str],
         shards: list[str],
         columns: Mapping[str, Sequence[PartValue | None]],
+        orders: Sequence[tuple[str, ...]] | None = None,
     ) -> None:
         self.indices = indices
         self.keys = keys
         self.shards = shards
         self.columns = columns
+        self.orders = orders
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -347,7 +351,8 @@ class RawBatch(Sequence[RawSample]):
     def __getitem__(self, place: int | slice) -> RawSample | list[RawSample]:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
-        parts = {name: value for name, column in self.columns.items() if (value := column[place]) is not None}
+        names = self.columns if self.orders is None else self.orders[place]
+        parts = {name: value for name in names if (value := self.columns[name][place]) is not None}
         return RawSample(key=self.keys[place], shard=self.shards[place], index=int(self.indices[place]), parts=parts)
 
     def __iter__(self) -> Iterator[RawSample]:

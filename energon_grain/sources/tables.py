@@ -400,7 +400,20 @@ class TableSource(Cut):
                 self._scatter(name, number, decoded, within, places, columns, len(indices))
             if self._key is not None:
                 self._take_keys(number, decoded, within, places, keys)
-        return RawBatch(indices=indices, keys=keys, shards=[self.files.names[file] for file in files], columns=columns)
+        shards = [self.files.names[file] for file in files]
+        return RawBatch(indices=indices, keys=keys, shards=shards, columns=self._in_order(columns))
+
+    def _in_order(self, columns: dict[str, list[PartValue | None]]) -> dict[str, list[PartValue | None]]:
+        """The same in the order of the columns and, in lists of files, of the entries, whatever was read first."""
+        if not any(self._kinds[name].many for name in self._wanted):
+            return columns
+        places = {name: (place, 0) for place, name in enumerate(self._wanted)}
+
+        def place_of(part: str) -> tuple[int, int]:
+            name, _, entry = part.rpartition(".")
+            return places[part] if part in places else (places[name][0], int(entry))
+
+        return {part: columns[part] for part in sorted(columns, key=place_of)}
 
     def _scatter(
         self,

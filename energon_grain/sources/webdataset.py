@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, TypeAlias, Unpack
 
 import numpy as np
@@ -94,11 +94,13 @@ class WebDatasetSource(IndexedSource):
         name, offset, size = self._described(rows)
         values = self._values(shard, shard[owner], offset, size, self._is_lazy(name, size))
         names = self._index.shards
+        columns, orders = _columns(self._index.part_names, owner, name, values, len(samples))
         batch = RawBatch(
             indices=indices,
             keys=self._index.keys(samples) if keys is None else keys,
             shards=[names[number] for number in shard.tolist()],
-            columns=_columns(self._index.part_names, owner, name, values, len(samples)),
+            columns=columns,
+            orders=orders,
         )
         self._touch(samples)
         return batch
@@ -284,7 +286,7 @@ class WebDatasetGroup:
         values = spans.cut(self._bytes(runs, spans), size[now])
         if lazy is not None:
             values = merged(lazy, values, self._streams(which[owner], shard[owner], offset, size, lazy))
-        columns = _columns(first._index.part_names, order[owner], name, values, len(order))
+        columns, orders = _columns(first._index.part_names, order[owner], name, values, len(order))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         places: list[int] = back.tolist()
@@ -293,6 +295,7 @@ class WebDatasetGroup:
             keys=[keys[place] for place in places],
             shards=[shards[place] for place in places],
             columns=columns,
+            orders=orders,
         )
 
     def _parts(
@@ -395,26 +398,46 @@ def merged(
     return [next(of[is_lazy]) for is_lazy in lazy.tolist()]
 
 
+_Columns: TypeAlias = Mapping[str, Sequence[bytes | ByteStream | None]]
+
+
 def _columns(
     names: Sequence[str],
     owner: Int64Array,
     name: npt.NDArray[np.int32],
     values: Sequence[bytes | ByteStream | None],
     count: int,
-) -> Mapping[str, Sequence[bytes | ByteStream | None]]:
-    """One list a part name. Where a sample has a part twice, the later one counts. Owners, 0 to `count`, ascend."""
+) -> tuple[_Columns, list[tuple[str, ...]] | None]:
+    """One list for each part name, and the orders of parts, as `RawBatch` has both.
+
+    Where a sample has a part twice, the later one counts. Owners, 0 to `count`, ascend.
+    """
     width = len(owner) // max(1, count)
     if width * count == len(owner):
         table = name.reshape(count, width)
         if (owner.reshape(count, width) == np.arange(count)[:, None]).all() and (table == table[:1]).all():
             # All samples have the same parts in the same order.
             first: list[int] = name[:width].tolist()
-            return {names[number]: values[place::width] for place, number in enumerate(first)}
-    numbers: list[int] = name.tolist()
-    columns: dict[str, list[bytes | ByteStream | None]] = {}
-    for number, sample, value in zip(numbers, owner.tolist(), values, strict=True):
-        column = columns.get(names[number])
-        if column is None:
-            column = columns[names[number]] = [None] * count
-        column[sample] = value
-    return columns
+            return {names[number]: values[place::width] for place, number in enumerate(first)}, None
+    columns: dict[int, list[bytes | ByteStream | None]] = {
+        number: [None] * count for number in np.flatnonzero(np.bincount(name)).tolist()
+    }
+    for number, sample, value in zip(name.tolist(), owner.tolist(), values, strict=True):
+        columns[number][sample] = value
+    return {names[number]: column for number, column in columns.items()}, _orders(names, owner, name, count)
+
+
+def _orders(names: Sequence[str], owner: Int64Array, name: npt.NDArray[np.int32], count: int) -> list[tuple[str, ...]]:
+    """The part names of each sample, in their order; samples with the same ones share a tuple."""
+    numbers = name.tobytes()
+    ends: list[int] = (np.searchsorted(owner, np.arange(count + 1)) * name.itemsize).tolist()
+    known: dict[bytes, tuple[str, ...]] = {}
+    orders: list[tuple[str, ...]] = []
+    for begin, end in pairwise(ends):
+        own = numbers[begin:end]
+        order = known.get(own)
+        if order is None:
+            parts: list[int] = np.frombuffer(own, name.dtype).tolist()
+            order = known[own] = tuple(dict.fromkeys(names[number] for number in parts))
+        orders.append(order)
+    return orders

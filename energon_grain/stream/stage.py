@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import MethodType
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -338,9 +338,11 @@ class LeafLoader:
 
     def _crude(self, flow: Flow, columns: dict[str, list[Any]]) -> list[Any]:
         raw = flow.raw
-        fields = {**self._metadata(flow), "__shard__": raw.shards, **columns}
-        names = tuple(fields)
-        samples = list(map(CrudeSample, map(zip, repeat(names), zip(*fields.values(), strict=True))))
+        metadata = {**self._metadata(flow), "__shard__": raw.shards}
+        if raw.orders is not None:
+            samples = _crude_in_orders(metadata, columns, raw.orders)
+            return [samples[place] for place in flow.places] if flow.dropped else samples
+        samples = _crude_samples({**metadata, **columns})
         for part, column in raw.columns.items():
             if not raw.is_complete(part):
                 for sample, data in zip(samples, column, strict=True):
@@ -378,6 +380,27 @@ class LeafLoader:
                 self._drop(flow, place, self._placed(flow, place, error))
         flow.places = [place for place in flow.places if place not in flow.dropped]
         return {name: [row[name] for row in rows] for name in field_map.fields}
+
+
+def _crude_samples(fields: Mapping[str, Sequence[Any]]) -> list[CrudeSample]:
+    return list(map(CrudeSample, map(zip, repeat(tuple(fields)), zip(*fields.values(), strict=True))))
+
+
+def _crude_in_orders(
+    metadata: Mapping[str, list[Any]], columns: Mapping[str, list[Any]], orders: Sequence[tuple[str, ...]]
+) -> list[Any]:
+    """Crude samples, each with its own parts in its own order; those with the same ones are made together."""
+    places_of: dict[tuple[str, ...], list[int]] = {}
+    for place, order in enumerate(orders):
+        places_of.setdefault(order, []).append(place)
+    samples: list[Any] = [None] * len(orders)
+    for order, places in places_of.items():
+        fields = {**metadata, **{part: columns[part] for part in order}}
+        pick = itemgetter(*places, places[0])  # of one place alone it would give no tuple
+        own = {name: pick(column)[:-1] for name, column in fields.items()}
+        for place, sample in zip(places, _crude_samples(own), strict=True):
+            samples[place] = sample
+    return samples
 
 
 def _of_each(of_leaf: Mapping[int, _Value], leaves: list[int]) -> Iterable[_Value]:

@@ -49,6 +49,7 @@ from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.tar.index import check_shards, read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.bare_tars import open_tars
 from energon_grain.testing import make_text_dataset, write_tars
 
 SHARD = st.lists(
@@ -556,6 +557,52 @@ def test_what_every_writer_makes_of_names_is_right(tmp_path: Path, format: int, 
         assert path.stat().st_size == whole
         with pytest.raises(StaleIndexError, match=r"s\.tar was indexed with \S*0\.txt of 100 bytes @ \d+, but"):
             check_shards(open_folder(tmp_path), open_columnar(tmp_path))
+
+
+def extended(kind: bytes, extension: bytes, name: str, size: int) -> bytes:
+    """A member of 12 bytes behind an extension header."""
+    described = tarfile.TarInfo("PaxHeader/x")
+    described.type, described.size = kind, len(extension)
+    header = tarfile.TarInfo(name)
+    header.size = size
+    return b"".join(
+        [
+            described.tobuf(tarfile.USTAR_FORMAT) + extension.ljust(512, b"\0"),
+            header.tobuf(tarfile.USTAR_FORMAT) + b"hello world\n".ljust(512, b"\0"),
+        ]
+    )
+
+
+PLAIN = extended(tarfile.XHDTYPE, b"11 mtime=1\n", "z.txt", 12)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        extended(tarfile.XHDTYPE, b"14 path=a.txt\n", "other.txt", 12),
+        extended(tarfile.XHDTYPE, b"11 size=12\n", "a.txt", 0),
+        extended(b"X", b"14 path=a.txt\n11 size=12\n", "other.txt", 7),
+        extended(tarfile.GNUTYPE_LONGNAME, b"a.txt\0", "other.txt", 12),
+    ],
+)
+@pytest.mark.parametrize("remote", [False, True])
+def test_extension_headers_override_what_a_header_could_hold(
+    tmp_path: Path, bucket: Bucket, member: bytes, remote: bool
+) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(member + PLAIN + bytes(1024))
+    with tarfile.open(path) as tar:
+        assert [(each.name, each.size) for each in tar] == [("a.txt", 12), ("z.txt", 12)]
+    (bare,) = list(WebDatasetSource(open_tars(str(path))).read(np.array([0])))
+    prepare_dataset(tmp_path, split_ratio=[1, 0, 0], crude=True)
+    (prepared,) = list(WebDatasetSource(bucket.upload(tmp_path) if remote else tmp_path).read(np.array([0])))
+    assert (bare.key, bare.parts) == (prepared.key, prepared.parts) == ("a", {"txt": b"hello world\n"})
+    for other in (PLAIN, member.replace(b"a.txt", b"b.txt").replace(b"size=12", b"size=11")):
+        path.write_bytes(other + PLAIN + bytes(1024))
+        with pytest.raises(
+            StaleIndexError, match=r"x\.tar was indexed with a\.txt of 12 bytes @ 1536, but this is not"
+        ):
+            WebDatasetSource(bucket.upload(tmp_path) if remote else tmp_path).read(np.array([0]))
 
 
 @pytest.mark.parametrize("remote", [False, True])

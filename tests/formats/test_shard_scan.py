@@ -13,6 +13,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -471,8 +472,8 @@ def pax(records: bytes, type: bytes = b"x") -> bytes:
 
 def record(keyword: str, value: str) -> bytes:
     body = f" {keyword}={value}\n".encode()
-    length = len(body) + 2
-    return b"%d" % length + body if length < 100 else b"%d" % (length + 1) + body
+    length = len(body) + len(str(len(body)))
+    return b"%d" % (len(body) + len(str(length))) + body
 
 
 def refusal(tmp_path: Path, data: bytes) -> str:
@@ -494,7 +495,19 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("compress", "name"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz"), (zstd, "zstd")]
+    ("compress", "name"),
+    [
+        (gzip.compress, "gzip"),
+        (bz2.compress, "bzip2"),
+        (lzma.compress, "xz"),
+        (zstd, "zstd"),
+        (partial(lzma.compress, format=lzma.FORMAT_ALONE), "lzma"),
+        (b"\x04\x22\x4d\x18".__add__, "lz4"),
+        (b"\x02\x21\x4c\x18".__add__, "lz4"),
+        (b"\x1f\x9d\x90".__add__, "compress"),
+        (b"LZIP\x01\x0c".__add__, "lzip"),
+        (b"\x89LZO\0\r\n\x1a\n".__add__, "lzo"),
+    ],
 )
 def test_compressed_tars(tmp_path: Path, compress: Callable[[bytes], bytes], name: str) -> None:
     assert refusal(tmp_path, compress(PLAIN + END)).startswith(f"@ 0: the file is compressed with {name}. Samples")
@@ -503,6 +516,14 @@ def test_compressed_tars(tmp_path: Path, compress: Callable[[bytes], bytes], nam
 def test_a_first_member_may_look_compressed(tmp_path: Path) -> None:
     (tmp_path / "shard.tar").write_bytes(member("BZh.txt") + END)
     assert scan_tar(tmp_path / "shard.tar").keys() == ["BZh"]
+
+
+@pytest.mark.parametrize("digits", ["999", "0000000000999", "0" * 5000 + "999"])
+def test_sizes_in_pax_records_may_begin_with_zeros(tmp_path: Path, digits: str) -> None:
+    path = tmp_path / "shard.tar"
+    path.write_bytes(pax(record("size", digits)) + member("a.txt", 0) + bytes(1024) + member("b.txt") + END)
+    for strategy in STRATEGIES:
+        assert scan_tar(path, strategy=strategy).part_size.tolist() == [999, 10]
 
 
 HARD_LINK = member("b.jpg", 0, type=tarfile.LNKTYPE, linkname="a.jpg")

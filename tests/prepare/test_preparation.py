@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -39,7 +41,7 @@ from energon_grain.errors import (
 from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info, read_uuid
+from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, preparing, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
@@ -52,7 +54,10 @@ from energon_grain.prepare.dataset_definition import (
     preview_samples,
     propose_expression,
 )
+from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import PartSummary, SplitSummary, summarize_dataset
+from energon_grain.sources.array_record import ArrayRecordSource
+from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, write_tars
 
 SHARDS = tuple(f"parts/s-{number}.tar" for number in range(10))
@@ -552,6 +557,66 @@ def test_numbers_go_through_all_shards(tmp_path: Path) -> None:
     prepare_dataset(tmp_path / "tf", records="tf_example")
     index = open_columnar(tmp_path / "tf")
     assert [index.key(number) for number in range(10)] == [*"0123456", "k", "8", "9"]
+
+
+def test_names_of_tensorflow_datasets(tmp_path: Path) -> None:
+    """Which has five digits until there are more than 99,999 files."""
+    names = [f"x-train.array_record-{number}-of-100001" for number in ("00000", "10001", "100000")]
+    for number, name in enumerate(names):
+        write_records(tmp_path / name, [b"%d" % number])
+    (tmp_path / "x.array_record-00000-of-00002.json").touch()
+    with pytest.raises(DatasetNotFoundError, match=r"There are 3 \*\.array_record files: add --records"):
+        prepare_dataset(tmp_path)
+    assert preparing(tmp_path) == f"energon-grain prepare {tmp_path} --records msgpack|tf_example|raw"
+    prepare_dataset(tmp_path, records="raw", split_ratio=ALL, crude=True, num_workers=0)
+    assert list(read_info(tmp_path).shard_counts) == names
+    parts = [sample.parts for sample in ArrayRecordSource(tmp_path).read(np.arange(3))]
+    assert parts == [{"record": b"0"}, {"record": b"1"}, {"record": b"2"}]
+
+
+def repeated(folder: Path) -> Path:
+    """Of nine members four are not read."""
+    folder.mkdir()
+    for shard, names in {
+        "a": ["0.txt", "0.json"],
+        "b": ["1.txt", "1.json"] * 2 + ["1.txt"],
+        "c": ["2.x", "2.x"],
+    }.items():
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for place, name in enumerate(names):
+                member = tarfile.TarInfo(name)
+                member.size = 1
+                tar.addfile(member, io.BytesIO(b"%d" % place))
+    return folder
+
+
+REPEATED = (
+    "4 members of tars are not read, because a later member of the same sample has the same name, such as 1.txt, "
+    "3 times in b.tar: the last one counts, as for `tar` and Energon. Write the tar again without the others, or "
+    "rename them if they should be samples of their own"
+)
+
+
+@pytest.mark.parametrize("fix_duplicates", [False, True])
+def test_members_that_come_again_are_reported(tmp_path: Path, fix_duplicates: bool) -> None:
+    root = repeated(tmp_path / "data")
+    report = prepare_dataset(root, split_ratio=ALL, crude=True, num_workers=0, fix_duplicates=fix_duplicates)
+    assert report.notes == (f"{REPEATED}.",)
+    parts = {sample.key: sample.parts for sample in WebDatasetSource(root).read(np.arange(3))}
+    assert parts == {"0": {"txt": b"0", "json": b"1"}, "1": {"txt": b"4", "json": b"3"}, "2": {"x": b"1"}}
+    with tarfile.open(root / "d.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("3.x"))
+    assert prepare_dataset(root, append=True, num_workers=0).notes == ()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_lint_finds_members_that_come_again(tmp_path: Path, prepared: bool) -> None:
+    root = repeated(tmp_path / "data")
+    if prepared:
+        prepare_dataset(root, split_ratio=ALL, crude=True, num_workers=0)
+    report = lint_dataset(root)
+    (warning,) = [finding for finding in report.findings if finding.severity == "warning"]
+    assert (warning.where, warning.what, report.samples) == (str(root), REPEATED, 3)
 
 
 def test_what_was_prepared_stays_what_it_is(records_root: Path) -> None:

@@ -10,10 +10,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import IndexFileError, RangeError, StaleIndexError
+from energon_grain.errors import IndexFileError, RangeError, StaleIndexError, TarError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.tar.header import BLOCK, NAME, SIZE, checksum_holds, full_name, parse_number, text
+from energon_grain.formats.tar.header import (
+    BLOCK,
+    NAME,
+    SIZE,
+    checksum_holds,
+    first_bad_checksum,
+    full_name,
+    parse_number,
+    text,
+)
+from energon_grain.formats.tar.walk import HeaderHops, TarBytes
 from energon_grain.storage.object_bytes import read_whole
 
 
@@ -113,12 +123,15 @@ def _check_beginnings(
     index.check(samples)
     rows = index.part_start[samples]
     starts: list[int] = (np.asarray(index.part_offset[rows], np.int64) - BLOCK).tolist()
+    firsts: list[int] = index.sample_start[samples + index.shard_of(samples)].tolist()
     headers = folder.store.peek([paths[place] for place in places], starts, BLOCK)
     keys = index.keys(samples)
-    for place, key, row, header in zip(places, keys, rows.tolist(), headers, strict=True):
+    for place, key, row, first, start, header in zip(places, keys, rows.tolist(), firsts, starts, headers, strict=True):
         name = f"{key}.{index.part_names[int(index.part_name[row])]}".encode("utf-8", "surrogateescape")
         size = int(index.part_size[row])
-        if not _is_header_of(header, name, size):
+        if not _is_header_of(header, name, size) and not (
+            first < start and _is_extended_to(paths[place], first, start, name, size)
+        ):
             raise StaleIndexError(
                 f"{paths[place]} was indexed with {name.decode('utf-8', 'backslashreplace')} of {size} bytes @ "
                 f"{int(index.part_offset[row])}, but this is not what its header says; {advice}"
@@ -135,7 +148,7 @@ def _is_newer(path: str, folder: DataFolder) -> bool:
 
 
 def _is_header_of(header: bytes, name: bytes, size: int) -> bool:
-    """Whether a header may be that of a member. What no header can hold stands before it, and is not looked at."""
+    """Whether a header by itself may be that of a member. Where it cannot hold name or size, these are not compared."""
     try:
         if not checksum_holds(header) or (size <= _LARGEST_BYTES and parse_number(header[SIZE]) != size):
             return False
@@ -146,3 +159,17 @@ def _is_header_of(header: bytes, name: bytes, size: int) -> bool:
     except ValueError:
         found = text(header[NAME])
     return found == name or len(name) > NAME.stop or not name.isascii()
+
+
+def _is_extended_to(path: str, first: int, start: int, name: bytes, size: int) -> bool:
+    """Whether the extension headers at `first` make the header at `start` that of a member, as a scan reads them.
+
+    They may give any name and size, whatever that header could hold and does. Raises OSError and ReadError.
+    """
+    with contextlib.suppress(TarError, ValueError), TarBytes(path) as tar:
+        walked = HeaderHops(tar, window=False).run(first, 1)
+        batch, last = walked.batch, len(walked.batch) - 1
+        if walked.error is None and int(batch.offset[last]) == start and first_bad_checksum(batch.headers) is None:
+            found = batch.names.get(last) or full_name(batch.headers[last].tobytes())
+            return found == name and int(batch.size[last]) == size
+    return False

@@ -227,6 +227,21 @@ class ShardScan:
         return [data[start:end].decode(*_UTF8) for start, end in itertools.pairwise(ends)]
 
 
+def parts_not_read(part_start: npt.NDArray[np.int64], part_name: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Rows of parts that a later part of the same sample takes the place of, by its name; ascending.
+
+    Args:
+        part_start: (n + 1,) as in `ShardScan`, from 0 on.
+        part_name: (m,) likewise.
+    """
+    counts = np.diff(part_start)
+    if not len(counts) or counts.max() < 2:
+        return np.zeros(0, np.int64)
+    member = np.repeat(np.arange(len(counts)), counts) * (int(part_name.max()) + 1) + part_name
+    order = np.argsort(member, kind="stable")
+    return np.sort(order[:-1][member[order[1:]] == member[order[:-1]]])
+
+
 def scan_tar(
     path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy: Strategy = "auto", keep: bool = False
 ) -> ShardScan:

@@ -78,7 +78,19 @@ class Walked:
     error: TarError | None = None  # why the walk cannot go on; defects inside the batch come before it
 
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\x02\x21\x4c\x18": "lz4",  # of its first versions, and `lz4 -l`
+    b"\x1f\x9d": "compress",
+    b"\x5d\0\0": "lzma",
+    b"LZIP": "lzip",
+    b"\x89LZO": "lzo",
+}
+"""What files begin with, by the tool that compressed them."""
 
 
 class TarBytes:
@@ -219,9 +231,10 @@ class Extension:
             elif keyword == b"linkpath":
                 self.link_name = self.link_name or value
             elif keyword == b"size":
-                if not value.isdigit() or len(value) > _MAX_DIGITS:
+                digits = value.lstrip(b"0")  # of which there may be any number
+                if not value.isdigit() or len(digits) > _MAX_DIGITS:
                     raise tar.error(offset, f"a PAX header gives the size {value[:40]!r}", _RULE)
-                size = int(value)
+                size = int(digits or b"0")
             else:
                 continue
             if kind == PAX_GLOBAL:
