@@ -199,7 +199,7 @@ def test_whether_a_store_is_waited_for_is_known(folder: Path, bucket: Bucket) ->
     finally:
         bucket.server.reset()
     assert far["bound"] == "storage"
-    assert far["advice"].startswith("The store bounds the first epoch")
+    assert far["advice"].startswith("The first epoch is limited by the store")
     slow = measured(url, "--workers", "0", "--task-encoder", "encoders_of_bench:Slow")
     assert slow["bound"] == "work"
     assert "encode_sample takes" in slow["advice"]

@@ -124,9 +124,9 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) ->
     [
         (SlowHook, 0, "hook", "encode_sample", "give more workers"),
         (SlowHook, 2, "hook", "encode_sample", "in one thread at a time): set thread_safe = True"),
-        (Stubborn, 2, "interpreter", "encode_sample", "Python's lock bounds"),
+        (Stubborn, 2, "interpreter", "encode_sample", "The rate is limited by Python's lock"),
         (SlowBatch, 2, "hook", "encode_batch", "in the one thread that makes batches"),
-        (SlowDecode, 2, "decode", "decode", "Sample work bounds (decode takes"),
+        (SlowDecode, 2, "decode", "decode", "The rate is limited by work on samples (decode takes"),
     ],
 )
 def test_slow_work_is_named(
@@ -217,11 +217,11 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("faults", "settings", "cause", "said", "kind"),
     [
-        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The store bounds (it brings", "thread"),
+        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The rate is limited by the store (", "thread"),
         ([Fault("late", late_s=0.2, match="shard_002", times=None)], {}, "file", "shard_002.tar takes", "thread"),
         ([Fault("status", times=8)], {"first_pause_s": 0.2}, "refusals", "requests, and each is tried again", "thread"),
         ([Fault("late", late_s=0.02, times=None)], {"cache_bytes": 1 << 20}, "cache", "raise cache_bytes", "thread"),
-        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The store bounds (it brings", "process"),
+        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The rate is limited by the store (", "process"),
     ],
     ids=["slow store", "slow shard", "throttled store", "small cache", "from processes"],
 )
@@ -271,7 +271,7 @@ def test_where_no_host_waits_none_is_slow(text_dataset: MakeDataset) -> None:
     stats = trained(text_dataset(97))
     merged = merge_stats([stats, stats.as_dict()])
     assert merged.slowest is None
-    assert "The program itself bounds" in str(merged)
+    assert "The rate is limited by the program itself" in str(merged)
 
 
 def test_shares_stand_beside_their_targets(text_dataset: MakeDataset) -> None:
