@@ -43,7 +43,8 @@ def bench(
 ) -> Answer:
     """Measure loading on your own data: storage, the work on samples, and the pipeline with workers.
 
-    Says which of them limits the rate, and what to change. Give the settings of the run, as to get_train_dataset. To measure
+    Says which of them limits the rate, and what to change. Give the settings of the run, as to get_train_dataset. To
+    measure
     storage as in a first epoch, the kernel is asked to drop the files that are read from memory; what lies in an object
     store is read past the cache on local disk, and then out of it. Nothing is written but that cache.
     """
@@ -115,13 +116,15 @@ def advise(figures: Figures, image_decode: str | None) -> str:
     if figures.bound == "storage" and first and figures.in_store:
         brings = f"it brings {first.samples_per_s:,.0f} samples/s"
         return store_advice(
-            f"The first epoch is limited by the store ({brings}, and one thread could make {figures.work_per_s:,.0f} of what "
+            f"The first epoch is limited by the store ({brings}, and one thread could make {figures.work_per_s:,.0f} "
+            f"of what "
             f"is there)",
             neighbours,
         )
     if figures.bound == "storage" and first and first.samples_per_s < figures.best.samples_per_s:
         return (
-            f"The rate is limited by storage while the files are not in memory (it gives {first.samples_per_s:,.0f} samples/s, and the "
+            f"The rate is limited by storage while the files are not in memory (it gives {first.samples_per_s:,.0f} "
+            f"samples/s, and the "
             f"pipeline could take {figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or "
             f"more memory."
         )

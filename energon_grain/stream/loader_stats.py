@@ -2,8 +2,8 @@
 
 The question is always what the program waits for. A loader is workers that read and work on samples side by side, hooks
 that only one of them may run at a time, and one thread that makes batches. The rate is limited by the one of these
-three that is busy all the time; and of that, by the stage that takes most. Where the program hardly waits, it is limited
-by the program itself.
+three that is busy all the time, and there by the stage that takes most. Where the program hardly waits, it limits the
+rate itself.
 """
 
 from __future__ import annotations
@@ -381,7 +381,8 @@ def _bound(stats: LoaderStats) -> Bound:
             kind="trainer",
             cause="trainer",
             name="",
-            advice=f"The rate is limited by the program itself: it waited for batches {stats.waiting:.0%} of the time, so "
+            advice=f"The rate is limited by the program itself: it waited for batches {stats.waiting:.0%} of the "
+            f"time, so "
             f"a faster loader would change nothing.",
         )
     if (slow := _slow_worker(stats)) is not None:
@@ -438,8 +439,10 @@ def _work_bound(stats: LoaderStats, stage: StageTime, busiest: str) -> Bound:
         return Bound(kind="work", cause="interpreter", name=name, advice=advice)
     if stage.place == "main" and setup.workers and name != "batch":
         advice = (
-            f"The rate is limited by work on samples ({takes}, in the one thread that makes batches): move what concerns "
-            f"single samples to encode_sample, which workers share, or try worker_type='process', whose workers make batches too."
+            f"The rate is limited by work on samples ({takes}, in the one thread that makes batches): move what "
+            f"concerns "
+            f"single samples to encode_sample, which workers share, or try worker_type='process', whose workers make "
+            f"batches too."
         )
         return Bound(kind="work", cause=cause, name=name, advice=advice)
     more_workers = f"give more workers (there are {setup.cores} cores)"
@@ -464,7 +467,8 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
         return bound(
             "refusals",
             "",
-            f"The rate is limited by storage that refuses: {who}, and each is tried again after a pause (the log has the "
+            f"The rate is limited by storage that refuses: {who}, and each is tried again after a pause (the log has "
+            f"the "
             f"reasons): allow fewer requests at a time (requests_in_flight in the storage settings), ask for a higher "
             f"limit, or repair the file system.",
         )
@@ -474,7 +478,8 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
             "cache",
             "",
             f"The rate is limited by the cache on disk, which is too small: {min(1.0, homeless):.0%} of what the store "
-            f"sent was removed from it, or found no room: raise cache_bytes in the storage settings, to the size of the data at best.",
+            f"sent was removed from it, or found no room: raise cache_bytes in the storage settings, to the size of "
+            f"the data at best.",
         )
     all_s, all_reads = (sum(each) for each in zip((0.0, 0), *storage.files.values(), strict=True))
     for path, (own_s, reads) in storage.files.items():
@@ -483,7 +488,8 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
             return bound(
                 "file",
                 path,
-                f"The rate is limited by one file: {path} takes {_number(1e3 * own_s / reads)} ms a read, and the others "
+                f"The rate is limited by one file: {path} takes {_number(1e3 * own_s / reads)} ms a read, and the "
+                f"others "
                 f"{_number(1e3 * others)} ms: look at its disk, or write it again.",
             )
     if stats.setup.in_store:

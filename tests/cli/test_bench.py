@@ -284,11 +284,11 @@ STORE: dict[str, Any] = {"in_store": True, "first": rate(800), "runs": {0: 700.0
             "decode",
         ),
         (STORE, "storage", "read runs of neighbours (max_samples_per_sequence=420)", "memory"),
-        ({**STORE, "block": 300}, "storage", "let more requests be under way", "neighbours"),
+        ({**STORE, "block": 300}, "storage", "allow more requests at a time", "neighbours"),
         ({**STORE, "later": None}, "storage", "it brings 800 samples/s", "memory"),
-        ({**STORE, "first": rate(20_000)}, "work", "decode", "The store"),
-        ({**STORE, "runs": {0: 1900.0}}, "work", "decode", "The store"),
-        ({**STORE, "runs": {0: 10.0}, "items": True}, "storage", "The store bounds", "decode"),
+        ({**STORE, "first": rate(20_000)}, "work", "decode", "the store"),
+        ({**STORE, "runs": {0: 1900.0}}, "work", "decode", "the store"),
+        ({**STORE, "runs": {0: 10.0}, "items": True}, "storage", "limited by the store", "decode"),
     ],
 )
 def test_what_is_advised(changes: dict[str, Any], bound: str, said: str, unsaid: str) -> None:
