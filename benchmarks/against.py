@@ -2,7 +2,7 @@
 
 python -m benchmarks.against REVISION [ROW …] [--rounds 7] [--seconds 2] [--quick] [--cache FOLDER]
 
-Both sides run the `benchmarks` programs of this checkout, in its Python environment, which use public functions only; so
+Both sides run the `benchmarks` programs of this checkout in its Python environment. These use public functions only, so
 only the library differs, and any two revisions can be compared. A row whose program needs something that the other
 revision lacks says so. The other revision gets a git worktree, and indices of its own over hard links to the same
 shards, all kept in the cache for the next time. Rounds go A B, B A, and so on, so that a machine that grows busier
@@ -40,8 +40,10 @@ DEFAULT_ROWS = ("text-crude", "text-sample", "blobs", "jpeg-rgb8", "prepare-no-s
 _BUILD = """
 import sys
 from pathlib import Path
-from benchmarks.run import build_needed
-build_needed(Path(sys.argv[1]), sys.argv[2:])
+from benchmarks.datasets import build
+cache = Path(sys.argv[1])
+cache.mkdir(parents=True, exist_ok=True)
+build(cache, sys.argv[2:])
 """
 
 
@@ -111,6 +113,9 @@ def _programs(folder: Path) -> Path:
     """A folder with a copy of the `benchmarks` of this checkout."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(REPO / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests").mkdir()
+    for server in (REPO / "tests").glob("object_server*.py"):  # which rows about buckets read from
+        shutil.copy(server, folder / "tests")
     return folder
 
 
