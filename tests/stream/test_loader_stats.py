@@ -38,6 +38,9 @@ from energon_grain import (
 )
 from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import using_storage
+from energon_grain.storage.traffic import Traffic
+from energon_grain.stream import clock
+from energon_grain.stream.loader_stats import Setup, StageTime
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
@@ -664,3 +667,40 @@ def test_short_steps_are_counted_all_and_their_time_is_near(text_dataset: MakeDa
         assert slow.batches == 10
         assert slow.seconds == pytest.approx(took_s, abs=0.1)
         assert slow.waiting < 0.5
+
+
+def test_a_program_waits_for_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although waits for an empty queue are timed, and the steps in which they fall are not."""
+    now_ns = 10
+    monkeypatch.setattr(clock, "perf_counter_ns", lambda: now_ns)
+    waits = clock.WaitClock()
+    waits.timed(1, 5, 0)
+    now_ns = 12
+    waits.timed(2, 11, 0)
+    for _ in range(8):
+        began_ns, now_ns = now_ns, now_ns + 50
+        waits.waited_apart(began_ns)
+        now_ns += 1
+    assert 400 <= waits.waiting_ns <= waits.ran_ns(10) <= now_ns - 10
+
+
+@pytest.mark.parametrize(("stage", "cause"), [("decode", "decode"), ("encode_sample", "interpreter")])
+def test_python_s_lock_is_blamed_on_hooks_alone(stage: str, cause: str) -> None:
+    stats = LoaderStats(
+        setup=Setup(workers=2, cores=2),
+        seconds=10.0,
+        waiting_s=10.5,
+        batches=10,
+        lock_tries=10,
+        lock_held=10,
+        dropped={},
+        stages=(
+            StageTime(name=stage, kind="work", place="workers", seconds=20.4, cpu_seconds=10.0, samples=100),
+            StageTime(name="read", kind="storage", place="workers", seconds=0.4, cpu_seconds=0.1, samples=100),
+        ),
+        storage=Traffic(),
+    )
+    assert stats.bound().cause == cause
+    assert ("Python's lock" in stats.bound().advice) == (cause == "interpreter")
+    assert "waited 100%" in str(stats)
+    assert f"{stage} 98%, read 2%" in str(stats)
