@@ -771,7 +771,7 @@ def test_more_workers_than_cores_are_logged_once_where_hooks_compute(
 
     monkeypatch.setattr(stream_module, "usable_cores", lambda: 1)
     monkeypatch.setattr(stream_module, "_KNOWN_SECONDS", 0.05)
-    monkeypatch.setattr(stream_module, "_COMPUTES", 0.3)  # other programs may have the core
+    monkeypatch.setattr(stream_module, "_COMPUTES", 0.05)  # other programs may use the cores
     with (
         caplog.at_level(logging.INFO, logger="energon_grain"),
         open_stream(text_dataset(97), task_encoder=Works(), worker_config=config(num_workers=2)) as stream,
