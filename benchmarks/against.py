@@ -19,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -95,9 +96,13 @@ def main(
 ) -> None:
     cache = cache.resolve()
     rounds, seconds = (2, 1.0) if quick else (rounds, seconds)
-    programs = _programs(cache / "against" / "programs")
-    home = Side(repo=REPO, programs=programs, cache=cache)
-    compared = chosen(table(home.cache, warmup_s=0.5, seconds=seconds), rows or DEFAULT_ROWS)
+    compared = chosen(table(cache, warmup_s=0.5, seconds=seconds), rows or DEFAULT_ROWS)
+    with tempfile.TemporaryDirectory(prefix="energon-grain-against-") as folder:
+        _copy_programs(Path(folder))
+        _compare(revision, compared, Side(repo=REPO, programs=Path(folder), cache=cache), rounds)
+
+
+def _compare(revision: str, compared: Sequence[Row], home: Side, rounds: int) -> None:
     names = list(dict.fromkeys(name for row in compared for name in row.data_sets))
     home.build(names)
     there = _other(revision, home, names)
@@ -109,14 +114,12 @@ def main(
             print(line, flush=True)
 
 
-def _programs(folder: Path) -> Path:
-    """A folder with a copy of the `benchmarks` of this checkout."""
-    shutil.rmtree(folder, ignore_errors=True)
+def _copy_programs(folder: Path) -> None:
+    """Copy the `benchmarks` of this checkout to an empty folder."""
     shutil.copytree(REPO / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tests").mkdir()
     for server in (REPO / "tests").glob("object_server*.py"):  # which rows about buckets read from
         shutil.copy(server, folder / "tests")
-    return folder
 
 
 def _other(revision: str, home: Side, names: Sequence[str]) -> Side:
