@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from energon_grain import BlendDataset, SavableDataset, TaskEncoder
 from energon_grain.loader import BatchMapDataset
+from energon_grain.testing import make_text_dataset
 from energon_grain_torch import ConfigError, StateError, get_loader
 
 Train = Callable[..., SavableDataset]
@@ -256,19 +258,33 @@ def test_batches_by_number_are_not_batched_again(train: Train) -> None:
     assert next(iter(DataLoader(batches, batch_size=None)))["x"].shape[1] == 4
 
 
-def test_hugging_face_s_trainer_is_refused_before_the_model_runs(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip("transformers")
-        arguments = transformers.TrainingArguments(tmp_path, max_steps=1, report_to=[], use_cpu=True)
-        trainer = transformers.Trainer(
-            torch.nn.Linear(4, 1), arguments, train_dataset=train(task_encoder=Dictionaries())
-        )
-        with pytest.raises(ConfigError, match="get_train_dataloader"):
-            trainer.train()
+HUGGING_FACE = """
+import sys
+import torch
+from energon_grain_torch import ConfigError, TaskEncoder, get_train_dataset
+from transformers import Trainer, TrainingArguments
+
+class Dictionaries(TaskEncoder):
+    def encode_batch(self, batch):
+        return {"x": torch.ones(len(batch.text), 4)}
+
+options = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+dataset = get_train_dataset(sys.argv[1], task_encoder=Dictionaries(), **options)
+arguments = TrainingArguments("out", max_steps=1, report_to=[], use_cpu=True)
+try:
+    Trainer(torch.nn.Linear(4, 1), arguments, train_dataset=dataset).train()
+except ConfigError as error:
+    assert "get_train_dataloader" in str(error)
+    print("refused")
+"""
+
+
+def test_hugging_face_s_trainer_is_refused_before_the_model_runs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make_text_dataset(tmp_path / "texts", 20)
+    command = [sys.executable, "-c", HUGGING_FACE, "texts"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["refused"], done.stderr
 
 
 def test_a_dataset_is_still_one_of_ours(train: Train) -> None:
