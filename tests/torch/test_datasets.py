@@ -281,7 +281,7 @@ except ConfigError as error:
 
 def test_hugging_face_s_trainer_is_refused_before_the_model_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    make_text_dataset(tmp_path / "texts", 20)
+    make_text_dataset(tmp_path / "texts", n=20)
     command = [sys.executable, "-c", HUGGING_FACE, "texts"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["refused"], done.stderr
