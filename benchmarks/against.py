@@ -1,11 +1,12 @@
 """This checkout against another revision of it: the same rows, in turns on one machine, as ratios with their spread.
 
-python -m benchmarks.against REVISION [ROW …] [--rounds 7] [--seconds 2] [--cache FOLDER]
+python -m benchmarks.against REVISION [ROW …] [--rounds 7] [--seconds 2] [--quick] [--cache FOLDER]
 
-The other revision gets a git worktree with an environment of its own (`make setup` there) and indices of its own over
-hard links to the same shards, all kept in the cache for the next time. Each side runs its own `benchmarks` programs,
-with the arguments of this checkout's rows; where a program is missing there, the row says so. Rounds go A B, B A,
-and so on, so that a machine that grows busier meets both alike.
+Both sides run the `benchmarks` programs of this checkout in its Python environment. These use public functions only, so
+only the library differs, and any two revisions can be compared. A row whose program needs something that the other
+revision lacks says so. The other revision gets a git worktree, and indices of its own over hard links to the same
+shards, all kept in the cache for the next time. Rounds go A B, B A, and so on, so that a machine that grows busier
+slows both down.
 
 A ratio is here / there, pair by pair: above 1, rates are better here; times and memory worse.
 """
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -31,33 +34,56 @@ from benchmarks.datasets import DATA_SETS, link, once
 from benchmarks.object_store import bucket_of
 from benchmarks.resources import CACHE
 from benchmarks.rows import table
-from benchmarks.run import build_needed, chosen
+from benchmarks.run import chosen
 
 DEFAULT_ROWS = ("text-crude", "text-sample", "blobs", "jpeg-rgb8", "prepare-no-sqlite", "million", "import", "resume")
-"""What a change of the house could make slower, in a few minutes."""
+"""What a change of the package could make slower, in a few minutes."""
 _BUILD = """
 import sys
 from pathlib import Path
-from benchmarks.resources import CACHE
-from benchmarks.run import build_needed, chosen
-build_needed(Path(sys.argv[1]), sys.argv[2:])
+from benchmarks.datasets import build
+cache = Path(sys.argv[1])
+cache.mkdir(parents=True, exist_ok=True)
+build(cache, sys.argv[2:])
 """
-"""Run by the other revision, in its own words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """A checkout with its interpreter and its data sets."""
+    """A revision of the library, and its data sets.
+
+    Attributes:
+        repo: Its checkout.
+        programs: A folder with the `benchmarks` of this checkout and nothing else, so that what they import is found
+            in `repo`.
+    """
 
     repo: Path
-    python: str
+    programs: Path
     cache: Path
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the processes that measure this side. Both sides start from compiled modules."""
+        dropped = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+        kept = {name: value for name, value in os.environ.items() if name not in dropped}
+        return {**kept, "PYTHONPATH": os.pathsep.join((str(self.repo), str(self.repo / "adapters")))}
+
+    def compile(self) -> None:
+        """Compile its modules, and the programs."""
+        folders = [self.repo / "energon_grain", self.repo / "adapters", self.programs]
+        subprocess.run([sys.executable, "-m", "compileall", "-q", *map(str, folders)], check=True)
+
+    def build(self, names: Sequence[str]) -> None:
+        """Write the data sets of these names that are missing, by this side's library."""
+        command = [sys.executable, "-c", _BUILD, str(self.cache), *names]
+        subprocess.run(command, cwd=self.programs, check=True, env=self.environment, stdout=sys.stderr)
+
     def measure(self, contender: Contender, home: Side) -> dict[str, Any]:
-        """Run a contender of `home`'s table as this side's own program."""
-        told = json.dumps(dict(contender.arguments))
-        told = told.replace(str(home.cache), str(self.cache)).replace(json.dumps(home.python), json.dumps(self.python))
-        return measure(replace(contender, arguments=json.loads(told)), repo=self.repo, python=self.python)
+        """Run a contender of `home`'s table on this side."""
+        arguments = json.dumps(dict(contender.arguments)).replace(str(home.cache), str(self.cache))
+        contender = replace(contender, arguments=json.loads(arguments))
+        return measure(contender, folder=self.programs, environment=self.environment)
 
 
 def main(
@@ -65,28 +91,39 @@ def main(
     rows: Annotated[list[str] | None, typer.Argument(metavar="ROW", help=f"Default: {', '.join(DEFAULT_ROWS)}")] = None,
     rounds: Annotated[int, typer.Option(help="Pairs of measurements of each program.")] = 7,
     seconds: Annotated[float, typer.Option(help="Length of a measurement.")] = 2.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Two pairs of one second.")] = False,
     cache: Annotated[Path, typer.Option(help="Folder for the data sets and the other revision.")] = CACHE,
 ) -> None:
-    home = Side(repo=REPO, python=sys.executable, cache=cache.resolve())
-    compared = chosen(table(home.cache, warmup_s=0.5, seconds=seconds), rows or DEFAULT_ROWS)
+    cache = cache.resolve()
+    rounds, seconds = (2, 1.0) if quick else (rounds, seconds)
+    compared = chosen(table(cache, warmup_s=0.5, seconds=seconds), rows or DEFAULT_ROWS)
+    with tempfile.TemporaryDirectory(prefix="energon-grain-against-") as folder:
+        _copy_programs(Path(folder))
+        _compare(revision, compared, Side(repo=REPO, programs=Path(folder), cache=cache), rounds)
+
+
+def _compare(revision: str, compared: Sequence[Row], home: Side, rounds: int) -> None:
     names = list(dict.fromkeys(name for row in compared for name in row.data_sets))
-    build_needed(home.cache, names)
+    home.build(names)
     there = _other(revision, home, names)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # both sides start from compiled modules
     for side in (home, there):
-        subprocess.run(
-            [side.python, "-m", "compileall", "-q", "energon_grain", "adapters", "benchmarks"],
-            cwd=side.repo,
-            check=True,
-        )
+        side.compile()
     print(f"this checkout / {revision}, {rounds} pairs a row: median (smallest to largest)")
     for row in compared:
         for line in _compared(row, home, there, rounds):
             print(line, flush=True)
 
 
+def _copy_programs(folder: Path) -> None:
+    """Copy the `benchmarks` of this checkout to an empty folder."""
+    shutil.copytree(REPO / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests").mkdir()
+    for server in (REPO / "tests").glob("object_server*.py"):  # which rows about buckets read from
+        shutil.copy(server, folder / "tests")
+
+
 def _other(revision: str, home: Side, names: Sequence[str]) -> Side:
-    """The other revision, checked out, installed and with its data; what is there already is kept."""
+    """The other revision, checked out and with its data; what is there already is kept."""
     commit = subprocess.run(
         ["git", "rev-parse", "--verify", f"{revision}^{{commit}}"], cwd=REPO, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -95,14 +132,12 @@ def _other(revision: str, home: Side, names: Sequence[str]) -> Side:
     if not tree.exists():
         subprocess.run(["git", "worktree", "prune"], cwd=REPO, check=True)
         subprocess.run(["git", "worktree", "add", "--detach", str(tree), commit], cwd=REPO, check=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}
-    subprocess.run(["make", "setup"], cwd=tree, check=True, env=environment, stdout=sys.stderr)
-    side = Side(repo=tree, python=str(tree / ".venv" / "bin" / "python"), cache=folder / "data")
+    side = Side(repo=tree, programs=home.programs, cache=folder / "data")
     for name in names:
         if name in DATA_SETS:  # mixtures and joins are small: each side writes its own
             target = side.cache / name
-            once(target, f"{name}: links", lambda name=name, target=target: link(home.cache / name, target))
-    subprocess.run([side.python, "-c", _BUILD, str(side.cache), *names], cwd=tree, check=True, env=environment)
+            once(target, f"{name}: tars", lambda name=name, target=target: link(home.cache / name, target))
+    side.build(names)
     return side
 
 

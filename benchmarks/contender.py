@@ -80,18 +80,25 @@ class MeasurementFailedError(RuntimeError):
     """A contender's process failed; the message holds the end of what it printed."""
 
 
-def measure(contender: Contender, *, repo: Path = REPO, python: str = sys.executable) -> dict[str, Any]:
-    """Run a contender once, of the checkout `repo` in the interpreter `python`.
+def measure(
+    contender: Contender, *, folder: Path = REPO, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a contender once, of the `benchmarks` in `folder`.
 
     Adds `other_cores`: how many cores the rest of the machine used meanwhile.
+
+    Args:
+        contender: What to run.
+        folder: Where to run it.
+        environment: Variables of its process; None: those of this one.
     """
-    interpreter = str(peer_python()) if contender.in_peer_python else python
+    interpreter = str(peer_python()) if contender.in_peer_python else sys.executable
     command = [interpreter, "-W", "ignore", "-m", f"benchmarks.{contender.module}"]
     request = json.dumps({"call": contender.call, **contender.arguments})
     if "folder" in contender.arguments:
         warm(Path(contender.arguments["folder"]))
     busy, own, started = _busy_seconds(), processor_s(own=False), time.perf_counter()
-    code, output, errors = _run_group([*command, request], repo)
+    code, output, errors = _run_group([*command, request], folder, environment)
     elapsed = time.perf_counter() - started
     other = (_busy_seconds() - busy) - (processor_s(own=False) - own)
     answer = answer_in(output)
@@ -100,10 +107,12 @@ def measure(contender: Contender, *, repo: Path = REPO, python: str = sys.execut
     return {**answer, "process_s": elapsed, "other_cores": max(0.0, other / elapsed)}
 
 
-def _run_group(command: Sequence[str], repo: Path) -> tuple[int, str, str]:
+def _run_group(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a process; whatever it leaves behind (orphaned workers) is killed with it."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=output, stderr=errors, cwd=repo, start_new_session=True) as process:
+        with subprocess.Popen(
+            command, stdout=output, stderr=errors, cwd=folder, env=environment, start_new_session=True
+        ) as process:
             try:
                 code = process.wait(_TIMEOUT_S)
             except subprocess.TimeoutExpired:

@@ -211,8 +211,7 @@ def prepare(folder: Path, data: DataSet | None) -> None:
     program = energon_program() if peer_python() else OURS
     subprocess.run([*program, "prepare", *prepare_options(data), str(folder)], check=True, cwd=REPO, stdout=sys.stderr)
     # Ours builds its columnar index when it first meets a dataset that Energon prepared: not during a measurement.
-    build_index = "import sys, pathlib, energon_grain.formats.columnar as c; c.open_columnar(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", build_index, str(folder)], check=True, cwd=REPO)
+    subprocess.run([*OURS, "info", str(folder)], check=True, cwd=REPO, stdout=sys.stderr)
 
 
 OURS = [sys.executable, "-c", "from energon_grain.cli import main; main()"]

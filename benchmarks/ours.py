@@ -23,9 +23,11 @@ __all__ = ["CrudeBlob", "Pair", "build_loader", "restore", "save", "state_bytes"
 
 
 class Resized(energon_grain.DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Images of 256 x 256, by the same filter."""
+    """Images of 256 x 256, by the same filter. Made here, as earlier revisions have no `image_size`."""
 
-    decoder = energon_grain.SampleDecoder(image_decode="rgb8", image_size=256)
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = energon_grain.SampleDecoder(image_decode="rgb8", image_size=256)
 
 
 def build_loader(folder: str, program: str, workers: int, **options: Any) -> Any:

@@ -137,7 +137,7 @@ class Figures:
 
     @property
     def bound(self) -> Literal["storage", "work", "pipeline"]:
-        """What bounds: reading, the work on samples, or neither but planning and handing over."""
+        """What limits the rate: reading, the work on samples, or neither but planning and handing over."""
         best, first, later = self.best.samples_per_s, self.first, self.later
         if self.in_store:
             serial = self.slowest.serial and self.worker_type == "thread"

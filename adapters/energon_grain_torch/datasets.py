@@ -11,6 +11,7 @@ same items, batched otherwise.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from typing import Any, ParamSpec, cast
 import numpy as np
 import torch.utils.data
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from energon_grain.datasets import get_datasets
@@ -175,6 +177,8 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         epoch, step = self._beginnings.begin(worker)
         before = self._last.pop() if self._last else None
         batches = _Batches(self, worker or 0, workers)
+        if batches.whole and _batched_by_torch():
+            raise ConfigError(_BATCHED_TWICE)
         batches.begin(epoch, step, before)
         if batches.stream.spec.program is not None:
             self._last.append(batches)  # where the next pass begins, it alone knows
@@ -199,6 +203,11 @@ class _Batches:
         self._ended = False
         self._stream: Stream | None = None
         self._end: Any = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are batches, and not single samples."""
+        return self._spec.batch is not None
 
     def _run(self, stream: Stream) -> None:
         """Take the batches from a stream, which ends together with this."""
@@ -345,11 +354,28 @@ class _Batches:
         self._dataset.note_pass(epoch)
 
 
+_BATCHED_TWICE = (
+    "the dataset makes whole batches, and PyTorch would make batches of these: use DataLoader(…, batch_size=None), or "
+    "get_train_dataset(…, batch_size=None) for single samples. Trainers that make the DataLoader themselves take ours "
+    "instead: a subclass of Hugging Face's Trainer returns get_savable_loader(self.train_dataset) from "
+    "get_train_dataloader (examples/trainers/train_huggingface.py)"
+)
+_FETCHING = {fetch._IterableDatasetFetcher.__init__.__code__, fetch._IterableDatasetFetcher.fetch.__code__}
+
+
+def _batched_by_torch() -> bool:
+    """Whether a `DataLoader` asks that makes batches of what it gets. Nothing but its frame on the stack shows that."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code not in _FETCHING:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["self"].auto_collation
+
+
 def _collate(elements: list[Any], *, collate_fn_map: Any = None) -> Any:
     """What PyTorch's `default_collate` does with our types: samples become a batch; batches are one already."""
     del collate_fn_map
     if isinstance(elements[0].__key__, list):
-        raise ConfigError("the dataset makes whole batches, so PyTorch shall not: use DataLoader(…, batch_size=None)")
+        raise ConfigError(_BATCHED_TWICE)
     return generic_batch(elements)
 
 

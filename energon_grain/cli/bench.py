@@ -1,4 +1,4 @@
-"""`energon-grain bench`: three rates on the user's own data, what bounds them, and one sentence of advice."""
+"""`energon-grain bench`: three rates on the user's own data, what limits them, and one sentence of advice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def bench(
 ) -> Answer:
     """Measure loading on your own data: storage, the work on samples, and the pipeline with workers.
 
-    Says which of them bounds, and what to change. Give the settings of the run, as to get_train_dataset. To measure
+    Says which of them limits the rate, and what to change. Give the settings of the run, as to get_train_dataset. To
+    measure
     storage as in a first epoch, the kernel is asked to drop the files that are read from memory; what lies in an object
     store is read past the cache on local disk, and then out of it. Nothing is written but that cache.
     """
@@ -100,7 +101,7 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 
 def advise(figures: Figures, image_decode: str | None) -> str:
-    """One sentence: what bounds, and what to change; `image_decode`: what the decoder makes of images."""
+    """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
     from energon_grain.stream.loader_stats import handover_advice, store_advice, work_advice
 
     first, stage = figures.first, figures.slowest
@@ -116,19 +117,22 @@ def advise(figures: Figures, image_decode: str | None) -> str:
     if figures.bound == "storage" and first and figures.in_store:
         brings = f"it brings {first.samples_per_s:,.0f} samples/s"
         return store_advice(
-            f"The store bounds the first epoch ({brings}, and one thread could make {figures.work_per_s:,.0f} of what "
+            f"The first epoch is limited by the store ({brings}, and one thread could make {figures.work_per_s:,.0f} "
+            f"of what "
             f"is there)",
             neighbours,
         )
     if figures.bound == "storage" and first and first.samples_per_s < figures.best.samples_per_s:
         return (
-            f"Storage bounds while the files are not in memory (it gives {first.samples_per_s:,.0f} samples/s, and the "
+            f"The rate is limited by storage while the files are not in memory (it gives {first.samples_per_s:,.0f} "
+            f"samples/s, and the "
             f"pipeline could take {figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or "
             f"more memory."
         )
     if figures.bound == "storage":
         return (
-            f"Reading bounds, even out of memory: read only parts that you use (field map, part_filter), and {workers}."
+            f"The rate is limited by reading, even out of memory: read only parts that you use (field map, "
+            f"part_filter), and {workers}."
         )
     return work_advice(
         stage.name,

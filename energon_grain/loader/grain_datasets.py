@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -129,6 +129,13 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         self._dataset = state["dataset"]
         self._open()
 
+    def __getitems__(self, steps: Sequence[int]) -> NoReturn:
+        """Refuse what a `torch.utils.data.DataLoader` asks for that makes batches of its own: Grain never calls it."""
+        raise ConfigError(
+            "the elements of BatchMapDataset are whole batches, and PyTorch would make batches of these: use "
+            "DataLoader(…, batch_size=None), or EnergonDataSource for single samples"
+        )
+
     def __str__(self) -> str:
         return f"BatchMapDataset({self._dataset!r})"
 
@@ -165,8 +172,6 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
 
     def _getitems(self, indices: Any) -> list[Any]:
         return [self[index] for index in indices]
-
-    __getitems__ = _getitems
 
     def _batch(self, pass_number: int, step: int) -> Any:
         plan, share = self._plan, self._share

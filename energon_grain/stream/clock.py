@@ -147,14 +147,30 @@ class WaitClock:
 
     __slots__ = (
         *("apart_ns", "ready", "starting_ns"),
-        *("_counted_ns", "_first_ns", "_last_come", "_last_ns", "_most", "_running_ns", "_step_ns", "_waiting_ns"),
+        *(
+            "_apart_until_ns",
+            "_counted_ns",
+            "_first_ns",
+            "_last_come",
+            "_last_ns",
+            "_most",
+            "_running_ns",
+            "_step_ns",
+            "_waiting_ns",
+        ),
     )
 
     def __init__(self) -> None:
         self.apart_ns = self.ready = self.starting_ns = 0
         self._counted_ns = 0  # of `apart_ns`
+        self._apart_until_ns = 0  # when the last of that ended
         self._first_ns = self._last_ns = self._last_come = self._step_ns = self._running_ns = self._waiting_ns = 0
         self._most = 1  # steps that are left out now, on average
+
+    def waited_apart(self, began_ns: int) -> None:
+        """The program waited until now for something that is timed by itself."""
+        self._apart_until_ns = perf_counter_ns()
+        self.apart_ns += self._apart_until_ns - began_ns
 
     def stop(self, come: int) -> None:
         """So many steps have come, and the next one is a first one."""
@@ -208,7 +224,8 @@ class WaitClock:
         if not self._first_ns:
             return self._running_ns
         untimed_ns = max(0, come - self._last_come) * self._step_ns
-        return self._running_ns + min(self._last_ns + untimed_ns, perf_counter_ns()) - self._first_ns
+        behind_ns = max(self._last_ns + untimed_ns, self._apart_until_ns)  # or the program would wait for longer
+        return self._running_ns + min(behind_ns, perf_counter_ns()) - self._first_ns
 
 
 def _worker() -> str:

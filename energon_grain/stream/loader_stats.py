@@ -1,8 +1,9 @@
 """What a loader did and where the time went, as numbers; and what they say: who waits for whom, and what to change.
 
 The question is always what the program waits for. A loader is workers that read and work on samples side by side, hooks
-that only one of them may run at a time, and one thread that makes batches. What bounds is the one of these three that
-is busy all the time; and of that, the stage that takes most. Where the program hardly waits, nothing bounds but itself.
+that only one of them may run at a time, and one thread that makes batches. The rate is limited by the one of these
+three that is busy all the time, and there by the stage that takes most. Where the program hardly waits, it limits the
+rate itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from energon_grain.stream.clock import Kind, Place
 from energon_grain.tracebacks import public
 
 HARDLY = 0.05
-"""A program that waits for less than this part of its time is bound by itself."""
+"""A program that waits for less than this part of its time is limited by itself."""
 _SLOW_FILE, _SLOW_WORKER = 4.0, 3.0
 """So many times as slow as the others: that is no accident."""
 _MUCH, _HELD = 0.4, 0.5
@@ -115,14 +116,14 @@ class LeafCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """What a loader is bound by.
+    """What the rate of a loader is limited by.
 
     Attributes:
         kind: "trainer": the program itself; "unknown": too little happened; else as `StageTime.kind`.
         cause: Finer: `unknown`, `trainer`, `file`, `disk`, `store`, `refusals`, `cache`, `hook`, `decode`,
             `interpreter`, `worker`, `handover`.
         name: Of the stage, the file or the worker.
-        advice: One sentence: what bounds, the numbers that say so, and what to change.
+        advice: One sentence: what limits the rate, the numbers that show it, and what to change.
     """
 
     kind: Literal["unknown", "trainer", "storage", "work", "pipeline"]
@@ -193,7 +194,7 @@ class LoaderStats:
     @property
     def waiting(self) -> float:
         """Part of the time that the program waited for batches, 0 to 1."""
-        return self.waiting_s / self._since_first
+        return min(1.0, self.waiting_s / self._since_first)  # of the shortest steps both are estimates
 
     @property
     def samples_per_s(self) -> float:
@@ -270,11 +271,12 @@ class LoaderStats:
 
     def __str__(self) -> str:
         busy = sorted(self.stages, key=attrgetter("seconds"), reverse=True)
-        told = ", ".join(f"{stage.name} {stage.seconds / self._since_first:.0%}" for stage in busy[:6])
+        all_s = sum(stage.seconds for stage in busy) or 1.0
+        parts = ", ".join(f"{stage.name} {stage.seconds / all_s:.0%}" for stage in busy[:6])
         lines = [
             f"{self.batches:,} batches, {self.samples:,} samples, {self.samples_per_s:,.0f} samples/s; the program "
             f"waited {self.waiting:.0%} of {self.seconds:,.1f} s",
-            *([f"at work: {told}"] if told and self.seconds else []),
+            *([f"work of all threads: {parts}"] if parts and self.seconds else []),
             *([f"dropped: {self.dropped_total:,} {self.dropped}"] if self.dropped_total else []),
         ]
         return "\n".join([*lines, self.bound().advice] if self.stages else lines)
@@ -322,7 +324,7 @@ def work_advice(
     images: bool = False,
     image_decode: str | None = None,
 ) -> str:
-    """What to say where work on samples bounds.
+    """What to say where work on samples limits the rate.
 
     Args:
         name: The stage that takes most.
@@ -332,38 +334,40 @@ def work_advice(
         images: Whether there are images among the parts.
         image_decode: What the decoder makes of them; None: nothing.
     """
-    bounds = f"Sample work bounds ({takes}"
+    limited = f"The rate is limited by work on samples ({takes}"
     if name == "decode" and not images:
-        return f"{bounds}): decode only parts that you use (field map, part_filter), and {more_workers}."
+        return f"{limited}): decode only parts that you use (field map, part_filter), and {more_workers}."
     if name == "decode":
         wide = f"to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
         narrow = wide if image_decode in _FLOAT_IMAGES else ""
-        return f"{bounds}): decode images {narrow}no larger than the model sees them (image_size), and {more_workers}."
+        return f"{limited}): decode images {narrow}no larger than the model sees them (image_size), and {more_workers}."
     if name == "batch":
-        return f"{bounds}, copying what is stacked): make smaller arrays (uint8, image_size, cropped before)."
+        return f"{limited}, copying what is stacked): make smaller arrays (uint8, image_size, cropped before)."
     if one_at_a_time:
         return (
-            f"{bounds}, in one thread at a time): set thread_safe = True on the task encoder if it may run in several "
+            f"{limited}, in one thread at a time): set thread_safe = True on the task encoder if it may run in several "
             f"(numpy and tokenizers leave Python's lock alone), else try worker_type='process'."
         )
-    return f"{bounds}): do less in it, and {more_workers}."
+    return f"{limited}): do less in it, and {more_workers}."
 
 
+_OURS = ("decode", "batch")
+"""Stages of this package, not hooks of the user's."""
 _FLOAT_IMAGES = {"l", "rgb", "rgba", "torch", "torchl", "torchrgb", "torchrgba"}
 
 
 def handover_advice(batch_size: int) -> str:
-    """What to say where neither reading nor work on samples bounds."""
+    """What to say where neither reading nor work on samples limits the rate."""
     return (
-        f"Planning and handing over bounds, for reading and working cost little: take larger batches than "
-        f"{batch_size}, or measure again on a machine that does nothing else."
+        f"The rate is limited by planning and handing over, as reading and work on samples cost little: take larger "
+        f"batches than {batch_size}, or measure again on a machine that does nothing else."
     )
 
 
 def store_advice(brings: str, neighbours: str = "") -> str:
-    """What to say where an object store bounds: what it brings, and what else would help."""
+    """What to say where an object store limits the rate: its figures, and what else would help."""
     return (
-        f"{brings}: {neighbours}let more requests be under way (requests_in_flight and ahead_bytes in the storage "
+        f"{brings}: {neighbours}allow more requests at a time (requests_in_flight and ahead_bytes in the storage "
         f"settings)."
     )
 
@@ -371,15 +375,16 @@ def store_advice(brings: str, neighbours: str = "") -> str:
 def _bound(stats: LoaderStats) -> Bound:
     setup = stats.setup
     if not stats.stages or not stats.seconds:
-        advice = "Nothing is known yet of what bounds: ask again after some batches."
+        advice = "It is not known yet what limits the rate: ask again after some batches."
         return Bound(kind="unknown", cause="unknown", name="", advice=advice)
     if stats.waiting < HARDLY:
         return Bound(
             kind="trainer",
             cause="trainer",
             name="",
-            advice=f"The program itself bounds: it waited for batches {stats.waiting:.0%} of the time, so a faster "
-            f"loader would change nothing.",
+            advice=f"The rate is limited by the program itself: it waited for batches {stats.waiting:.0%} of the "
+            f"time, so "
+            f"a faster loader would change nothing.",
         )
     if (slow := _slow_worker(stats)) is not None:
         return slow
@@ -414,9 +419,9 @@ def _slow_worker(stats: LoaderStats) -> Bound | None:
         kind="work",
         cause="worker",
         name=slow.name,
-        advice=f"One worker bounds: {slow.name} takes {_number(1e6 * own)} µs a sample and the others "
-        f"{_number(1e6 * usual)} µs, and batches come in order: its memory may be swapped, or its core be somebody "
-        f"else's; look at that process, use fewer workers, or make the loader anew.",
+        advice=f"The rate is limited by one worker: {slow.name} takes {_number(1e6 * own)} µs a sample and the others "
+        f"{_number(1e6 * usual)} µs, and batches come in order: its memory may be swapped, or another "
+        f"program may use its core; look at that process, use fewer workers, or make a new loader.",
     )
 
 
@@ -426,17 +431,19 @@ def _work_bound(stats: LoaderStats, stage: StageTime, busiest: str) -> Bound:
     takes = f"{stage.name} takes {stage.seconds / work_s:.0%} of it, {_number(stage.microseconds)} µs a sample"
     name, cause = stage.name, stage.name if stage.name == "decode" else "hook"
     side_by_side = stage.seconds / max(1e-9, stats.seconds)
-    if busiest == "workers" and stats.lock_held > _HELD * max(1, stats.lock_tries):
+    if busiest == "workers" and name not in _OURS and stats.lock_held > _HELD * max(1, stats.lock_tries):
         advice = (
-            f"Python's lock bounds ({takes}, with {side_by_side:.1f} threads in it at a time that take turns; the lock "
-            f"was in other hands {stats.lock_held / stats.lock_tries:.0%} of the time): try worker_type='process', or "
-            f"do {name} in numpy or another library that lets the lock go."
+            f"The rate is limited by Python's lock ({takes}, with {side_by_side:.1f} threads in it at a time that take "
+            f"turns; another thread held the lock {stats.lock_held / stats.lock_tries:.0%} of the time): try "
+            f"worker_type='process', or do the work of {name} in numpy or another library that releases the lock."
         )
         return Bound(kind="work", cause="interpreter", name=name, advice=advice)
     if stage.place == "main" and setup.workers and name != "batch":
         advice = (
-            f"Sample work bounds ({takes}, in the one thread that makes batches): do in encode_sample what concerns "
-            f"single samples, which workers share, or try worker_type='process', whose workers make batches too."
+            f"The rate is limited by work on samples ({takes}, in the one thread that makes batches): move what "
+            f"concerns "
+            f"single samples to encode_sample, which workers share, or try worker_type='process', whose workers make "
+            f"batches too."
         )
         return Bound(kind="work", cause=cause, name=name, advice=advice)
     more_workers = f"give more workers (there are {setup.cores} cores)"
@@ -461,17 +468,19 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
         return bound(
             "refusals",
             "",
-            f"Storage bounds, as it refuses: {who}, and each is tried again after a pause (the log has the reasons): "
-            f"let fewer requests be under way (requests_in_flight in the storage settings), ask for a higher limit, or "
-            f"mend the file system.",
+            f"The rate is limited by storage that refuses: {who}, and each is tried again after a pause (the log has "
+            f"the "
+            f"reasons): allow fewer requests at a time (requests_in_flight in the storage settings), ask for a higher "
+            f"limit, or repair the file system.",
         )
     homeless = (storage.fetched_again_bytes + storage.not_kept_bytes) / max(1, storage.bytes_read)
     if homeless > _AGAIN:
         return bound(
             "cache",
             "",
-            f"The cache on disk bounds, as it is too small: {min(1.0, homeless):.0%} of what the store sent had given "
-            f"way in it, or found no room: raise cache_bytes in the storage settings, to the size of the data at best.",
+            f"The rate is limited by the cache on disk, which is too small: {min(1.0, homeless):.0%} of what the store "
+            f"sent was removed from it, or found no room: raise cache_bytes in the storage settings, to the size of "
+            f"the data at best.",
         )
     all_s, all_reads = (sum(each) for each in zip((0.0, 0), *storage.files.values(), strict=True))
     for path, (own_s, reads) in storage.files.items():
@@ -480,16 +489,18 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
             return bound(
                 "file",
                 path,
-                f"Storage bounds by one file: {path} takes {_number(1e3 * own_s / reads)} ms a read, and the others "
-                f"{_number(1e3 * others)} ms: look at where it lies, or write it anew.",
+                f"The rate is limited by one file: {path} takes {_number(1e3 * own_s / reads)} ms a read, and the "
+                f"others "
+                f"{_number(1e3 * others)} ms: look at its disk, or write it again.",
             )
     if stats.setup.in_store:
         rate = f"{storage.bytes_read / seconds / 1e6:,.1f} MB/s in {storage.requests / seconds:,.0f} requests/s"
-        return bound("store", stage.name, store_advice(f"The store bounds (it brings {rate})"))
+        return bound("store", stage.name, store_advice(f"The rate is limited by the store ({rate})"))
     return bound(
         "disk",
         stage.name,
-        f"Reading bounds ({_number(stage.microseconds)} µs a sample, {stats.read_bytes / seconds / 1e6:,.1f} MB/s): "
+        f"The rate is limited by reading ({_number(stage.microseconds)} µs a sample, "
+        f"{stats.read_bytes / seconds / 1e6:,.1f} MB/s): "
         f"read runs of neighbours (max_samples_per_sequence), use more workers, faster storage or more memory, and "
         f"read only parts that you use (field map, part_filter).",
     )

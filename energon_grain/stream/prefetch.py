@@ -329,7 +329,7 @@ class Background(Generic[T]):
                     if self._capacity == 0 and not self._making:
                         break
                     self._changed.wait(LOOK_SECONDS)
-                waits.apart_ns += time.perf_counter_ns() - began_ns
+                waits.waited_apart(began_ns)
             if self._over.is_set():
                 raise GivenUp
             if self._waiting:
@@ -349,7 +349,7 @@ class Background(Generic[T]):
         try:
             return next(self._entries)
         finally:
-            self._waits.apart_ns += time.perf_counter_ns() - began_ns
+            self._waits.waited_apart(began_ns)
 
     def stop(self) -> None:
         """Wake whoever waits, now that `over` is set."""

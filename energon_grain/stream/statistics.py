@@ -371,6 +371,12 @@ class Statistics:
         if self.listeners:
             self._tell_of(work)
 
+    def work_seconds(self) -> tuple[float, float]:
+        """Seconds that workers spent on samples so far, all of them together, and seconds that cores ran them."""
+        with self.lock:
+            times = [time for (kind, _, place), time in self._times.items() if kind == "work" and place != "main"]
+        return sum(time[0] for time in times) / 1e9, sum(time[1] for time in times) / 1e9
+
     def took_here(self, spans: list[Span], weight: float = 1, *, added_up: bool = False) -> None:
         """Count what stages took outside of chunks.
 

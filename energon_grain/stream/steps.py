@@ -202,7 +202,7 @@ class Production:
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
         if self.waits is not None:
-            self.waits.apart_ns += ended_ns - began_ns
+            self.waits.waited_apart(began_ns)
         self.statistics.took(encoded.work)
 
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:

@@ -62,6 +62,10 @@ from energon_grain.stream.workers import (
 from energon_grain.tracebacks import public, shorten
 
 _logger = logging.getLogger("energon_grain")
+_KNOWN_SECONDS = 0.5
+"""That each worker has worked, before the cores they use are known."""
+_COMPUTES = 0.45
+"""Part of the cores that hooks keep busy which compute. Of two cores, those that hold Python's lock keep one."""
 
 
 class Runnable(Protocol):
@@ -140,7 +144,8 @@ class Stream:
         self._auto = None
         if config.num_workers == "auto":
             self._auto = AutoWorkers(self._prefetch_factor, hooks=any(True for _ in spec.stage_hooks()))
-        self._workers = min(config.most_workers, usable_cores()) if self._auto is None else self._auto.threads
+        self._workers = config.most_workers if self._auto is None else self._auto.threads
+        self._more_than_cores = self._auto is None and self._workers > usable_cores()
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
         lock = threading.RLock()
@@ -396,9 +401,25 @@ class Stream:
         counts.came(began_ns, waited_ns, ready)
         if self._auto is not None:
             self._auto.took(count, step.samples * count, waited_ns / 1e9)
+        if self._more_than_cores:
+            self._say_if_crowded()
         every = counts.listeners or self._any_host is not None
         self._untimed = islice(steps, 0 if every else waits.left_out())
         return step
+
+    def _say_if_crowded(self) -> None:
+        """Log once that there are more workers than cores, if hooks compute: those that wait have a use for them."""
+        worked_s, cores_s = self.statistics.work_seconds()
+        if worked_s < _KNOWN_SECONDS * self._workers:
+            return
+        self._more_than_cores = False
+        busy, cores = self._workers * cores_s / worked_s, usable_cores()
+        if busy > _COMPUTES * cores:
+            _logger.info(
+                "num_workers=%d is more than the %d cores of this process, and the workers keep %.1f cores busy: more "
+                "workers than cores help only where hooks wait (for storage, a service)",
+                *(self._workers, cores, busy),
+            )
 
     @property
     def _come(self) -> int:

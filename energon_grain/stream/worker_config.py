@@ -146,8 +146,9 @@ class WorkerConfig:
         rank: This host, in [0, world_size).
         world_size: Number of data-parallel hosts.
         num_workers: Threads (or processes) that read and encode ahead of the consumer; 0: everything happens inside
-            `next`. No more than there are cores are started. "auto": as many threads as turn out to be best while the
-            loop runs; what is chosen is logged, and how, `energon_grain.stream.auto_workers` says.
+            `next`. More than there are cores help hooks that wait (for storage, a service); where hooks compute, a line
+            in the log says that they do not. "auto": as many threads as turn out to be best while the loop runs, which
+            is logged; see `energon_grain.stream.auto_workers`.
         data_parallel_group: Handle of a framework's process group; kept, never used by the core.
         seed_offset: Mixed into the seed of every random choice.
         worker_debug_path: File for what `worker_log` writes, with `{worker_id}` (different in every process of all

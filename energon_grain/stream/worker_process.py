@@ -55,6 +55,7 @@ from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
+from energon_grain.stream.worker_start import end_with
 from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
@@ -529,17 +530,21 @@ class Channel:
         self._end.close()
 
 
-def main() -> None:
-    """Serve chunks in a fresh interpreter."""
+def serve_interpreter(end: int) -> None:
+    """Serve chunks in a fresh interpreter.
+
+    Args:
+        end: Descriptor of the channel to the parent, which `worker_start.main` watches.
+    """
     # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = Channel(socket.socket(fileno=end))
     try:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
         return
-    serve(channel, number)
+    _serve(channel, number, None)
 
 
 def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
@@ -552,11 +557,15 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
         number: Of the worker.
         spec: The compiled dataset; None: it is the first message.
     """
+    end_with(os.getppid())
+    _serve(channel, number, spec)
+
+
+def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     this_is_worker(number)
     try:
         first = None if spec is not None else channel.receive()[0]
@@ -578,10 +587,3 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
             del message, parts  # or they would live until the next ones are there
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
         return
-
-
-def _end_with_parent(parent: int) -> None:
-    """A parent that was killed cannot end a worker that is busy in a hook; and nothing may stay behind."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)

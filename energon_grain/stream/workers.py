@@ -1,6 +1,6 @@
 """Workers: threads or processes that encode chunks ahead of the consumer, delivered in order.
 
-Threads are the default. A worker process is a fresh interpreter that runs `energon_grain.stream.worker_process`; it
+Threads are the default. A worker process is a fresh interpreter that runs `energon_grain.stream.worker_start`; it
 does not import the user's script again, so scripts need no `__main__` guard. It gets the compiled dataset once (by
 cloudpickle, so hooks may be defined in the script) and then one chunk after the other. Results come back as files in
 memory: nothing is written to `/dev/shm`, so nothing stays behind when a process is killed.
@@ -44,6 +44,7 @@ from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_process import Channel, ResultFiles, SampleUnpickler, pickled_spec
+from energon_grain.stream.worker_start import PROGRAM
 
 
 class UnderWay:
@@ -348,6 +349,14 @@ def _work(
         ended.put(None)
 
 
+def _under_way(workers: int) -> int:
+    """Chunks that are under way, or done and not yet taken, at most.
+
+    They are taken in order, so a chunk that takes long holds up the others only as soon as these are all done.
+    """
+    return 4 * workers + 1
+
+
 class WorkerPool(Protocol):
     """Workers, for the life of a stream. They hold nothing that what comes out depends on."""
 
@@ -384,8 +393,8 @@ class ThreadPool:
         self._running: Callable[[], OrderedWorkers[Encoded] | None] = lambda: None
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
-        run, most = pace.timed(self._run), 2 * self.workers + 1
-        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, most)
+        run = pace.timed(self._run)
+        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, _under_way(self.workers))
         self._running = weakref.ref(running)
         return running
 
@@ -394,7 +403,7 @@ class ThreadPool:
         self.workers = workers
         running = self._running()
         if running is not None:
-            running.resize(workers, 2 * workers + 1)
+            running.resize(workers, _under_way(workers))
 
     @property
     def settled(self) -> bool:
@@ -412,7 +421,8 @@ class ThreadPool:
 
 
 _END_SECONDS = 5.0
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5
+"""For the chunks in hand. With the next number it is less than the second within which a program should end."""
 _LEAVE_SECONDS = 0.3
 
 
@@ -444,7 +454,7 @@ class _Interpreter:
 
     def __init__(self, end: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from energon_grain.stream.worker_process import main; main()", str(end)],
+            [sys.executable, "-c", PROGRAM, str(end), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=(end,),
             process_group=0,  # Ctrl-C is for the parent, also while the worker still starts
@@ -549,7 +559,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         self._pace = pace
         self._choosing = threading.Lock()
         self._chunks_of = dict.fromkeys(processes, 0)
-        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, 2 * len(processes) + 1)
+        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, _under_way(len(processes)))
 
     def _run(self, chunk: Chunk) -> _Answer:
         """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""

@@ -199,7 +199,7 @@ def test_whether_a_store_is_waited_for_is_known(folder: Path, bucket: Bucket) ->
     finally:
         bucket.server.reset()
     assert far["bound"] == "storage"
-    assert far["advice"].startswith("The store bounds the first epoch")
+    assert far["advice"].startswith("The first epoch is limited by the store")
     slow = measured(url, "--workers", "0", "--task-encoder", "encoders_of_bench:Slow")
     assert slow["bound"] == "work"
     assert "encode_sample takes" in slow["advice"]
@@ -284,11 +284,11 @@ STORE: dict[str, Any] = {"in_store": True, "first": rate(800), "runs": {0: 700.0
             "decode",
         ),
         (STORE, "storage", "read runs of neighbours (max_samples_per_sequence=420)", "memory"),
-        ({**STORE, "block": 300}, "storage", "let more requests be under way", "neighbours"),
+        ({**STORE, "block": 300}, "storage", "allow more requests at a time", "neighbours"),
         ({**STORE, "later": None}, "storage", "it brings 800 samples/s", "memory"),
-        ({**STORE, "first": rate(20_000)}, "work", "decode", "The store"),
-        ({**STORE, "runs": {0: 1900.0}}, "work", "decode", "The store"),
-        ({**STORE, "runs": {0: 10.0}, "items": True}, "storage", "The store bounds", "decode"),
+        ({**STORE, "first": rate(20_000)}, "work", "decode", "the store"),
+        ({**STORE, "runs": {0: 1900.0}}, "work", "decode", "the store"),
+        ({**STORE, "runs": {0: 10.0}, "items": True}, "storage", "limited by the store", "decode"),
     ],
 )
 def test_what_is_advised(changes: dict[str, Any], bound: str, said: str, unsaid: str) -> None:

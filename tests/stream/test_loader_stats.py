@@ -38,6 +38,9 @@ from energon_grain import (
 )
 from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import using_storage
+from energon_grain.storage.traffic import Traffic
+from energon_grain.stream import clock
+from energon_grain.stream.loader_stats import Setup, StageTime
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
@@ -124,9 +127,9 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) ->
     [
         (SlowHook, 0, "hook", "encode_sample", "give more workers"),
         (SlowHook, 2, "hook", "encode_sample", "in one thread at a time): set thread_safe = True"),
-        (Stubborn, 2, "interpreter", "encode_sample", "Python's lock bounds"),
+        (Stubborn, 2, "interpreter", "encode_sample", "The rate is limited by Python's lock"),
         (SlowBatch, 2, "hook", "encode_batch", "in the one thread that makes batches"),
-        (SlowDecode, 2, "decode", "decode", "Sample work bounds (decode takes"),
+        (SlowDecode, 2, "decode", "decode", "The rate is limited by work on samples (decode takes"),
     ],
 )
 def test_slow_work_is_named(
@@ -217,11 +220,11 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("faults", "settings", "cause", "said", "kind"),
     [
-        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The store bounds (it brings", "thread"),
+        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The rate is limited by the store (", "thread"),
         ([Fault("late", late_s=0.2, match="shard_002", times=None)], {}, "file", "shard_002.tar takes", "thread"),
         ([Fault("status", times=8)], {"first_pause_s": 0.2}, "refusals", "requests, and each is tried again", "thread"),
         ([Fault("late", late_s=0.02, times=None)], {"cache_bytes": 1 << 20}, "cache", "raise cache_bytes", "thread"),
-        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The store bounds (it brings", "process"),
+        ([Fault("late", late_s=0.02, times=None)], {}, "store", "The rate is limited by the store (", "process"),
     ],
     ids=["slow store", "slow shard", "throttled store", "small cache", "from processes"],
 )
@@ -271,7 +274,7 @@ def test_where_no_host_waits_none_is_slow(text_dataset: MakeDataset) -> None:
     stats = trained(text_dataset(97))
     merged = merge_stats([stats, stats.as_dict()])
     assert merged.slowest is None
-    assert "The program itself bounds" in str(merged)
+    assert "The rate is limited by the program itself" in str(merged)
 
 
 def test_shares_stand_beside_their_targets(text_dataset: MakeDataset) -> None:
@@ -664,3 +667,40 @@ def test_short_steps_are_counted_all_and_their_time_is_near(text_dataset: MakeDa
         assert slow.batches == 10
         assert slow.seconds == pytest.approx(took_s, abs=0.1)
         assert slow.waiting < 0.5
+
+
+def test_a_program_waits_for_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although waits for an empty queue are timed, and the steps in which they fall are not."""
+    now_ns = 10
+    monkeypatch.setattr(clock, "perf_counter_ns", lambda: now_ns)
+    waits = clock.WaitClock()
+    waits.timed(1, 5, 0)
+    now_ns = 12
+    waits.timed(2, 11, 0)
+    for _ in range(8):
+        began_ns, now_ns = now_ns, now_ns + 50
+        waits.waited_apart(began_ns)
+        now_ns += 1
+    assert 400 <= waits.waiting_ns <= waits.ran_ns(10) <= now_ns - 10
+
+
+@pytest.mark.parametrize(("stage", "cause"), [("decode", "decode"), ("encode_sample", "interpreter")])
+def test_python_s_lock_is_blamed_on_hooks_alone(stage: str, cause: str) -> None:
+    stats = LoaderStats(
+        setup=Setup(workers=2, cores=2),
+        seconds=10.0,
+        waiting_s=10.5,
+        batches=10,
+        lock_tries=10,
+        lock_held=10,
+        dropped={},
+        stages=(
+            StageTime(name=stage, kind="work", place="workers", seconds=20.4, cpu_seconds=10.0, samples=100),
+            StageTime(name="read", kind="storage", place="workers", seconds=0.4, cpu_seconds=0.1, samples=100),
+        ),
+        storage=Traffic(),
+    )
+    assert stats.bound().cause == cause
+    assert ("Python's lock" in stats.bound().advice) == (cause == "interpreter")
+    assert "waited 100%" in str(stats)
+    assert f"{stage} 98%, read 2%" in str(stats)

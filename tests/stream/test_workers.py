@@ -6,6 +6,8 @@ import ctypes
 import gc
 import logging
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from energon_grain import (
     get_val_dataset,
 )
 from energon_grain.storage.given_up import GivenUp, Over
-from energon_grain.stream import auto_workers
+from energon_grain.stream import auto_workers, stream as stream_module, workers as workers_module
 from energon_grain.stream.auto_workers import Window, climb
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
@@ -39,6 +41,7 @@ from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import Flow, PureStage
 from energon_grain.stream.worker_process import SampleUnpickler, WorkerStage
+from energon_grain.stream.worker_start import PROGRAM
 from energon_grain.stream.workers import OrderedWorkers, ThreadPool, worker_death
 
 
@@ -711,3 +714,94 @@ def test_the_collector_gets_its_turn_however_many_threads_pause_it() -> None:
     for thread in threads:
         thread.join()
     assert seen
+
+
+def test_more_threads_than_cores_work_where_they_are_asked_for(
+    text_dataset: MakeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "usable_cores", lambda: 1)
+    inside: set[int] = set()
+    most: list[int] = []
+
+    class Counts(TaskEncoder):
+        thread_safe = True
+
+        def encode_sample(self, sample: Any) -> Any:
+            inside.add(threading.get_ident())
+            most.append(len(inside))
+            time.sleep(0.01)
+            inside.discard(threading.get_ident())
+            return sample
+
+    options = {"task_encoder": Counts(), "worker_config": config(num_workers=5), "batch_size": 4}
+    with open_stream(text_dataset(97), **options) as stream:
+        for _ in range(40):
+            next(stream)
+        assert stream.workers == 5
+    assert max(most) == 5
+
+
+def test_more_processes_than_cores_work_where_they_are_asked_for(
+    text_dataset: MakeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "usable_cores", lambda: 1)
+    with open_stream(text_dataset(97), worker_config=config(num_workers=2, worker_type="process")) as stream:
+        for _ in range(20):
+            next(stream)
+        assert {each.name for each in stream.stats().by_worker} >= {"process-0", "process-1"}
+
+
+@pytest.mark.parametrize(("computes", "lines"), [(True, 1), (False, 0)])
+def test_more_workers_than_cores_are_logged_once_where_hooks_compute(
+    text_dataset: MakeDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    computes: bool,
+    lines: int,
+) -> None:
+    class Works(TaskEncoder):
+        thread_safe = True
+
+        def encode_sample(self, sample: Any) -> Any:
+            until = time.thread_time() + 0.005
+            while computes and time.thread_time() < until:
+                pass
+            time.sleep(0 if computes else 0.005)
+            return sample
+
+    monkeypatch.setattr(stream_module, "usable_cores", lambda: 1)
+    monkeypatch.setattr(stream_module, "_KNOWN_SECONDS", 0.05)
+    monkeypatch.setattr(stream_module, "_COMPUTES", 0.05)  # other programs may use the cores
+    with (
+        caplog.at_level(logging.INFO, logger="energon_grain"),
+        open_stream(text_dataset(97), task_encoder=Works(), worker_config=config(num_workers=2)) as stream,
+    ):
+        for _ in range(60):
+            next(stream)
+        assert not stream._more_than_cores
+    assert caplog.text.count("num_workers=2 is more than the 1 cores") == lines
+
+
+def test_a_worker_whose_parent_has_ended_ends_before_it_imports() -> None:
+    parent = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, "-c", PROGRAM, "0", parent.stdout.decode()]
+    assert subprocess.run(command, check=False, timeout=PATIENCE_S, stderr=subprocess.PIPE).returncode == 1
+
+
+def test_processes_that_are_busy_do_not_hold_up_the_end(text_dataset: MakeDataset) -> None:
+    assert workers_module._PATIENCE_SECONDS + workers_module._LEAVE_SECONDS < 1
+
+    class Stuck(TaskEncoder):
+        def encode_sample(self, sample: Any) -> Any:
+            time.sleep(3600)
+
+    stream = open_stream(
+        text_dataset(97), task_encoder=Stuck(), worker_config=config(num_workers=2, worker_type="process")
+    )
+    stream.start_prefetch()
+    pool: Any = stream._pool
+    processes = [*pool._processes.values()]
+    began = time.perf_counter()
+    stream.close()
+    assert time.perf_counter() - began < PATIENCE_S
+    assert all(process._process.ended(0) for process in processes)

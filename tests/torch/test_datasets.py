@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_grain import BlendDataset, SavableDataset, TaskEncoder
+from energon_grain.loader import BatchMapDataset
+from energon_grain.testing import make_text_dataset
 from energon_grain_torch import ConfigError, StateError, get_loader
 
 Train = Callable[..., SavableDataset]
@@ -222,8 +227,64 @@ def test_states_of_workers_are_checked(train: Train) -> None:
 def test_samples_are_collated_and_batches_are_not(train: Train) -> None:
     batch = next(iter(DataLoader(train(batch_size=None), batch_size=3)))
     assert len(batch.__key__) == len(batch.text) == 3
+
+
+class Dictionaries(TaskEncoder):
+    """Whose batches are plain dictionaries of tensors, as models take them."""
+
+    def encode_batch(self, batch: Any) -> Any:
+        return {"x": torch.ones(len(batch.text), 4)}
+
+
+def as_they_are(elements: list[Any]) -> list[Any]:
+    return elements
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_size": 8}, {"batch_size": 8, "num_workers": 1}, {"batch_size": 8, "collate_fn": as_they_are}],
+    ids=str,
+)
+def test_batches_of_batches_are_refused(train: Train, options: dict[str, Any]) -> None:
+    for encoder in (None, Dictionaries()):
+        with pytest.raises(ConfigError, match=r"DataLoader\(…, batch_size=None\)"):
+            next(iter(DataLoader(train(task_encoder=encoder), **options)))
+
+
+def test_batches_by_number_are_not_batched_again(train: Train) -> None:
+    batches = BatchMapDataset(train(repeat=False, task_encoder=Dictionaries()))
     with pytest.raises(ConfigError, match=r"DataLoader\(…, batch_size=None\)"):
-        next(iter(DataLoader(train())))
+        next(iter(DataLoader(batches, batch_size=2)))
+    assert next(iter(DataLoader(batches, batch_size=None)))["x"].shape[1] == 4
+
+
+HUGGING_FACE = """
+import sys
+import torch
+from energon_grain_torch import ConfigError, TaskEncoder, get_train_dataset
+from transformers import Trainer, TrainingArguments
+
+class Dictionaries(TaskEncoder):
+    def encode_batch(self, batch):
+        return {"x": torch.ones(len(batch.text), 4)}
+
+options = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+dataset = get_train_dataset(sys.argv[1], task_encoder=Dictionaries(), **options)
+arguments = TrainingArguments("out", max_steps=1, report_to=[], use_cpu=True)
+try:
+    Trainer(torch.nn.Linear(4, 1), arguments, train_dataset=dataset).train()
+except ConfigError as error:
+    assert "get_train_dataloader" in str(error)
+    print("refused")
+"""
+
+
+def test_hugging_face_s_trainer_is_refused_before_the_model_runs(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make_text_dataset(tmp_path / "texts", n=20)
+    command = [sys.executable, "-c", HUGGING_FACE, "texts"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["refused"], done.stderr
 
 
 def test_a_dataset_is_still_one_of_ours(train: Train) -> None:

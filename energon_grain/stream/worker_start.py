@@ -1,0 +1,37 @@
+"""The first thing a worker process runs: it watches its parent before it imports anything that takes long."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+PROGRAM = "from energon_grain.stream.worker_start import main; main()"
+"""For `python -c`, with the descriptor of the channel and the process id of the parent as arguments."""
+_LOOK_SECONDS = 0.2
+
+
+def end_with(parent: int) -> None:
+    """End this process soon after its parent has ended, whatever the main thread does.
+
+    A parent that was killed cannot end a worker that still imports, or that is busy in a hook.
+
+    Args:
+        parent: Its process id. Where it has ended already, this process ends at once.
+    """
+    threading.Thread(target=_watch, args=(parent,), name="energon-grain-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve chunks in a fresh interpreter."""
+    end_with(int(sys.argv[2]))
+    from energon_grain.stream.worker_process import serve_interpreter
+
+    serve_interpreter(int(sys.argv[1]))
