@@ -13,6 +13,7 @@ it comes from strangers: what is decoded is compared with what the head said.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import io
@@ -21,7 +22,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, FormatError, StaleIndexError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    EmptyDatasetError,
+    FormatError,
+    ReadError,
+    StaleIndexError,
+)
 from energon_grain.extras import needed_for
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.forms import Form
@@ -53,6 +61,7 @@ Version = tuple[int, int | bytes]
 MOST_ROWS = 1 << 56
 _PATTERN = re.compile(r"[*?\[]")
 DAMAGED = "the file is damaged, or none of its kind; write it anew, or leave it out by a pattern"
+_NO_MEMORY = "Cannot allocate memory"
 _Store = LocalFiles | RemoteFiles
 
 
@@ -339,11 +348,50 @@ class TableFiles(ABC):
         if not names:
             return None
         self.store.expect(self.paths[file], self._versions[file])  # type: ignore[arg-type]
-        with self._decoding(f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}"):
-            table = self._table(group, names)
-            if table.num_rows != rows or table.num_columns != len(names):
-                raise ValueError(f"{table.num_rows} rows of {table.num_columns} columns, not {rows} of {len(names)}")
+        extents = groups.extents[group, [self.columns.index(name) for name in names]]
+        if not self.is_mapped:
+            sizes = np.maximum(extents[:, 2], 0 if self.reads_whole_groups else extents[:, 1] - extents[:, 0])
+            self._check_size(group, dict(zip(names, sizes.tolist(), strict=True)))
+        where = f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}"
+        try:
+            with self._decoding(where):
+                table = self._table(group, names)
+                if table.num_rows != rows or table.num_columns != len(names):
+                    raise ValueError(
+                        f"{table.num_rows} rows of {table.num_columns} columns, not {rows} of {len(names)}"
+                    )
+        except FormatError as error:
+            if not isinstance(error.__cause__, Exception) or isinstance(error, StaleIndexError):
+                raise
+            with self._decoding(f"{where}: {self._wrong_columns(group, names)}"):
+                raise error.__cause__ from None
         return table
+
+    def _wrong_columns(self, group: int, names: list[str]) -> str:
+        """Which of some columns of a group do not decode by themselves; all, where each of them does."""
+        wrong: list[str] = []
+        for name in names if len(names) > 1 else ():
+            try:
+                with self._decoding(""):
+                    self._table(group, [name])
+            except FormatError:
+                wrong.append(name)
+        wrong = wrong or names
+        return f"column{'s' * (len(wrong) > 1)} {', '.join(map(repr, wrong))}"
+
+    def _check_size(self, group: int, sizes: Mapping[str, int]) -> None:
+        """Refuse a group of which columns take more than the settings allow, decoded. Raises FormatError."""
+        total, most = sum(sizes.values()), storage_settings().largest_group_bytes
+        if total <= most:
+            return
+        largest = max(sizes, key=sizes.__getitem__)
+        whole = f", with the other columns {total:,}" if total > sizes[largest] else ""
+        raise FormatError(
+            f"{self.paths[int(self.groups.file[group])]}: {self.group_word} {int(self.groups.number[group])}: column "
+            f"{largest!r} decodes to {sizes[largest]:,} bytes{whole}, but `largest_group_bytes` is {most:,}; write "
+            f"smaller groups ({self.group_option}), leave the column out by a part_filter, or raise the limit: "
+            f"`use_storage(StorageSettings(largest_group_bytes=…))`, or in the file with the storage settings"
+        )
 
     def _read(self, file: int, start: int, stop: int) -> bytes:
         one = np.zeros(1, np.int64)
@@ -392,10 +440,10 @@ class TableFiles(ABC):
 
         try:
             yield
-        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, UnicodeError) as error:
+        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError) as error:
             if isinstance(error, FormatError) or type(error).__module__.startswith("energon_grain"):
                 raise
-            raise FormatError(f"{where}: {str(error).strip() or type(error).__name__}; {DAMAGED}") from error
+            raise named_error(where, error) from error
 
     # What is known of heads.
 
@@ -470,6 +518,21 @@ class TableFiles(ABC):
 
     def close(self) -> None:
         self.store.close()
+
+
+def named_error(where: str, error: Exception) -> ReadError | FormatError:
+    """What pyarrow raised, as an error of ours that names the place, and says which kind of trouble it is."""
+    said = str(error).strip() or type(error).__name__
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _NO_MEMORY in said:
+        return ReadError(
+            f"{where}: there is not enough memory to decode it ({said}); read fewer columns, write smaller groups, or "
+            "give the process more memory"
+        )
+    if isinstance(error, NotImplementedError):
+        return FormatError(f"{where}: {said}: pyarrow does not support this; leave the column out by a part_filter")
+    if isinstance(error, LookupError):
+        said = f"{type(error).__name__}: {said}"
+    return FormatError(f"{where}: {said}; {DAMAGED}")
 
 
 def _opened(kind: type[TableFiles], location: str, cache_dir: str | None, content_id: str) -> TableFiles:

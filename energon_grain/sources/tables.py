@@ -28,14 +28,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
+from energon_grain.errors import ConfigError, DuplicateKeyError, EnergonGrainError, FormatError, KeyNotFoundError
 from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
 from energon_grain.formats.arrow_files import ArrowFiles
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
-from energon_grain.formats.table_files import TableFiles
+from energon_grain.formats.table_files import TableFiles, named_error
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -180,7 +180,9 @@ class DecodedGroups:
         with suppress(OSError, pyarrow.ArrowException):
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="rows-")
             try:
-                with os.fdopen(descriptor, "wb") as file, pyarrow.ipc.new_file(file, group.table.schema) as writer:
+                options = pyarrow.ipc.IpcWriteOptions(unify_dictionaries=True)
+                schema = group.table.schema
+                with os.fdopen(descriptor, "wb") as file, pyarrow.ipc.new_file(file, schema, options=options) as writer:
                     writer.write_table(group.table)
                 table = pyarrow.ipc.open_file(pyarrow.memory_map(name)).read_all()
             finally:
@@ -432,15 +434,18 @@ class TableSource(Cut):
             take = decoded.takes.get(name)
             if take is None:
                 array = self._kinds[name].array(decoded.table, name)
-                take = decoded.takes[name] = nothing if array is None else self._kinds[name].take(array)
+                take = decoded.takes[name] = nothing if array is None else self._kinds[name].values(array)
             return take(within)
-        except (ValueError, OverflowError, NotImplementedError) as error:
+        except (ValueError, OverflowError, NotImplementedError, LookupError, MemoryError) as error:
             raise self._wrong(name, number, error) from error
 
-    def _wrong(self, name: str, number: int, error: Exception) -> FormatError:
+    def _wrong(self, name: str, number: int, error: Exception) -> EnergonGrainError:
         file = int(self.files.groups.file[number])
         within = int(self.files.groups.number[number])
-        return FormatError(f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}: {error}")
+        where = f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}"
+        if isinstance(error, MemoryError | NotImplementedError | LookupError):
+            return named_error(where, error)
+        return FormatError(f"{where}: {error}")
 
     def keys(self, indices: Int64Array) -> list[str]:
         """The key of each sample. Raises as `read`, which it does where a column says them."""
@@ -631,7 +636,7 @@ class TableSource(Cut):
                 if numbers.max(initial=0) >= 2**63:
                     raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
                 numbers = numbers.astype(np.int64)
-        except (ValueError, NotImplementedError, OverflowError) as error:
+        except (ValueError, NotImplementedError, OverflowError, LookupError, MemoryError) as error:
             raise self._wrong(name, number, error) from error
         return with_nan(numbers, values_there(array))
 
