@@ -38,7 +38,7 @@ class ColumnKind:
     """What a column becomes.
 
     Attributes:
-        arrow: Its type, in the file that says what it becomes; None: pyarrow has no name for it.
+        arrow: Its type, in the file that says what it becomes.
         feature: What Hugging Face's `datasets` says of it there.
         take: Makes of its Arrow array what gives values of rows.
         ending: The end of a name by which its bytes are decoded; None: by its own name, or not at all.
@@ -65,13 +65,12 @@ class ColumnKind:
         """
         if table is None or name not in table.column_names:
             return None
-        if type_of(table.schema.field(name)) is None or self.arrow is None:
-            raise ValueError(f"is of a type that is not supported{_NO_NAME}; leave it out by a part_filter")
         try:
             array = _whole(table.column(name))
             _check_codes(array)
-        except KeyError as error:  # a type within it, see `type_of`
-            raise ValueError(f"has values of a type that is not supported{_NO_NAME}") from error
+        except KeyError as error:  # pyarrow has no arrays of intervals of months, and of days and milliseconds
+            kind = table.schema.field(name).type
+            raise NotImplementedError(f"type {kind}") from error
         if _is_blank(array.type):  # as pandas writes what has no value in this file
             return array.cast(self.arrow)
         kinds = self, _kind(array.type, self.feature)
@@ -94,21 +93,9 @@ def column_kinds(schemas: Iterator[Any], columns: Sequence[str]) -> dict[str, Co
             break
         features = _features(schema.metadata or {})
         for column in schema:
-            kind = type_of(column)
-            if column.name not in kinds or _is_blank(kinds[column.name].arrow) > _is_blank(kind):
-                kinds[column.name] = _kind(kind, features.get(column.name))
+            if column.name not in kinds or _is_blank(kinds[column.name].arrow) > _is_blank(column.type):
+                kinds[column.name] = _kind(column.type, features.get(column.name))
     return {name: kinds[name] for name in columns}
-
-
-_NO_NAME = " by pyarrow, such as intervals of months, or of days and milliseconds"
-
-
-def type_of(column: Any) -> Any:
-    """The type of a `pyarrow.Field`; None: pyarrow reads its bytes, but has no name for it (intervals of months)."""
-    try:
-        return column.type
-    except KeyError:
-        return None
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -124,8 +111,6 @@ def _kind(kind: Any, feature: Any) -> ColumnKind:
     import pyarrow
 
     is_ = pyarrow.types
-    if kind is None:
-        return ColumnKind(kind, feature, _json, "json")
     while isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
     if is_.is_dictionary(kind):
@@ -177,9 +162,9 @@ def _is_blank(kind: Any) -> bool:
     """Whether nothing can stand in a column of this type, or in its lists."""
     import pyarrow
 
-    while kind is not None and _is_list(kind):
+    while _is_list(kind):
         kind = kind.value_type
-    return kind is not None and pyarrow.types.is_null(kind)
+    return pyarrow.types.is_null(kind)
 
 
 def nothing(rows: list[int]) -> list[Any]:

@@ -114,12 +114,33 @@ class ArrowFiles(TableFiles):
             for at, data in self._bytes_of(file, first, long).items():
                 body[at - body_start : at - body_start + len(data)] = np.frombuffer(data, np.uint8)
             batch = [message, body.data]
+        if head.is_compressed:
+            self._check_size(group, self._unpacked(group, names, start + len(message), batch, before))
         places = [self._records[file].columns.index(name) for name in names]
         options = pyarrow.ipc.IpcReadOptions(included_fields=places, use_threads=False)
         stream: Any = _Stream([head.schema, *before, *batch])
         table = pyarrow.ipc.open_stream(pyarrow.PythonFile(stream, mode="r"), options=options).read_all()
         table.validate(full=True)
         return table.select(names)
+
+    def _unpacked(
+        self, group: int, names: list[str], begin: int, batch: list[Any], before: list[Any]
+    ) -> dict[str, int]:
+        """Bytes that columns of a compressed batch take, the first one with all dictionaries. Raises ValueError.
+
+        Args:
+            begin: Where the body of the batch begins in the file.
+            batch: Its head and body.
+            before: The dictionaries.
+        """
+        sizes = dict.fromkeys(names, 0)
+        sizes[names[0]] = sum(size for each in before for _, size in _unpacked_buffers(*_split(each)))
+        places = self.groups.extents[group, [self.columns.index(name) for name in names], :2] - begin
+        for at, size in _unpacked_buffers(*batch):
+            own = np.flatnonzero((places[:, 0] <= at) & (at < places[:, 1]))
+            if len(own):
+                sizes[names[own[0]]] += size
+        return sizes
 
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Bytes of a file: views of it, where it is mapped."""
@@ -251,7 +272,10 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
     except struct.error as error:
         raise ValueError(f"a message @ {start} points out of its head; {DAMAGED}") from error
     begin, stop = start + len(head), start + size
-    ends = np.cumsum([0, *(_buffers_of(column.type, views) for column in schema)])
+    try:
+        ends = np.cumsum([0, *(_buffers_of(column.type, views) for column in schema)])
+    except KeyError:  # pyarrow has no arrays of intervals of months, and of days and milliseconds
+        ends = np.array([-1])
     if ends[-1] != len(buffers) or next(views, None) is not None:
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
     if (buffers < 0).any() or (buffers > stop - begin).any() or (buffers.sum(axis=1) > stop - begin).any():
@@ -303,6 +327,31 @@ def _message(head: bytes, at: int) -> tuple[int, int, int, bool]:
         return kind, message.number("q", 3), rows, compressed
     except struct.error as error:
         raise ValueError(f"a message @ {at} points out of its head; {DAMAGED}") from error
+
+
+def _split(message: bytes | memoryview) -> tuple[bytes, memoryview]:
+    """The head and the body of a message."""
+    prefix = 8 if message[:4] == _NEXT else 4
+    end = prefix + int.from_bytes(message[prefix - 4 : prefix], "little")
+    return bytes(message[:end]), memoryview(message)[end:]
+
+
+def _unpacked_buffers(head: bytes, body: Any) -> list[tuple[int, int]]:
+    """Where each buffer of a message is in its body, and its bytes uncompressed, with which a compressed one begins.
+
+    Raises ValueError.
+    """
+    own = head[8 if head[:4] == _NEXT else 4 :]
+    try:
+        said = _Table(own, _offset(own, 0))
+        batch = said.table(2).table(1) if said.number("B", 1) == _DICTIONARY else said.table(2)
+        buffers = np.frombuffer(batch.vector(2, 16), "<i8").reshape(-1, 2).tolist()
+    except struct.error as error:
+        raise ValueError(f"a message points out of its head; {DAMAGED}") from error
+    if not batch.place(3):
+        return [(at, size) for at, size in buffers]
+    first = ((at, size, int.from_bytes(body[at : at + 8], "little", signed=True)) for at, size in buffers if size >= 8)
+    return [(at, size if unpacked == -1 else unpacked) for at, size, unpacked in first]
 
 
 def _offset(data: bytes, at: int) -> int:

@@ -1,9 +1,9 @@
-"""How much memory a row group of a Parquet file takes, known from the heads of its pages before any of them is decoded.
+"""How much memory a row group of a Parquet file takes, from the heads of its pages, before any of them is decoded.
 
-A footer may say anything, and a page of some bytes may decode to gigabytes in three ways: compression, a dictionary with
-one long value that all rows have, and values that repeat the beginning of the one before (`DELTA_BYTE_ARRAY`). The
-first is known from the heads of pages. A dictionary stays one: the rows that are wanted look their values up in it.
-The third is decoded some rows at a time.
+A footer may say anything, and a page of some bytes may decode to gigabytes in three ways: compression, a dictionary
+with one long value that all rows have, and values that repeat the beginning of the one before (`DELTA_BYTE_ARRAY`).
+The first is known from the heads of pages. A dictionary stays one: the rows that are wanted look their values up in
+it. The third is decoded some rows at a time.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class _Pages:
     Attributes:
         values: Of all pages.
         unpacked_bytes: Of all pages.
+        largest_bytes: Of these, those of the largest page: it is in memory beside what it decodes to.
         dictionary_bytes: Of the page with the dictionary.
         dictionary: That page as it is in the file.
         coded: Values that are codes of the dictionary.
@@ -104,6 +105,7 @@ class _Pages:
 
     values: int = 0
     unpacked_bytes: int = 0
+    largest_bytes: int = 0
     dictionary_bytes: int = 0
     dictionary: Buffer = b""
     coded: int = 0
@@ -121,20 +123,25 @@ def plan_reading(chunks: Sequence[Chunk], file: _File) -> Reading:
         pages = _pages(memoryview(file.read(chunk.stop - chunk.start)), chunk)
         size = max(pages.unpacked_bytes, max(chunk.values, pages.values) * (_WIDTHS.get(chunk.physical) or chunk.width))
         if chunk.physical == "BYTE_ARRAY":
-            by_codes = pages.coded * max(0, pages.dictionary_bytes - 4)
-            if by_codes > _SMALL_BYTES and pages.coded < pages.values:
-                # Codes of values that are in no dictionary cost a hash table, so look closer.
-                by_codes = pages.coded * _longest(pages, chunk.codec)
-            if by_codes > _SMALL_BYTES and chunk.has_codes:
+            more = _more_bytes(chunk, pages)
+            if more > _SMALL_BYTES and chunk.has_codes and pages.coded:
                 coded.append(chunk.path)
-                by_codes = 4 * pages.values
-            if by_codes + pages.shared_bytes > _SMALL_BYTES + size:
-                longest = max(pages.largest_shared_bytes, pages.dictionary_bytes, 1)
-                steps.append(max(1, _STEP_BYTES // longest))
+                more = 4 * pages.values + pages.shared_bytes
+            if more > _SMALL_BYTES + size:
+                steps.append(max(1, _STEP_BYTES // max(pages.largest_shared_bytes, pages.dictionary_bytes, 1)))
             else:
-                size += by_codes + pages.shared_bytes
-        sizes[chunk.column] = sizes.get(chunk.column, 0) + size
+                size += more
+        sizes[chunk.column] = sizes.get(chunk.column, 0) + size + pages.largest_bytes
     return Reading(sizes=sizes, coded=tuple(coded), rows_at_once=min(steps, default=None))
+
+
+def _more_bytes(chunk: Chunk, pages: _Pages) -> int:
+    """What values may take beyond the bytes of the pages, at most, where they are not left in the dictionary."""
+    by_codes = pages.coded * max(0, pages.dictionary_bytes - 4)
+    if by_codes > _SMALL_BYTES and pages.coded < pages.values:
+        # Values that are in no dictionary are put into one where codes are asked for, which is slow: look closer.
+        by_codes = pages.coded * _longest(pages, chunk.codec)
+    return by_codes + pages.shared_bytes
 
 
 def _pages(data: memoryview, chunk: Chunk) -> _Pages:
@@ -152,6 +159,7 @@ def _pages(data: memoryview, chunk: Chunk) -> _Pages:
         if unpacked < 0 or packed < 0:
             raise ValueError(f"a page of it @ {chunk.start + at} has {packed} bytes, and {unpacked} uncompressed")
         found.unpacked_bytes += unpacked
+        found.largest_bytes = max(found.largest_bytes, unpacked)
         _add(found, head, unpacked, data[at : at + packed])
         at += packed
     return found

@@ -352,32 +352,28 @@ class TableFiles(ABC):
         if not self.is_mapped:
             sizes = np.maximum(extents[:, 2], 0 if self.reads_whole_groups else extents[:, 1] - extents[:, 0])
             self._check_size(group, dict(zip(names, sizes.tolist(), strict=True)))
-        where = f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}"
         try:
-            with self._decoding(where):
-                table = self._table(group, names)
-                if table.num_rows != rows or table.num_columns != len(names):
-                    raise ValueError(
-                        f"{table.num_rows} rows of {table.num_columns} columns, not {rows} of {len(names)}"
-                    )
-        except FormatError as error:
-            if not isinstance(error.__cause__, Exception) or isinstance(error, StaleIndexError):
+            table = self._table(group, names)
+            if table.num_rows != rows or table.num_columns != len(names):
+                raise ValueError(f"{table.num_rows} rows of {table.num_columns} columns, not {rows} of {len(names)}")
+        except _raw_errors() as error:
+            if _is_ours(error):
                 raise
-            with self._decoding(f"{where}: {self._wrong_columns(group, names)}"):
-                raise error.__cause__ from None
+            wrong = names if is_memory_short(error) or len(names) == 1 else self._wrong_columns(group, names)
+            shown = f"column{'s' * (len(wrong) > 1)} {', '.join(map(repr, wrong))}"
+            where = f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}: {shown}"
+            raise named_error(where, error) from error
         return table
 
-    def _wrong_columns(self, group: int, names: list[str]) -> str:
+    def _wrong_columns(self, group: int, names: list[str]) -> list[str]:
         """Which of some columns of a group do not decode by themselves; all, where each of them does."""
         wrong: list[str] = []
-        for name in names if len(names) > 1 else ():
+        for name in names:
             try:
-                with self._decoding(""):
-                    self._table(group, [name])
-            except FormatError:
+                self._table(group, [name])
+            except _raw_errors():
                 wrong.append(name)
-        wrong = wrong or names
-        return f"column{'s' * (len(wrong) > 1)} {', '.join(map(repr, wrong))}"
+        return wrong or names
 
     def _check_size(self, group: int, sizes: Mapping[str, int]) -> None:
         """Refuse a group of which columns take more than the settings allow, decoded. Raises FormatError."""
@@ -388,7 +384,7 @@ class TableFiles(ABC):
         whole = f", with the other columns {total:,}" if total > sizes[largest] else ""
         raise FormatError(
             f"{self.paths[int(self.groups.file[group])]}: {self.group_word} {int(self.groups.number[group])}: column "
-            f"{largest!r} decodes to {sizes[largest]:,} bytes{whole}, but `largest_group_bytes` is {most:,}; write "
+            f"{largest!r} takes {sizes[largest]:,} bytes{whole}, but `largest_group_bytes` is {most:,}; write "
             f"smaller groups ({self.group_option}), leave the column out by a part_filter, or raise the limit: "
             f"`use_storage(StorageSettings(largest_group_bytes=…))`, or in the file with the storage settings"
         )
@@ -436,12 +432,10 @@ class TableFiles(ABC):
     @contextlib.contextmanager
     def _decoding(self, where: str) -> Generator[None]:
         """Errors of pyarrow name the place."""
-        import pyarrow
-
         try:
             yield
-        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError) as error:
-            if isinstance(error, FormatError) or type(error).__module__.startswith("energon_grain"):
+        except _raw_errors() as error:
+            if _is_ours(error):
                 raise
             raise named_error(where, error) from error
 
@@ -520,10 +514,27 @@ class TableFiles(ABC):
         self.store.close()
 
 
+def _raw_errors() -> tuple[type[Exception], ...]:
+    """What pyarrow raises where it decodes, and our own code where it parses heads."""
+    import pyarrow
+
+    return pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError
+
+
+def _is_ours(error: Exception) -> bool:
+    return type(error).__module__.startswith("energon_grain")
+
+
+def is_memory_short(error: Exception) -> bool:
+    """Whether an error says that memory could not be had, which says nothing of the file."""
+    no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return no_memory or isinstance(error, MemoryError) or _NO_MEMORY in str(error)
+
+
 def named_error(where: str, error: Exception) -> ReadError | FormatError:
     """What pyarrow raised, as an error of ours that names the place, and says which kind of trouble it is."""
     said = str(error).strip() or type(error).__name__
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _NO_MEMORY in said:
+    if is_memory_short(error):
         return ReadError(
             f"{where}: there is not enough memory to decode it ({said}); read fewer columns, write smaller groups, or "
             "give the process more memory"
