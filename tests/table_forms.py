@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import xxhash
 from parquet_files import write_parquet
 
 Columns = Mapping[str, Any]
@@ -40,8 +42,19 @@ _ENCODINGS: dict[type, tuple[str, int | None, Callable[[Any], bytes]]] = {
 }
 
 
-def write_mds(path: Path, columns: Mapping[str, Sequence[Any]], *, shards: int = 2, compression: Any = None) -> Path:
-    """Shards of columns of numbers, texts and bytes, and their index, after the description of the format."""
+def write_mds(
+    path: Path,
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    shards: int = 2,
+    compression: Any = None,
+    hashes: Sequence[str] = (),
+) -> Path:
+    """Shards of columns of numbers, texts and bytes, and their index, after the description of the format.
+
+    Args:
+        hashes: Names of hashes of `hashlib`, or `xxh64`, that the index has of each file.
+    """
     path.mkdir(parents=True, exist_ok=True)
     names = sorted(columns)
     kinds = [_ENCODINGS[type(columns[name][0])] for name in names]
@@ -60,14 +73,19 @@ def write_mds(path: Path, columns: Mapping[str, Sequence[Any]], *, shards: int =
         data = np.array([len(samples)], "<u4").tobytes() + begins.tobytes() + config + b"".join(samples)
         entry = {"samples": len(samples), "format": "mds", "compression": compression, "zip_data": None, **said}
         name = f"shard.{shard:05d}.mds"
-        entry["raw_data"] = {"basename": name, "bytes": len(data)}
+        entry["raw_data"] = {"basename": name, "bytes": len(data), "hashes": _hashes(data, hashes)}
         if compression is not None:
             data, name = pa.compress(data, "zstd", asbytes=True), f"{name}.zstd"
-            entry["zip_data"] = {"basename": name, "bytes": len(data)}
+            entry["zip_data"] = {"basename": name, "bytes": len(data), "hashes": _hashes(data, hashes)}
         (path / name).write_bytes(data)
         entries.append(entry)
     (path / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
     return path
+
+
+def _hashes(data: bytes, names: Sequence[str]) -> dict[str, str]:
+    make: dict[str, Any] = {"xxh64": xxhash.xxh64_hexdigest}
+    return {name: make[name](data) if name in make else hashlib.new(name, data).hexdigest() for name in names}
 
 
 def write_tokens(path: Path, documents: Sequence[Sequence[int]], *, dtype: str = "<u2", sequence: int = 10**9) -> Path:

@@ -22,6 +22,7 @@ from energon_grain.formats.parquet_pages import Chunk, Reading, plan_reading
 from energon_grain.formats.parquet_thrift import number, read_struct, structs
 from energon_grain.formats.table_files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
 from energon_grain.storage.cores import over_forks
+from energon_grain.storage.settings import storage_settings
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
@@ -69,7 +70,7 @@ class ParquetFiles(TableFiles):
         footer = self._footer(file)
         _, start, size, _ = self.spans(np.array([group]), names)
         held = HeldFile(self.paths[file], self.store, self._bytes_of(file, start, size))
-        plan = plan_reading(footer.chunks(within, names), held)
+        plan = plan_reading(footer.chunks(within, names), held, storage_settings().largest_group_bytes)
         self._check_size(group, plan.sizes)
         opened = footer.open(held, plan)
         if plan.rows_at_once is None:

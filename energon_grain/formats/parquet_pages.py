@@ -34,8 +34,9 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96
 """Bytes of a value; of those of any length, of its place."""
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _SMALL_BYTES = 64 << 20
-"""What a column may take at most to be decoded at once without asking what it takes indeed."""
 _STEP_BYTES = 256 << 20
+"""What a column may take by its dictionary or by shared beginnings, at most, to be decoded in the usual way; and what
+the rows that are decoded at a time may take, where it is not."""
 
 
 class _File(Protocol):
@@ -113,8 +114,9 @@ class _Pages:
     largest_shared_bytes: int = 0
 
 
-def plan_reading(chunks: Sequence[Chunk], file: _File) -> Reading:
-    """How to decode columns of a row group. Raises ValueError: heads of pages are damaged."""
+def plan_reading(chunks: Sequence[Chunk], file: _File, most_bytes: int) -> Reading:
+    """How to decode columns of a row group, that may take `most_bytes`. Raises ValueError: a head is damaged."""
+    small = min(_SMALL_BYTES, most_bytes // 16)
     sizes: dict[str, int] = {}
     coded: list[str] = []
     steps: list[int] = []
@@ -123,22 +125,27 @@ def plan_reading(chunks: Sequence[Chunk], file: _File) -> Reading:
         pages = _pages(memoryview(file.read(chunk.stop - chunk.start)), chunk)
         size = max(pages.unpacked_bytes, max(chunk.values, pages.values) * (_WIDTHS.get(chunk.physical) or chunk.width))
         if chunk.physical == "BYTE_ARRAY":
-            more = _more_bytes(chunk, pages)
-            if more > _SMALL_BYTES and chunk.has_codes and pages.coded:
+            more = _more_bytes(chunk, pages, small)
+            if more > small and chunk.has_codes and pages.coded:
                 coded.append(chunk.path)
                 more = 4 * pages.values + pages.shared_bytes
-            if more > _SMALL_BYTES + size:
-                steps.append(max(1, _STEP_BYTES // max(pages.largest_shared_bytes, pages.dictionary_bytes, 1)))
+            if more > small + size:
+                steps.append(
+                    max(
+                        1,
+                        min(_STEP_BYTES, most_bytes // 4) // max(pages.largest_shared_bytes, pages.dictionary_bytes, 1),
+                    )
+                )
             else:
                 size += more
         sizes[chunk.column] = sizes.get(chunk.column, 0) + size + pages.largest_bytes
     return Reading(sizes=sizes, coded=tuple(coded), rows_at_once=min(steps, default=None))
 
 
-def _more_bytes(chunk: Chunk, pages: _Pages) -> int:
+def _more_bytes(chunk: Chunk, pages: _Pages, small: int) -> int:
     """What values may take beyond the bytes of the pages, at most, where they are not left in the dictionary."""
     by_codes = pages.coded * max(0, pages.dictionary_bytes - 4)
-    if by_codes > _SMALL_BYTES and pages.coded < pages.values:
+    if by_codes > small and pages.coded < pages.values:
         # Values that are in no dictionary are put into one where codes are asked for, which is slow: look closer.
         by_codes = pages.coded * _longest(pages, chunk.codec)
     return by_codes + pages.shared_bytes

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, StaleIndexError
+from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, ReadError, StaleIndexError
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.one_file import OneFile
@@ -81,7 +81,10 @@ class TokenSource(OneFile):
         return copy
 
     def _map(self, index: Path) -> None:
-        data = np.memmap(index, np.uint8, "r") if index.stat().st_size else np.zeros(0, np.uint8)
+        try:
+            data = np.memmap(index, np.uint8, "r") if index.stat().st_size else np.zeros(0, np.uint8)
+        except OSError as error:
+            raise ReadError(f"{self._stem}.idx: cannot be mapped into memory: {error}") from error
         head = data[:_HEAD_BYTES].tobytes()
         if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
             raise FormatError(f"{self._stem}.idx: is no index of Megatron-LM, version 1; it begins with {head[:17]!r}")
