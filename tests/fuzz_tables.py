@@ -125,9 +125,9 @@ FORMS: dict[str, FuzzedForm] = {
     "tokens": FuzzedForm(write=_tokens, damaged=("x.idx", "x.bin")),
     "jsonl": FuzzedForm(write=_lines, damaged=("x.jsonl",)),
 }
-NO_DIFFERENCE = ("parquet-checksums",)
+NO_DIFFERENCE: tuple[str, ...] = ("parquet-checksums",)
 """Forms of which no input may read different within what checksums cover. To be extended by `mds-hashes`."""
-NO_SHORTER = ()
+NO_SHORTER: tuple[str, ...] = ()
 """Forms of which no cut may read as fewer rows without an error. To be extended by `arrow-file` and `arrow-zstd`."""
 
 Damaged = tuple[str, bytes, tuple[int, int]]

@@ -11,14 +11,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from energon_grain.errors import FormatError
-from energon_grain.formats.parquet_pages import Chunk, Reading, plan_reading
+from energon_grain.formats.parquet_pages import Chunk, Leaf, Reading, plan_reading
 from energon_grain.formats.parquet_thrift import number, read_struct, structs
 from energon_grain.formats.table_files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
 from energon_grain.storage.cores import over_forks
@@ -70,7 +69,8 @@ class ParquetFiles(TableFiles):
         footer = self._footer(file)
         _, start, size, _ = self.spans(np.array([group]), names)
         held = HeldFile(self.paths[file], self.store, self._bytes_of(file, start, size))
-        plan = plan_reading(footer.chunks(within, names), held, storage_settings().largest_group_bytes)
+        chunks = [chunk for chunk in footer.chunks[within] if chunk.leaf.column in names]
+        plan = plan_reading(chunks, held, storage_settings().largest_group_bytes)
         self._check_size(group, plan.sizes)
         opened = footer.open(held, plan)
         if plan.rows_at_once is None:
@@ -125,7 +125,7 @@ class ParquetFiles(TableFiles):
             groups = footer.groups
             rows = np.array([number(each, _ROWS) for each in groups], "<i8")
             cuts = [0, *itertools.accumulate(leaves)]
-            extents = np.array([_extents(places, cuts) for places in footer.places], "<i8")
+            extents = np.array([_extents(chunks, cuts) for chunks in footer.chunks], "<i8")
             extents = extents.reshape(len(rows), len(names), 3)
             if len(groups) != metadata.num_row_groups or (rows < 0).any():
                 raise ValueError(f"{len(groups)} row groups, {metadata.num_row_groups} in the file")
@@ -185,8 +185,24 @@ class _Footer:
 
     @cached_property
     def leaves(self) -> list[int]:
-        """Columns of the file that each column of the schema takes."""
+        """How many columns of the file each column of the schema takes."""
         return [_leaves(column.type) for column in self.schema]
+
+    @cached_property
+    def _columns(self) -> list[Leaf]:
+        """The columns of the file."""
+        owners = [column for column, count in zip(self.schema, self.leaves, strict=True) for _ in range(count)]
+        leaves = [self.metadata.schema.column(number) for number in range(len(owners))]
+        return [
+            Leaf(
+                column=owner.name,
+                path=leaf.path,
+                physical=leaf.physical_type,
+                width=leaf.length or 0,
+                has_codes=not _has_extension(owner.type),
+            )
+            for owner, leaf in zip(owners, leaves, strict=True)
+        ]
 
     @cached_property
     def groups(self) -> list[dict[int, Any]]:
@@ -197,34 +213,9 @@ class _Footer:
             raise ValueError("the footer ends within a value") from None
 
     @cached_property
-    def places(self) -> list[list[_Place]]:
-        """Of each row group, where the columns of the file are. Raises ValueError."""
-        count = sum(self.leaves)
-        return [_places(structs(group, _CHUNKS), count, end=self._begin) for group in self.groups]
-
-    def chunks(self, group: int, names: Sequence[str]) -> list[Chunk]:
-        """What is known of the columns of a row group. Raises ValueError."""
-        found: list[Chunk] = []
-        at = 0
-        for column, count in zip(self.schema, self.leaves, strict=True):
-            for place in range(at, at + count if column.name in names else at):
-                leaf, here = self.metadata.schema.column(place), self.places[group][place]
-                found.append(
-                    Chunk(
-                        column=column.name,
-                        path=leaf.path,
-                        physical=leaf.physical_type,
-                        width=leaf.length or 0,
-                        is_flat=leaf.max_repetition_level == 0,
-                        has_codes=not _has_extension(column.type),
-                        start=here.start,
-                        stop=here.stop,
-                        values=here.values,
-                        codec=here.codec,
-                    )
-                )
-            at += count
-        return found
+    def chunks(self) -> list[list[Chunk]]:
+        """The columns of the file in each row group. Raises ValueError."""
+        return [_chunks(structs(group, _CHUNKS), self._columns, end=self._begin) for group in self.groups]
 
 
 def _has_extension(kind: Any) -> bool:
@@ -248,66 +239,55 @@ def _leaves(kind: Any) -> int:
 
 
 _ROW_GROUPS, _CHUNKS, _ROWS, _ELSEWHERE, _CHUNK = 4, 1, 3, 1, 3
-_CODEC, _VALUES, _UNPACKED, _PACKED, _PAGES, _DICTIONARY = 4, 5, 6, 7, 9, 11
+_FIELDS = 4, 5, 6, 7, 9, 11  # codec, values, bytes uncompressed and compressed, first page of data, dictionary
 _WANTED = {
     _ROW_GROUPS: {
         _ROWS: None,
         _CHUNKS: {
             _ELSEWHERE: None,
-            _CHUNK: dict.fromkeys((_CODEC, _VALUES, _UNPACKED, _PACKED, _PAGES, _DICTIONARY)),
+            _CHUNK: dict.fromkeys(_FIELDS),
         },
     }
 }
 """Numbers of fields in `parquet.thrift`, of the structs FileMetaData, RowGroup, ColumnChunk and ColumnMetaData."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
-    """Where a column of the file is in a row group: first byte, one past the last, and what its metadata say of it."""
-
-    start: int
-    stop: int
-    unpacked_bytes: int
-    values: int
-    codec: int
-
-
-def _places(chunks: Sequence[dict[int, Any]], count: int, *, end: int) -> list[_Place]:
+def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int) -> list[Chunk]:
     """The columns of a row group.
 
     Args:
-        chunks: What a footer says of them.
-        count: How many there are by the schema.
+        said: What a footer says of them.
+        leaves: Those of the schema.
         end: Where the footer begins.
 
     Raises ValueError: they are not in the file.
     """
-    if len(chunks) != count:
-        raise ValueError(f"a row group has {len(chunks)} columns, but the schema {count}")
-    places: list[_Place] = []
-    for chunk in chunks:
-        if chunk.get(_ELSEWHERE):
+    if len(said) != len(leaves):
+        raise ValueError(f"a row group has {len(said)} columns, but the schema {len(leaves)}")
+    chunks: list[Chunk] = []
+    for leaf, own in zip(leaves, said, strict=True):
+        if own.get(_ELSEWHERE):
             raise ValueError("its columns lie in other files, which is not read")
-        said = chunk.get(_CHUNK)
-        if not isinstance(said, dict):
+        own = own.get(_CHUNK)
+        if not isinstance(own, dict):
             raise ValueError("its footer says nothing of a column")
-        codec, values, unpacked, packed, pages, dictionary = (
-            number(said, field) for field in (_CODEC, _VALUES, _UNPACKED, _PACKED, _PAGES, _DICTIONARY)
-        )
+        codec, values, unpacked, packed, pages, dictionary = (number(own, field) for field in _FIELDS)
         begin = min(pages, dictionary) if dictionary else pages
         if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MOST_ROWS):
             raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins @ {end}")
-        places.append(_Place(start=begin, stop=begin + packed, unpacked_bytes=unpacked, values=values, codec=codec))
-    return places
+        chunks.append(
+            Chunk(leaf=leaf, start=begin, stop=begin + packed, unpacked_bytes=unpacked, values=values, codec=codec)
+        )
+    return chunks
 
 
-def _extents(places: Sequence[_Place], cuts: Sequence[int]) -> list[tuple[int, int, int]]:
+def _extents(chunks: Sequence[Chunk], cuts: Sequence[int]) -> list[tuple[int, int, int]]:
     """First byte, one past the last, and bytes uncompressed, of each column of the schema in a row group.
 
     Args:
         cuts: Which columns of the file each one takes: those from one of these numbers to the next.
     """
-    columns = [places[begin:stop] for begin, stop in itertools.pairwise(cuts)]
+    columns = [chunks[begin:stop] for begin, stop in itertools.pairwise(cuts)]
     return [
         (min(c.start for c in each), max(c.stop for c in each), sum(c.unpacked_bytes for c in each)) for each in columns
     ]

@@ -34,9 +34,11 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96
 """Bytes of a value; of those of any length, of its place."""
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _SMALL_BYTES = 64 << 20
+"""What a row group may take by dictionaries and by shared beginnings, at most, to be decoded in the usual way."""
+_SCANNED_BYTES = 4 << 20
+"""A dictionary in which the longest value is looked for. Writers stop at a mebibyte, by default."""
 _STEP_BYTES = 256 << 20
-"""What a column may take by its dictionary or by shared beginnings, at most, to be decoded in the usual way; and what
-the rows that are decoded at a time may take, where it is not."""
+"""What the rows may take that are decoded at a time, where values share beginnings."""
 
 
 class _File(Protocol):
@@ -46,30 +48,40 @@ class _File(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """One column of the file in one row group, as the footer says.
+class Leaf:
+    """One column of the file, as the schema says.
 
     Attributes:
         column: The column of the schema that it belongs to, in whole or in part.
         path: Its own name.
         physical: Its physical type, as `BYTE_ARRAY`.
         width: Bytes of a value of `FIXED_LEN_BYTE_ARRAY`.
-        is_flat: Whether a row has one value.
         has_codes: Whether pyarrow gives codes and a dictionary instead of values.
-        start: First byte in the file.
-        stop: One past the last.
-        values: How many.
-        codec: Number of the compression in `parquet.thrift`.
     """
 
     column: str
     path: str
     physical: str
     width: int
-    is_flat: bool
     has_codes: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Such a column in one row group, as the footer says.
+
+    Attributes:
+        start: First byte in the file.
+        stop: One past the last.
+        unpacked_bytes: Of its pages.
+        values: How many.
+        codec: Number of the compression in `parquet.thrift`.
+    """
+
+    leaf: Leaf
     start: int
     stop: int
+    unpacked_bytes: int
     values: int
     codec: int
 
@@ -116,18 +128,20 @@ class _Pages:
 
 def plan_reading(chunks: Sequence[Chunk], file: _File, most_bytes: int) -> Reading:
     """How to decode columns of a row group, that may take `most_bytes`. Raises ValueError: a head is damaged."""
-    small = min(_SMALL_BYTES, most_bytes // 16)
+    texts = sum(chunk.leaf.physical == "BYTE_ARRAY" for chunk in chunks)
+    small = min(_SMALL_BYTES, most_bytes // 16) // max(1, texts)
     sizes: dict[str, int] = {}
     coded: list[str] = []
     steps: list[int] = []
     for chunk in chunks:
+        leaf = chunk.leaf
         file.seek(chunk.start)
         pages = _pages(memoryview(file.read(chunk.stop - chunk.start)), chunk)
-        size = max(pages.unpacked_bytes, max(chunk.values, pages.values) * (_WIDTHS.get(chunk.physical) or chunk.width))
-        if chunk.physical == "BYTE_ARRAY":
+        size = max(pages.unpacked_bytes, max(chunk.values, pages.values) * (_WIDTHS.get(leaf.physical) or leaf.width))
+        if leaf.physical == "BYTE_ARRAY":
             more = _more_bytes(chunk, pages, small)
-            if more > small and chunk.has_codes and pages.coded:
-                coded.append(chunk.path)
+            if more > small and leaf.has_codes and pages.coded:
+                coded.append(leaf.path)
                 more = 4 * pages.values + pages.shared_bytes
             if more > small + size:
                 steps.append(
@@ -138,15 +152,15 @@ def plan_reading(chunks: Sequence[Chunk], file: _File, most_bytes: int) -> Readi
                 )
             else:
                 size += more
-        sizes[chunk.column] = sizes.get(chunk.column, 0) + size + pages.largest_bytes
+        sizes[leaf.column] = sizes.get(leaf.column, 0) + size + pages.largest_bytes
     return Reading(sizes=sizes, coded=tuple(coded), rows_at_once=min(steps, default=None))
 
 
 def _more_bytes(chunk: Chunk, pages: _Pages, small: int) -> int:
     """What values may take beyond the bytes of the pages, at most, where they are not left in the dictionary."""
     by_codes = pages.coded * max(0, pages.dictionary_bytes - 4)
-    if by_codes > small and pages.coded < pages.values:
-        # Values that are in no dictionary are put into one where codes are asked for, which is slow: look closer.
+    if small < by_codes and pages.dictionary_bytes <= _SCANNED_BYTES:
+        # Codes cost time where values are taken, and where pages have values instead, so look closer.
         by_codes = pages.coded * _longest(pages, chunk.codec)
     return by_codes + pages.shared_bytes
 
