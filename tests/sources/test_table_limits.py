@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cli_runs import run
 from parquet_files import features, write_parquet
 from table_forms import write_arrow, write_feather, write_mds
 
@@ -277,6 +278,14 @@ def test_keys_that_are_no_text(tmp_path: Path) -> None:
     path = write_arrow(tmp_path / "y.arrow", {"__key__": pa.array([b"ab", b"\xff\xfe"]), "n": [1, 2]})
     with pytest.raises(FormatError, match=r"y\.arrow: row 1: its key in column '__key__' is no UTF-8"):
         rows_of(path)
+
+
+def test_keys_of_attached_columns_that_are_no_text(tmp_path: Path) -> None:
+    data = write_parquet(tmp_path / "data.parquet", {"__key__": ["ab", "b", "c"], "n": [1, 2, 3]})
+    scores = write_parquet(tmp_path / "scores.parquet", {"__key__": _no_text(), "score": [1.0, 2.0, 3.0]})
+    error = run("measure", data, f"--attach=score={scores}:score").exception
+    assert isinstance(error, FormatError)
+    assert "scores.parquet: row 1: its key in column '__key__' is no UTF-8" in str(error)
 
 
 def test_texts_that_are_no_text(tmp_path: Path) -> None:
