@@ -77,19 +77,24 @@ FORMS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
 """What writes a good one into a folder and gives its path, and which of its files are damaged, in turn."""
 
 
+def container_source(path: Path) -> Any:
+    """The source of a dataset that needs no preparation. Raises as opening does."""
+    leaf: Any = LeafDataset(
+        path=str(path),
+        split_part="train",
+        task_encoder=DefaultTaskEncoder(),
+        definition=SampleDefinition(),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    return container_at(path).open(leaf, True).source
+
+
 def read_all(path: Path) -> None:
     """Open, read everything, and the columns of numbers."""
     worker_config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     leaf: Any = get_val_dataset(path, split_part="train", worker_config=worker_config, batch_size=None)
     del leaf  # which checks what is there
-    leaf = LeafDataset(
-        path=str(path),
-        split_part="train",
-        task_encoder=DefaultTaskEncoder(),
-        definition=SampleDefinition(),
-        worker_config=worker_config,
-    )
-    source = container_at(path).open(leaf, True).source
+    source = container_source(path)
     try:
         for begin in range(0, min(len(source), 1000), 7):
             source.read(np.arange(begin, min(begin + 7, len(source))))

@@ -75,7 +75,11 @@ def write_mds(
     compression: str | None = None,
     hashes: Sequence[str] = (),
 ) -> Path:
-    """Shards of columns of numbers, texts and bytes, and their index, after the description of the format."""
+    """Shards of columns of numbers, texts and bytes, and their index, after the description of the format.
+
+    Args:
+        hashes: Names of hashes of `hashlib` or `xxhash` that the index has of each file.
+    """
     path.mkdir(parents=True, exist_ok=True)
     names = sorted(columns)
     kinds = [_ENCODINGS[type(columns[name][0])] for name in names]

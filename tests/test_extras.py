@@ -167,7 +167,8 @@ def test_what_is_missing_is_named(
         given = tmp_path, server.url, text_dataset(53), *USES
         done = run_script(WITHOUT + SAYS, ",".join(EXTRAS), *given)
     said = [
-        f"{purpose} needs the package {package}, which is not installed: pip install 'energon-grain[{EXTRAS[package]}]' "
+        f"{purpose} needs the package {package}, which is not installed: "
+        f"pip install 'energon-grain[{EXTRAS[package]}]' "
         f"(in a clone: pip install '.[{EXTRAS[package]}]')"
         for purpose, package in USES.values()
     ]

@@ -57,20 +57,31 @@ class ColumnKind:
         return self.take is _numbers
 
     def array(self, table: Any, name: str) -> Any:
-        """The column of a table, from any of the files, as one array for `take`; None: the table lacks it.
+        """The column of a table, from any of the files, as one array for `values`; None: the table lacks it.
+
+        A column of a dictionary and codes stays one, as it may be many times longer without: see `values`.
 
         Raises ValueError, NotImplementedError: it is something else than in the file that says what it becomes.
         """
         if table is None or name not in table.column_names:
             return None
-        array = _whole(table.column(name))
+        try:
+            array = _whole(table.column(name))
+            _check_codes(array)
+        except KeyError as error:  # pyarrow has no arrays of intervals of months, and of days and milliseconds
+            kind = table.schema.field(name).type
+            raise NotImplementedError(f"type {kind}") from error
         if _is_blank(array.type):  # as pandas writes what has no value in this file
             return array.cast(self.arrow)
         kinds = self, _kind(array.type, self.feature)
         mine, its = ((getattr(each.take, "func", each.take), each.many) for each in kinds)
         if mine != its and self.take is not _json:
             raise ValueError(f"is of type {array.type} here, and of {self.arrow} in a file before; write them alike")
-        return array
+        return array.dictionary_decode() if self.is_numeric and _is_dictionary(array) else array
+
+    def values(self, array: Any) -> Take:
+        """Gives the values of rows of what `array` gave. Of a dictionary only those are copied that rows need."""
+        return _taken(self.take, array)
 
 
 def column_kinds(schemas: Iterator[Any], columns: Sequence[str]) -> dict[str, ColumnKind]:
@@ -172,7 +183,71 @@ def _whole(column: Any) -> Any:
         array = pyarrow.concat_arrays(column.cast(wide.get(column.type, column.type)).chunks)
     while isinstance(array.type, pyarrow.BaseExtensionType):
         array = array.storage
-    return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+    return array.dictionary_decode() if _is_dictionary(array) and _is_blank(array.type.value_type) else array
+
+
+def _is_dictionary(array: Any) -> bool:
+    import pyarrow
+
+    return pyarrow.types.is_dictionary(array.type)
+
+
+def _check_codes(array: Any) -> None:
+    """Refuse codes, at any depth, that their dictionary does not have: pyarrow reads over its end.
+
+    Raises ValueError.
+    """
+    import pyarrow
+
+    is_ = pyarrow.types
+    while isinstance(array.type, pyarrow.BaseExtensionType):
+        array = array.storage
+    if is_.is_dictionary(array.type):
+        codes, count = plain_numbers(array.indices), len(array.dictionary)
+        there = values_there(array.indices)
+        wrong = np.flatnonzero((codes < 0) | (codes >= count))
+        wrong = wrong if there is None else wrong[there[wrong]]
+        if len(wrong):
+            raise ValueError(f"row {wrong[0]} has code {codes[wrong[0]]} of a dictionary of {count} values")
+        _check_codes(array.dictionary)
+    elif is_.is_struct(array.type):
+        for place in range(array.type.num_fields):
+            _check_codes(array.field(place))
+    elif is_.is_map(array.type):
+        _check_codes(array.keys)
+        _check_codes(array.items)
+    elif hasattr(array, "values"):  # lists of any kind
+        _check_codes(array.values)
+
+
+def _taken(take: Callable[[Any], Take], array: Any) -> Take:
+    """What gives values of rows of an array; of codes and a dictionary, by what gives those of the dictionary."""
+    if not _is_dictionary(array):
+        return take(array)
+    there = values_there(array)
+    codes = plain_numbers(array.indices).astype(np.int64)
+    inner = take(array.dictionary)
+
+    def taken(rows: list[int]) -> list[Any]:
+        wanted = codes[rows]
+        if isinstance(take, partial):  # arrays, which are each sample's own
+            return inner(wanted.tolist())
+        used, place = np.unique(wanted, return_inverse=True)
+        values = inner(used.tolist())
+        return [values[each] for each in place.tolist()]
+
+    return taken if there is None else _where_there(taken, there)
+
+
+def _where_there(take: Take, there: npt.NDArray[np.bool_]) -> Take:
+    """The same with None where there is no value, and without looking there."""
+
+    def checked(rows: list[int]) -> list[Any]:
+        own = there[rows].tolist()
+        values = iter(take([row for row, valid in zip(rows, own, strict=True) if valid]))
+        return [next(values) if valid else None for valid in own]
+
+    return checked
 
 
 def with_nan(numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
@@ -239,7 +314,7 @@ def _bytes(array: Any) -> Take:
 def _files(array: Any) -> Take:
     import pyarrow.compute
 
-    return _bytes(cast("Any", pyarrow.compute).struct_field(array, "bytes"))
+    return _taken(_bytes, cast("Any", pyarrow.compute).struct_field(array, "bytes"))
 
 
 def _offsets(array: Any) -> tuple[Int64Array, Any]:
@@ -284,10 +359,25 @@ def _json(array: Any) -> Take:
     array = array.cast(_in_microseconds(array.type), safe=False)
 
     def take(rows: list[int]) -> list[Any]:
-        values = array.take(pyarrow.array(rows, pyarrow.int64())).to_pylist()
+        found = array.take(pyarrow.array(rows, pyarrow.int64()))
+        try:
+            values = found.to_pylist()
+        except (ValueError, OverflowError, NotImplementedError, LookupError):
+            values = [_python_value(found, place, row) for place, row in enumerate(rows)]
         return [None if value is None else msgspec.json.encode(value, enc_hook=str) for value in values]
 
     return take
+
+
+def _python_value(array: Any, place: int, row: int) -> Any:
+    """A value as Python has it. Raises ValueError that names the row where it has none: a date beyond year 9999."""
+    try:
+        return array[place].as_py()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"row {row} of it is no UTF-8: {error}") from error
+    except (ValueError, OverflowError, NotImplementedError, LookupError) as error:
+        said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+        raise ValueError(f"row {row} of it has a value of type {array.type} that is not supported: {said}") from error
 
 
 def _in_microseconds(kind: Any) -> Any:

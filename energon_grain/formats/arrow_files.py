@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import FormatError, StaleIndexError
+from energon_grain.errors import StaleIndexError
 from energon_grain.formats.saved_datasets import STATE_JSON, files_of_saved, refuse_splits
 from energon_grain.formats.table_files import Record, TableFiles, Version, find_files, nothing_found, version_of
 from energon_grain.forms import Form
@@ -129,6 +129,8 @@ class ArrowFiles(TableFiles):
             for at, data in self._bytes_of(file, first, long).items():
                 body[at - body_start : at - body_start + len(data)] = np.frombuffer(data, np.uint8)
             batch = [said, body.data]
+        if head.is_compressed:
+            self._check_size(group, self._unpacked(group, names, body_start, batch, before))
         places = [self._records[file].columns.index(name) for name in names]
         options = pyarrow.ipc.IpcReadOptions(included_fields=places, use_threads=False)
         stream: Any = _Stream([head.schema, *before, *batch])
@@ -138,10 +140,33 @@ class ArrowFiles(TableFiles):
 
     def _layout_of(self, file: int) -> _Layout:
         if file not in self._layouts:
-            nodes = [each for column in self.schema(file) for each in _layout(column.type)]
-            counts, has_bitmap, is_view = (np.array(each) for each in zip(*nodes, strict=True))
-            self._layouts[file] = _Layout(counts=counts, has_bitmap=has_bitmap, views=np.flatnonzero(is_view))
+            try:
+                nodes = [each for column in self.schema(file) for each in _layout(column.type)]
+            except (KeyError, NotImplementedError):  # a column that pyarrow does not read; others are read without it
+                nodes = []
+            counts, has_bitmap, is_view = np.array(nodes, np.int64).reshape(-1, 3).T
+            views = np.flatnonzero(is_view)
+            self._layouts[file] = _Layout(counts=counts, has_bitmap=has_bitmap.astype(np.bool_), views=views)
         return self._layouts[file]
+
+    def _unpacked(
+        self, group: int, names: list[str], begin: int, batch: list[Any], before: list[Any]
+    ) -> dict[str, int]:
+        """Bytes that columns of a compressed batch take, the first one with all dictionaries. Raises ValueError.
+
+        Args:
+            begin: Where the body of the batch begins in the file.
+            batch: Its head and body.
+            before: The dictionaries.
+        """
+        sizes = dict.fromkeys(names, 0)
+        sizes[names[0]] = sum(size for each in before for _, size in _unpacked_buffers(*_split(each)))
+        places = self.groups.extents[group, [self.columns.index(name) for name in names], :2] - begin
+        for at, size in _unpacked_buffers(*batch):
+            own = np.flatnonzero((places[:, 0] <= at) & (at < places[:, 1]))
+            if len(own):
+                sizes[names[own[0]]] += size
+        return sizes
 
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Bytes of a file: views of it, where it is mapped."""
@@ -238,20 +263,8 @@ class ArrowFiles(TableFiles):
             names: list[str] = schema.names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
-            self._refuse_unknown(file, schema)
             places = [_column_extents(schema, *batch) for batch in said.batches]
         return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
-
-    def _refuse_unknown(self, file: int, schema: Any) -> None:
-        """Raise FormatError where a column is of a type that pyarrow has not in Python, as intervals of months."""
-        for column in schema:
-            try:
-                _layout(column.type)
-            except (KeyError, NotImplementedError) as error:
-                raise FormatError(
-                    f"{self.paths[file]}: column {column.name!r} is of a type that pyarrow does not read "
-                    f"({str(column).partition(': ')[2].removesuffix('>')}); write the file without it, or with another"
-                ) from error
 
     def close(self) -> None:
         self._maps.clear()
@@ -288,7 +301,10 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
         buffers = batch.numbers(2)
         views = iter(np.frombuffer(batch.vector(4, 8), "<i8").tolist())
     begin, stop = start + len(head), start + size
-    nodes = [list(_nodes(column.type, views)) for column in schema]
+    try:
+        nodes = [list(_nodes(column.type, views)) for column in schema]
+    except (KeyError, NotImplementedError):  # pyarrow has no arrays of intervals of months, and of days and ms
+        return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
     if sum(map(len, nodes)) != len(batch.numbers(1)):
         raise ValueError(f"a message @ {start} has other columns than the schema")
     ends = np.cumsum([0, *(sum(count for count, _ in column) for column in nodes)])
@@ -439,7 +455,7 @@ def _showing_nulls(layout: _Layout, head: bytes) -> bytes:
     return bytes(changed)
 
 
-def _prefix_bytes(message: bytes) -> int:
+def _prefix_bytes(message: bytes | memoryview) -> int:
     """How long what is in front of the FlatBuffers of a message is: Arrow before 0.15 wrote no mark."""
     return 8 if message[:4] == _NEXT else 4
 
@@ -503,6 +519,29 @@ class _Footer:
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(messages[0].head)) if messages else None
             if schema is None or not opened.schema.equals(schema, check_metadata=True):
                 raise ValueError("its footer has another schema than its beginning")
+
+
+def _split(message: bytes | memoryview) -> tuple[bytes, memoryview]:
+    """The head and the body of a message."""
+    prefix = _prefix_bytes(message)
+    end = prefix + int.from_bytes(message[prefix - 4 : prefix], "little")
+    return bytes(message[:end]), memoryview(message)[end:]
+
+
+def _unpacked_buffers(head: bytes, body: Any) -> list[tuple[int, int]]:
+    """Where each buffer of a message is in its body, and its bytes uncompressed, with which a compressed one begins.
+
+    Raises ValueError.
+    """
+    try:
+        batch = _batch(_Table.of_message(head))
+        buffers = batch.numbers(2).tolist()
+    except struct.error as error:
+        raise ValueError("a message points out of its head") from error
+    if not batch.place(3):
+        return [(at, size) for at, size in buffers]
+    first = ((at, size, int.from_bytes(body[at : at + 8], "little", signed=True)) for at, size in buffers if size >= 8)
+    return [(at, size if unpacked == -1 else unpacked) for at, size, unpacked in first]
 
 
 def _offset(data: bytes, at: int) -> int:

@@ -10,14 +10,18 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from energon_grain.errors import FormatError
+from energon_grain.formats.parquet_pages import Chunk, Leaf, Reading, plan_reading
+from energon_grain.formats.parquet_thrift import number, read_struct, structs
 from energon_grain.formats.table_files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
 from energon_grain.storage.cores import over_forks
+from energon_grain.storage.settings import storage_settings
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
@@ -36,18 +40,15 @@ class ParquetFiles(TableFiles):
     reads_whole_groups = False
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
-        self._parsed: OrderedDict[int, Any] = OrderedDict()
+        self._parsed: OrderedDict[int, _Footer] = OrderedDict()
         super().__init__(path, cache_dir=cache_dir)
 
     def schema(self, file: int = 0) -> Any:
-        import pyarrow
-        import pyarrow.parquet
-
         with self._decoding(self.paths[file]):
-            return pyarrow.parquet.ParquetFile(pyarrow.BufferReader(b""), metadata=self.metadata(file)).schema_arrow
+            return self._footer(file).schema
 
-    def metadata(self, file: int) -> Any:
-        """The `pyarrow.parquet.FileMetaData` of a file; those used last stay parsed."""
+    def _footer(self, file: int) -> _Footer:
+        """The footer of a file; those used last stay parsed."""
         with _parsing:
             found = self._parsed.get(file)
             if found is not None:
@@ -62,17 +63,32 @@ class ParquetFiles(TableFiles):
         return parsed
 
     def _table(self, group: int, names: list[str]) -> Any:
-        import pyarrow.parquet
+        import pyarrow
 
-        file, number = int(self.groups.file[group]), int(self.groups.number[group])
+        file, within = int(self.groups.file[group]), int(self.groups.number[group])
+        footer = self._footer(file)
         _, start, size, _ = self.spans(np.array([group]), names)
         held = HeldFile(self.paths[file], self.store, self._bytes_of(file, start, size))
-        opened = pyarrow.parquet.ParquetFile(
-            held, metadata=self.metadata(file), pre_buffer=False, page_checksum_verification=True
-        )
-        table = opened.read_row_group(number, columns=names, use_threads=False)
+        chunks = [chunk for chunk in footer.chunks[within] if chunk.leaf.column in names]
+        plan = plan_reading(chunks, held, storage_settings().largest_group_bytes)
+        self._check_size(group, plan.sizes)
+        opened = footer.open(held, plan)
+        if plan.rows_at_once is None:
+            table = opened.read_row_group(within, columns=names, use_threads=False)
+        else:
+            steps = opened.iter_batches(plan.rows_at_once, [within], columns=names, use_threads=False)
+            table = pyarrow.Table.from_batches(list(self._checked(group, names, steps)))
         table.validate()
         return table.select(names)  # by the name of a column `a.b` pyarrow also takes the field `b` of a struct `a`
+
+    def _checked(self, group: int, names: list[str], batches: Iterator[Any]) -> Iterator[Any]:
+        """Record batches of a row group, until they take too much. Raises FormatError."""
+        sizes = dict.fromkeys(names, 0)
+        for batch in batches:
+            for name in names:
+                sizes[name] += batch.column(name).nbytes
+            self._check_size(group, sizes)
+            yield batch
 
     def _read_heads(self, files: Sequence[int]) -> list[bytes]:
         """The footers of files: the ends of all at once, and more of those that are longer."""
@@ -89,35 +105,28 @@ class ParquetFiles(TableFiles):
             tails[file] = tail
         return [tail[len(tail) - 8 - length : -8] for tail, length in zip(tails, lengths.tolist(), strict=True)]
 
-    def _parse(self, file: int, footer: bytes) -> Any:
+    def _parse(self, file: int, footer: bytes) -> _Footer:
         import pyarrow
         import pyarrow.parquet
 
         whole = b"".join((footer, len(footer).to_bytes(4, "little"), _MAGIC))
         with self._decoding(self.paths[file]):
-            return pyarrow.parquet.read_metadata(pyarrow.BufferReader(whole))
+            metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(whole))
+            return _Footer(metadata, footer, self._versions[file][0] - 8 - len(footer))
 
     def _record(self, file: int, head: bytes) -> Record:
-        import pyarrow
-        import pyarrow.parquet
-
-        path, version = self.paths[file], self._versions[file]
-        metadata = self._parse(file, head)
-        with self._decoding(path):
-            schema = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(b""), metadata=metadata).schema_arrow
-            names: list[str] = schema.names
+        footer = self._parse(file, head)
+        with self._decoding(self.paths[file]):
+            names, leaves, metadata = footer.schema.names, footer.leaves, footer.metadata
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
-            leaves = [_leaves(column.type) for column in schema]
             if sum(leaves) != metadata.num_columns:
                 raise ValueError(f"{sum(leaves)} columns by the schema, {metadata.num_columns} in the file")
-            said = _thrift(head)
-            groups = _structs(said, _ROW_GROUPS)
-            rows = np.array([_number(group, _ROWS) for group in groups], "<i8")
-            extents = np.array(
-                [_extents(_structs(group, _CHUNKS), leaves, end=version[0] - 8 - len(head)) for group in groups],
-                "<i8",
-            ).reshape(len(rows), len(names), 3)
+            groups = footer.groups
+            rows = np.array([number(each, _ROWS) for each in groups], "<i8")
+            cuts = [0, *itertools.accumulate(leaves)]
+            extents = np.array([_extents(chunks, cuts) for chunks in footer.chunks], "<i8")
+            extents = extents.reshape(len(rows), len(names), 3)
             if len(groups) != metadata.num_row_groups or (rows < 0).any():
                 raise ValueError(f"{len(groups)} row groups, {metadata.num_row_groups} in the file")
             if sum(rows.tolist()) != metadata.num_rows or metadata.num_rows >= MOST_ROWS:
@@ -142,6 +151,82 @@ def _footer_length(path: str, tail: bytes, size_bytes: int) -> int:
     return said
 
 
+class _Footer:
+    """A footer, parsed.
+
+    Args:
+        metadata: By pyarrow.
+        head: Its bytes.
+        begin: Where it begins in the file.
+    """
+
+    def __init__(self, metadata: Any, head: bytes, begin: int) -> None:
+        self.metadata, self._head, self._begin = metadata, head, begin
+
+    def open(self, file: Any, plan: Reading | None = None) -> Any:
+        """The `pyarrow.parquet.ParquetFile` of a file with this footer. INT96 has no range in microseconds."""
+        import pyarrow.parquet
+
+        return pyarrow.parquet.ParquetFile(
+            file,
+            metadata=self.metadata,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit="us",
+            read_dictionary=None if plan is None else list(plan.coded),
+        )
+
+    @cached_property
+    def schema(self) -> Any:
+        """The `pyarrow.Schema`."""
+        import pyarrow
+
+        return self.open(pyarrow.BufferReader(b"")).schema_arrow
+
+    @cached_property
+    def leaves(self) -> list[int]:
+        """How many columns of the file each column of the schema takes."""
+        return [_leaves(column.type) for column in self.schema]
+
+    @cached_property
+    def _columns(self) -> list[Leaf]:
+        """The columns of the file."""
+        owners = [column for column, count in zip(self.schema, self.leaves, strict=True) for _ in range(count)]
+        leaves = [self.metadata.schema.column(number) for number in range(len(owners))]
+        return [
+            Leaf(
+                column=owner.name,
+                path=leaf.path,
+                physical=leaf.physical_type,
+                width=leaf.length or 0,
+                has_codes=not _has_extension(owner.type),
+            )
+            for owner, leaf in zip(owners, leaves, strict=True)
+        ]
+
+    @cached_property
+    def groups(self) -> list[dict[int, Any]]:
+        """The row groups, see `_WANTED`. Raises ValueError."""
+        try:
+            return structs(read_struct(self._head, _WANTED)[0], _ROW_GROUPS)
+        except IndexError:
+            raise ValueError("the footer ends within a value") from None
+
+    @cached_property
+    def chunks(self) -> list[list[Chunk]]:
+        """The columns of the file in each row group. Raises ValueError."""
+        return [_chunks(structs(group, _CHUNKS), self._columns, end=self._begin) for group in self.groups]
+
+
+def _has_extension(kind: Any) -> bool:
+    """Whether a type is an extension type, or has one within: of these pyarrow gives no codes of a dictionary."""
+    import pyarrow
+
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return True
+    return any(_has_extension(kind.field(number).type) for number in range(kind.num_fields))
+
+
 def _leaves(kind: Any) -> int:
     """Columns of a file that a column of this type takes."""
     import pyarrow
@@ -154,132 +239,55 @@ def _leaves(kind: Any) -> int:
 
 
 _ROW_GROUPS, _CHUNKS, _ROWS, _ELSEWHERE, _CHUNK = 4, 1, 3, 1, 3
-_UNPACKED, _PACKED, _PAGES, _DICTIONARY = 6, 7, 9, 11
+_FIELDS = 4, 5, 6, 7, 9, 11  # codec, values, bytes uncompressed and compressed, first page of data, dictionary
 _WANTED = {
     _ROW_GROUPS: {
         _ROWS: None,
-        _CHUNKS: {_ELSEWHERE: None, _CHUNK: dict.fromkeys((_UNPACKED, _PACKED, _PAGES, _DICTIONARY))},
+        _CHUNKS: {
+            _ELSEWHERE: None,
+            _CHUNK: dict.fromkeys(_FIELDS),
+        },
     }
 }
 """Numbers of fields in `parquet.thrift`, of the structs FileMetaData, RowGroup, ColumnChunk and ColumnMetaData."""
-_DEEPEST = 32
 
 
-def _thrift(footer: bytes) -> dict[int, Any]:
-    """The wanted fields of a footer, which is a struct in Thrift's compact protocol; see its compact-protocol.md.
-
-    pyarrow tells the same of each chunk, but ends the process where what a footer says contradicts itself.
-
-    Raises ValueError: it is none.
-    """
-    try:
-        return _struct(footer, 0, _WANTED, 0)[0]
-    except IndexError:
-        raise ValueError("the footer ends within a value") from None
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    if byte < 0x80:
-        return byte, at + 1
-    value = byte & 0x7F
-    for shift in range(7, 70, 7):
-        at += 1
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at + 1
-    raise ValueError("the footer has a number of more than 64 bits")
-
-
-def _struct(data: bytes, at: int, wanted: Mapping[int, Any], depth: int) -> tuple[dict[int, Any], int]:
-    if depth > _DEEPEST:
-        raise ValueError("the footer is nested too deeply")
-    found: dict[int, Any] = {}
-    field = 0
-    while head := data[at]:
-        at += 1
-        if head >> 4:
-            field += head >> 4
-        else:
-            field, at = _varint(data, at)
-            field = field >> 1 ^ -(field & 1)
-        value, at = _value(data, at, head & 15, wanted.get(field) or {}, depth)
-        if field in wanted:
-            found[field] = value
-    return found, at + 1
-
-
-def _value(data: bytes, at: int, kind: int, wanted: Mapping[int, Any], depth: int) -> tuple[Any, int]:
-    if 4 <= kind <= 6:
-        value, at = _varint(data, at)
-        return value >> 1 ^ -(value & 1), at
-    if kind == 8:
-        length, at = _varint(data, at)
-        if at + length > len(data):
-            raise IndexError
-        return data[at : at + length], at + length
-    if kind == 12:
-        return _struct(data, at, wanted, depth + 1)
-    if kind in (9, 10):
-        of, count = data[at] & 15, data[at] >> 4
-        at += 1
-        if count == 15:
-            count, at = _varint(data, at)
-        values: list[Any] = []
-        for _ in range(count):  # truth values take a byte each here
-            value, at = _value(data, at, 3 if of < 3 else of, wanted, depth + 1)
-            if wanted:
-                values.append(value)
-        return values, at
-    if kind not in (1, 2, 3, 7):
-        raise ValueError(f"the footer has a value of type {kind}")
-    at += {3: 1, 7: 8}.get(kind, 0)
-    if at > len(data):
-        raise IndexError
-    return kind == 1, at
-
-
-def _number(struct: Mapping[int, Any], field: int) -> int:
-    """A field that is a number; 0 where it is missing. Raises ValueError."""
-    value = struct.get(field, 0)
-    if type(value) is not int:
-        raise ValueError(f"its footer has something else than a number in field {field}")
-    return value
-
-
-def _structs(struct: Mapping[int, Any], field: int) -> list[dict[int, Any]]:
-    """A field that is a list of structs; none where it is missing. Raises ValueError."""
-    value = struct.get(field, [])
-    if not isinstance(value, list) or any(type(each) is not dict for each in value):
-        raise ValueError(f"its footer has something else than a list in field {field}")
-    return value
-
-
-def _extents(chunks: Sequence[dict[int, Any]], leaves: Sequence[int], *, end: int) -> list[tuple[int, int, int]]:
-    """First byte, one past the last, and bytes uncompressed, of each column of a row group.
+def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int) -> list[Chunk]:
+    """The columns of a row group.
 
     Args:
-        chunks: What a footer says of the columns of the file.
-        leaves: How many of these each column takes.
+        said: What a footer says of them.
+        leaves: Those of the schema.
         end: Where the footer begins.
 
-    Raises ValueError: they do not lie in the file.
+    Raises ValueError: they are not in the file.
     """
-    if len(chunks) != sum(leaves):
-        raise ValueError(f"a row group has {len(chunks)} columns, but the schema {sum(leaves)}")
-    places: list[tuple[int, int, int]] = []
-    for chunk in chunks:
-        if chunk.get(_ELSEWHERE):
+    if len(said) != len(leaves):
+        raise ValueError(f"a row group has {len(said)} columns, but the schema {len(leaves)}")
+    chunks: list[Chunk] = []
+    for leaf, own in zip(leaves, said, strict=True):
+        if own.get(_ELSEWHERE):
             raise ValueError("its columns lie in other files, which is not read")
-        said = chunk.get(_CHUNK)
-        if not isinstance(said, dict):
+        own = own.get(_CHUNK)
+        if not isinstance(own, dict):
             raise ValueError("its footer says nothing of a column")
-        unpacked, packed, pages, dictionary = (_number(said, f) for f in (_UNPACKED, _PACKED, _PAGES, _DICTIONARY))
+        codec, values, unpacked, packed, pages, dictionary = (number(own, field) for field in _FIELDS)
         begin = min(pages, dictionary) if dictionary else pages
         if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MOST_ROWS):
             raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins @ {end}")
-        places.append((begin, begin + packed, unpacked))
-    cuts = [0, *itertools.accumulate(leaves)]
-    columns = [places[begin:stop] for begin, stop in itertools.pairwise(cuts)]
-    return [(min(c[0] for c in each), max(c[1] for c in each), sum(c[2] for c in each)) for each in columns]
+        chunks.append(
+            Chunk(leaf=leaf, start=begin, stop=begin + packed, unpacked_bytes=unpacked, values=values, codec=codec)
+        )
+    return chunks
+
+
+def _extents(chunks: Sequence[Chunk], cuts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """First byte, one past the last, and bytes uncompressed, of each column of the schema in a row group.
+
+    Args:
+        cuts: Which columns of the file each one takes: those from one of these numbers to the next.
+    """
+    columns = [chunks[begin:stop] for begin, stop in itertools.pairwise(cuts)]
+    return [
+        (min(c.start for c in each), max(c.stop for c in each), sum(c.unpacked_bytes for c in each)) for each in columns
+    ]

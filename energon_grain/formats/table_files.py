@@ -22,7 +22,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,6 @@ from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
     EmptyDatasetError,
-    EnergonGrainError,
     FormatError,
     ReadError,
     StaleIndexError,
@@ -62,6 +61,7 @@ Version = tuple[int, int | bytes]
 MOST_ROWS = 1 << 56
 _PATTERN = re.compile(r"[*?\[]")
 DAMAGED = "the file is damaged, or none of its kind; write it anew, or leave it out by a pattern"
+_NO_MEMORY = "Cannot allocate memory"
 _Store = LocalFiles | RemoteFiles
 
 
@@ -355,11 +355,46 @@ class TableFiles(ABC):
         if not names:
             return None
         self.store.expect(self.paths[file], self._versions[file])  # type: ignore[arg-type]
-        with self._decoding(f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}"):
+        extents = groups.extents[group, [self.columns.index(name) for name in names]]
+        if not self.is_mapped:
+            sizes = np.maximum(extents[:, 2], 0 if self.reads_whole_groups else extents[:, 1] - extents[:, 0])
+            self._check_size(group, dict(zip(names, sizes.tolist(), strict=True)))
+        try:
             table = self._table(group, names)
             if table.num_rows != rows or table.num_columns != len(names):
                 raise ValueError(f"{table.num_rows} rows of {table.num_columns} columns, not {rows} of {len(names)}")
+        except _raw_errors() as error:
+            if _is_ours(error):
+                raise
+            wrong = names if is_memory_short(error) or len(names) == 1 else self._wrong_columns(group, names)
+            shown = f"column{'s' * (len(wrong) > 1)} {', '.join(map(repr, wrong))}"
+            where = f"{self.paths[file]}: {self.group_word} {int(groups.number[group])}: {shown}"
+            raise named_error(where, error) from error
         return table
+
+    def _wrong_columns(self, group: int, names: list[str]) -> list[str]:
+        """Which of some columns of a group do not decode by themselves; all, where each of them does."""
+        wrong: list[str] = []
+        for name in names:
+            try:
+                self._table(group, [name])
+            except _raw_errors():
+                wrong.append(name)
+        return wrong or names
+
+    def _check_size(self, group: int, sizes: Mapping[str, int]) -> None:
+        """Refuse a group of which columns take more than the settings allow, decoded. Raises FormatError."""
+        total, most = sum(sizes.values()), storage_settings().largest_group_bytes
+        if total <= most:
+            return
+        largest = max(sizes, key=sizes.__getitem__)
+        whole = f", with the other columns {total:,}" if total > sizes[largest] else ""
+        raise FormatError(
+            f"{self.paths[int(self.groups.file[group])]}: {self.group_word} {int(self.groups.number[group])}: column "
+            f"{largest!r} takes {sizes[largest]:,} bytes{whole}, but `largest_group_bytes` is {most:,}; write "
+            f"smaller groups ({self.group_option}), leave the column out by a part_filter, or raise the limit: "
+            f"`use_storage(StorageSettings(largest_group_bytes=…))`, or in the file with the storage settings"
+        )
 
     def _read(self, file: int, start: int, stop: int) -> bytes:
         one = np.zeros(1, np.int64)
@@ -404,14 +439,12 @@ class TableFiles(ABC):
     @contextlib.contextmanager
     def _decoding(self, where: str) -> Generator[None]:
         """Errors of pyarrow name the place."""
-        import pyarrow
-
         try:
             yield
-        except EnergonGrainError:
-            raise
-        except (pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError) as error:
-            raise named_error(where, error, DAMAGED) from error
+        except _raw_errors() as error:
+            if _is_ours(error):
+                raise
+            raise named_error(where, error) from error
 
     # What is known of heads.
 
@@ -488,6 +521,44 @@ class TableFiles(ABC):
         self.store.close()
 
 
+def _raw_errors() -> tuple[type[Exception], ...]:
+    """What pyarrow raises where it decodes, and our own code where it parses heads."""
+    import pyarrow
+
+    return pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError
+
+
+def _is_ours(error: Exception) -> bool:
+    return type(error).__module__.startswith("energon_grain")
+
+
+def is_memory_short(error: Exception) -> bool:
+    """Whether an error says that memory could not be had, which says nothing of the file."""
+    no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return no_memory or isinstance(error, MemoryError) or _NO_MEMORY in str(error)
+
+
+def named_error(where: str, error: Exception, advice: str = DAMAGED) -> ReadError | FormatError:
+    """What pyarrow, NumPy or the system raised, as an error of ours that names the place and the kind of trouble.
+
+    Args:
+        advice: What to do where the file is at fault, and not the machine that reads it.
+    """
+    said = str(error).strip() or type(error).__name__
+    if is_memory_short(error):
+        return ReadError(
+            f"{where}: there is not enough memory to decode it ({said}); read fewer columns, write smaller groups, or "
+            "give the process more memory"
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return ReadError(f"{where}: cannot be read: {said}")
+    if isinstance(error, NotImplementedError):
+        return FormatError(f"{where}: {said}: pyarrow does not support this; leave the column out by a part_filter")
+    if isinstance(error, LookupError):
+        said = f"{type(error).__name__}: {said}"
+    return FormatError(f"{where}: {said}{advice and '; '}{advice}")
+
+
 def _opened(kind: type[TableFiles], location: str, cache_dir: str | None, content_id: str) -> TableFiles:
     files = kind(location, cache_dir=cache_dir)
     if files.content_id != content_id:
@@ -520,25 +591,6 @@ def _read_records(path: Path) -> list[Record]:
             if xxhash.xxh3_64_intdigest(said) == int.from_bytes(end[8:], "little"):
                 return _RECORDS.from_msgpack(said)
     return []
-
-
-def named_error(where: str, error: Exception, advice: str) -> EnergonGrainError:
-    """What to raise in place of an error of pyarrow's, of NumPy's or of the system.
-
-    Args:
-        advice: What to do where the file is at fault, and not the machine that reads it.
-    """
-    said = str(error).strip() if not isinstance(error, KeyError) else ""
-    said = said or f"{type(error).__name__}{error.args}"
-    number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, MemoryError) or number == errno.ENOMEM:
-        return ReadError(
-            f"{where}: asks for more memory than there is ({said}); give the program more, use fewer processes, or "
-            "write smaller row groups"
-        )
-    if number is not None:
-        return ReadError(f"{where}: cannot be read: {said}")
-    return FormatError(f"{where}: {said}{advice and '; '}{advice}")
 
 
 class HeldFile:

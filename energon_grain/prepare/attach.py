@@ -164,12 +164,20 @@ def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDA
             if isinstance(error, EnergonGrainError):
                 raise
             raise FormatError(f"{path}: is no Parquet file that can be read: {error}") from error
-        keys = None if key is None else [str(each) for each in table[key].to_pylist()]
+        keys = None if key is None else [_key(each, path, key, row) for row, each in enumerate(table[key])]
         found: Any = table[field].to_numpy()
     else:
         keys, found = _text_table(path, field, where)
     is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
     return keys, _known(found if is_plain else list(found), where)
+
+
+def _key(value: Any, path: str, column: str, row: int) -> str:
+    """A key of a Parquet file, by its `pyarrow.Scalar`. Raises FormatError where it is no UTF-8."""
+    try:
+        return str(value.as_py())
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: row {row}: its key in column {column!r} is no UTF-8: {error}") from error
 
 
 def _known(values: Sequence[Any] | npt.NDArray[Any], where: str) -> Numbers:

@@ -35,7 +35,7 @@ from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.formats.parquet import ParquetFiles
-from energon_grain.formats.table_files import TableFiles, named_error
+from energon_grain.formats.table_files import TableFiles, is_memory_short, named_error
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -50,6 +50,7 @@ KEY_COLUMN = "__key__"
 _UNREADABLE = (ValueError, LookupError, MemoryError, NotImplementedError, OverflowError)
 _SIZES = "bytes"
 _GROUPS_DIGESTED, _KEYS_DIGESTED = 8, 1000
+_KEYS_AT_ONCE = 8192
 _MOST_MEMORY_BYTES = 4 << 30
 _MEMORY_SHARE = 4
 _DISK_SHARE = 4
@@ -182,7 +183,9 @@ class DecodedGroups:
         with suppress(OSError, pyarrow.ArrowException):
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix="rows-")
             try:
-                with os.fdopen(descriptor, "wb") as file, pyarrow.ipc.new_file(file, group.table.schema) as writer:
+                options = pyarrow.ipc.IpcWriteOptions(unify_dictionaries=True)
+                schema = group.table.schema
+                with os.fdopen(descriptor, "wb") as file, pyarrow.ipc.new_file(file, schema, options=options) as writer:
                     writer.write_table(group.table)
                 table = pyarrow.ipc.open_file(pyarrow.memory_map(name)).read_all()
             finally:
@@ -447,28 +450,20 @@ class TableSource(Cut):
             take = decoded.takes.get(name)
             if take is None:
                 array = self._kinds[name].array(decoded.table, name)
-                take = decoded.takes[name] = nothing if array is None else self._kinds[name].take(array)
+                take = decoded.takes[name] = nothing if array is None else self._kinds[name].values(array)
             return take(within)
 
     @contextmanager
     def _converting(self, name: str, number: int) -> Generator[None]:
         """Errors of pyarrow and NumPy name the file, the row group and the column."""
-        import pyarrow
-
         try:
             yield
-        except (
-            pyarrow.ArrowException,
-            ValueError,
-            LookupError,
-            MemoryError,
-            NotImplementedError,
-            OverflowError,
-        ) as error:
+        except _UNREADABLE as error:
             file, within = (int(each[number]) for each in (self.files.groups.file, self.files.groups.number))
             where = f"{self.files.paths[file]}: {self.files.group_word} {within}: column {name!r}"
-            kind = f"values of type {self._kinds[name].arrow} are not read" if isinstance(error, KeyError) else ""
-            raise named_error(where, error, kind) from error
+            if is_memory_short(error) or isinstance(error, NotImplementedError | LookupError):
+                raise named_error(where, error) from error
+            raise FormatError(f"{where}: {error}") from error
 
     def keys(self, indices: Int64Array) -> list[str]:
         """The key of each sample. Raises as `read`, which it does where a column says them."""
@@ -482,9 +477,10 @@ class TableSource(Cut):
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]
 
     def _take_keys(self, number: int, decoded: _Group, within: list[int], places: list[int], keys: list[str]) -> None:
-        for place, value in zip(places, self._values(self._key or "", number, decoded, within), strict=True):
+        values = self._values(self._key or "", number, decoded, within)
+        for at, (place, value) in enumerate(zip(places, values, strict=True)):
             if value is not None:  # else it keeps its usual one
-                keys[place] = _key_of(value)
+                keys[place] = self._key_of(value, self._key or "", number, within[at])
 
     def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
         """The keys of all rows, some at a time; those of a column, where one is named. Raises as `read` too.
@@ -497,17 +493,23 @@ class TableSource(Cut):
         groups = np.flatnonzero(np.diff(self._first))
         tables = itertools.repeat(None) if name is None else self._column_tables(name, groups)
         for number, table in zip(groups.tolist(), tables, strict=False):
-            rows = np.arange(self._first[number], self._first[number + 1])
+            first, end = int(self._first[number]), int(self._first[number + 1])
             file = int(self.files.groups.file[number])
-            keys = self._usual_keys(rows, [file] * len(rows))
-            if name is not None:
-                found = self._values(name, number, _Group(table, 0), list(range(len(rows))))
-                lacking = [place for place, value in enumerate(found) if value is None]
-                if column is not None and lacking:
-                    row = int(rows[lacking[0]] - self._file_first[file])
-                    raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
-                keys = [key if value is None else _key_of(value) for key, value in zip(keys, found, strict=True)]
-            yield keys
+            group = _Group(table, 0)
+            for begin in range(first, end, _KEYS_AT_ONCE):
+                rows = np.arange(begin, min(begin + _KEYS_AT_ONCE, end))
+                keys = self._usual_keys(rows, [file] * len(rows))
+                if name is not None:
+                    within = (rows - first).tolist()
+                    found = self._values(name, number, group, within)
+                    if column is not None and None in found:
+                        row = int(rows[found.index(None)] - self._file_first[file])
+                        raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
+                    keys = [
+                        key if value is None else self._key_of(value, name, number, row)
+                        for key, value, row in zip(keys, found, within, strict=True)
+                    ]
+                yield keys
 
     def keys_id(self, column: str | None = None) -> str:
         """Digest of keys that lie in the data: of some rows of some groups; empty where names of files say them.
@@ -522,9 +524,21 @@ class TableSource(Cut):
         some = full[_spread(len(full), _GROUPS_DIGESTED)]
         for number, table in zip(some.tolist(), self._column_tables(name, some), strict=True):
             rows = _spread(int(self._first[number + 1] - self._first[number]), _KEYS_DIGESTED).tolist()
-            found = self._values(name, number, _Group(table, 0), rows)
-            digest.update(msgspec.msgpack.encode([None if value is None else _key_of(value) for value in found]))
+            found = zip(self._values(name, number, _Group(table, 0), rows), rows, strict=True)
+            keys = [None if value is None else self._key_of(value, name, number, row) for value, row in found]
+            digest.update(msgspec.msgpack.encode(keys))
         return digest.hexdigest()
+
+    def _key_of(self, value: Any, name: str, number: int, row: int) -> str:
+        """The key that a value of a column is, in a row of a row group. Raises FormatError where it is no UTF-8."""
+        try:
+            return value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError as error:
+            file = int(self.files.groups.file[number])
+            within = int(self._first[number]) + row - int(self._file_first[file])
+            raise FormatError(
+                f"{self.files.paths[file]}: row {within}: its key in column {name!r} is no UTF-8: {value[:50]!r}"
+            ) from error
 
     def _key_column(self, column: str | None) -> str | None:
         if column is not None and column not in self._kinds:
@@ -770,10 +784,6 @@ def part_of_key(key: str) -> tuple[str, str]:
 def _spread(count: int, most: int) -> Int64Array:
     """At most so many numbers below `count`, far apart, with the first and the last."""
     return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
-
-
-def _key_of(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _stem(name: str, endings: tuple[str, ...]) -> str:

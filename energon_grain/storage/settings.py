@@ -25,6 +25,13 @@ ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 DEFAULT_CACHE_SHARE = 0.1
 """Of the file system that the cache lies on, where `cache_bytes` says nothing."""
 _LONGEST_S = 1e9
+_LEAST = {
+    "requests_in_flight": 1,
+    "request_bytes": 1 << 16,
+    "attempts": 1,
+    "ahead_bytes": 0,
+    "largest_group_bytes": 1,
+}
 _SHAPE = "a mapping such as `stores: {'s3://bucket': {region: us-east-1}}`"
 _STORE_SHAPE = "a mapping such as `{region: us-east-1}`"
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
@@ -80,6 +87,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
         ahead_bytes: How much is fetched before it is needed, at most: into the cache (half of it at most), or into
             memory where blocks are not kept. 0: every chunk of samples fetches what it takes.
+        largest_group_bytes: What one row group, record batch or shard of a table (Parquet, Arrow, MDS) may take in
+            memory; a larger one is an error before it is decoded. Of files of this machine, too.
     """
 
     stores: dict[str, StoreSettings] = {}
@@ -92,9 +101,10 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cache_dir: str | None = None
     cache_bytes: int | None = None
     ahead_bytes: int = 1 << 30
+    largest_group_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name, least in (("requests_in_flight", 1), ("request_bytes", 1 << 16), ("attempts", 1), ("ahead_bytes", 0)):
+        for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be {least} or more")
         if not (0 < self.timeout_s <= _LONGEST_S and 0 <= self.first_pause_s <= self.longest_pause_s <= _LONGEST_S):

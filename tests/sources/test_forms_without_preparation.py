@@ -324,10 +324,10 @@ def test_errors_of_memory_and_of_the_system_are_not_damage(tmp_path: Path, monke
     memory, full = pa.ArrowMemoryError("malloc of size 9 failed"), OSError(errno.EMFILE, "Too many open files")
     reading, column = "arrow_files.ArrowFiles._table", "arrow_columns.ColumnKind.array"
     for place, error, message in (
-        (reading, memory, r"asks for more memory than there is \(malloc of size 9 failed\)"),
-        (reading, OSError(errno.ENOMEM, "Cannot allocate memory"), "asks for more memory than there is"),
-        (reading, full, "cannot be read: .*Too many open files"),
-        (column, memory, "column 'n': asks for more memory than there is"),
+        (reading, memory, r".*not enough memory to decode it \(malloc of size 9 failed\)"),
+        (reading, OSError(errno.ENOMEM, "Cannot allocate memory"), ".*not enough memory to decode it"),
+        (reading, full, ".*cannot be read: .*Too many open files"),
+        (column, memory, "column 'n': .*not enough memory"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(f"energon_grain.formats.{place}", Mock(side_effect=error))
@@ -346,29 +346,6 @@ def test_no_error_of_pyarrow_comes_raw(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr("energon_grain.formats.arrow_columns.ColumnKind.array", Mock(side_effect=error))
         with pytest.raises(FormatError, match=r"y\.arrow: record batch 0: column 'n': .*(77|21)"):
             in_order(path)
-
-
-def test_columns_that_pyarrow_does_not_read(tmp_path: Path) -> None:
-    """Intervals of months, which pyarrow cannot write: the unit of one of days and nanoseconds is changed."""
-    path = write_arrow(tmp_path / "x.arrow", {"n": [1], "every": pa.nulls(1, pa.month_day_nano_interval())})
-    data = bytearray(path.read_bytes())
-    place = next(at for at in range(len(data)) if _unit_at(data, at))
-    data[place] = 0  # IntervalUnit {YEAR_MONTH, DAY_TIME, MONTH_DAY_NANO}
-    path.unlink()
-    path.write_bytes(data)
-    with pytest.raises(
-        FormatError, match=r"x\.arrow: column 'every' is of a type that pyarrow does not read \(month_in"
-    ):
-        in_order(path)
-
-
-def _unit_at(data: bytes, place: int) -> bool:
-    """Whether the schema has an interval of months where this byte is 0."""
-    changed = bytearray(data)
-    changed[place] = 0
-    with contextlib.suppress(pa.ArrowException, OSError, IndexError):
-        return "month_interval" in str(pa.ipc.open_stream(bytes(changed)).schema.field(1))
-    return False
 
 
 def test_feather_of_version_1(tmp_path: Path) -> None:
