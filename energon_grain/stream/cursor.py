@@ -1,9 +1,10 @@
 """The state of a stream: one small JSON object.
 
-    {"version": 1, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false, "lanes": 48,
-     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "", "skipped": [],
-     "check": "8c…"}
+    {"version": 1, "order_version": 2, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false,
+     "lanes": 48, "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "",
+     "skipped": [], "check": "8c…"}
 
+`version` is that of this form, `order_version` that of the streams: see `ORDER_VERSION`.
 `host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
 `drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
 without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
@@ -41,6 +42,17 @@ from energon_grain.stream.state import Codec, pack_integers, unpack_integers
 from energon_grain.stream.worker_config import WorkerConfig
 
 VERSION = 1
+ORDER_VERSION = 2
+"""Rises with each revision that changes the stream of any configuration.
+
+Operators whose items changed say since which version they are what they are (`LaneOperator.order_version`): a state of
+an older version is continued exactly by all other configurations, and refused by these.
+
+1. Revisions before 22 November 2026.
+2. Packs of several lanes take turns (docs/decisions/packs-take-turns.md); states of generators hold batches.
+"""
+_SAVED_BY = {1: "a development revision from before 22 November 2026 (such as git revision d290e64; no release)"}
+"""Which revisions saved states of each earlier order version, and continue them."""
 Cursor = dict[str, Any]
 
 _logger = logging.getLogger("energon_grain")
@@ -49,6 +61,7 @@ _FIELDS = frozenset(
     (
         *_INTEGERS,
         "version",
+        "order_version",
         "ended",
         "fingerprint",
         "history",
@@ -61,7 +74,7 @@ _FIELDS = frozenset(
         "check",
     )
 )
-_OPTIONAL = ("plans", "manifest")
+_OPTIONAL = ("plans", "manifest", "order_version")
 _LARGEST = 1 << 53
 """Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
@@ -80,6 +93,7 @@ def to_cursor(
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
     cursor: Cursor = {
         "version": VERSION,
+        "order_version": ORDER_VERSION,
         "step": progress.step,
         "pass": progress.pass_number,
         "pass_step": progress.pass_step,
@@ -138,7 +152,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
             f"the states of all hosts are needed, one each; these are of {[c['host'] for c in ordered]} (host, hosts)"
         )
     first = ordered[0]
-    for name in ("step", "pass", "pass_step", "item", "ended", "lanes", "fingerprint"):
+    for name in ("order_version", "step", "pass", "pass_step", "item", "ended", "lanes", "fingerprint"):
         values = [cursor[name] for cursor in ordered]
         if any(value != values[0] for value in values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
@@ -394,12 +408,45 @@ def check_cursor(cursor: Any) -> Cursor:
             f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
             f"state that was changed on purpose goes without 'check')"
         )
+    _settle_order_version(given, checksummed="check" in cursor)
     hosts, lanes = given["host"][1], given["lanes"]
     if lanes % hosts and (given["held"] or given["drops"]):
         raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
     given["host"] = list(given["host"])
     given["history"] = [list(segment) for segment in given["history"]]
     return given
+
+
+def _settle_order_version(given: Cursor, *, checksummed: bool) -> None:
+    """Add the order version to a state of a revision that did not write it: those with checksums were of version 2.
+
+    Raises StateError if the order is of a later revision.
+    """
+    if "order_version" not in given:
+        given["order_version"] = 2 if checksummed else 1
+        given["check"] = _checksum(given)
+    if given["order_version"] > ORDER_VERSION:
+        raise StateError(
+            f"the state's 'order_version' is {given['order_version']}: a later revision of energon-grain saved it, "
+            f"whose streams differ; this one continues order versions up to {ORDER_VERSION}. Restore it with the "
+            f"revision that saved it, or a later one"
+        )
+
+
+def check_order(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
+    """Refuse a checked cursor of a revision in which the stream of this configuration was another.
+
+    Raises StateError if it is.
+    """
+    version = cursor["order_version"]
+    if version < spec.order_version:
+        raise StateError(
+            f"the state has order version {version}: it was saved by {_SAVED_BY[version]}, and the stream of this "
+            f"dataset, which packs or generates, changed with order version {spec.order_version}. Only a revision "
+            f"with order version {version} continues it with the batches that it would have had. With this one, make "
+            f"a new loader, and `skip` the steps that were done; or, where the dataset packs, pass allow_changes=True "
+            f"to go on at the same position with other packs"
+        )
 
 
 def _not_native(given: Mapping[str, Any]) -> str:
@@ -437,7 +484,7 @@ def _is_history(value: Any) -> bool:
 
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_INTEGERS, (_whole, "a number, 0 or more and below 2**53,")),
-    "lanes": (lambda value: _whole(value) and value > 0, "a positive number"),
+    **dict.fromkeys(("lanes", "order_version"), (lambda value: _whole(value) and value > 0, "a positive number")),
     "ended": (lambda value: isinstance(value, bool), "true or false"),
     "fingerprint": (lambda value: isinstance(value, str), "a text"),
     "host": (lambda value: _row(value, 2) and value[0] < value[1], "[host, hosts]"),

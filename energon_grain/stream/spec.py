@@ -303,6 +303,11 @@ class StreamSpec:
             return not self.program.root.finite
         return self.order.passes is None
 
+    @property
+    def order_version(self) -> int:
+        """Order version (`stream.cursor.ORDER_VERSION`) since which the stream is what it is."""
+        return 1 if self.program is None else _order_version(self.program.root)
+
     def length(self, pass_number: int) -> int | None:
         """Items of a pass, drops not counted; None: endless, or it depends on data."""
         return None if self.program is not None else self.order.length(pass_number)
@@ -573,6 +578,10 @@ def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
     """One line that names the first few leaves, and says how many others there are."""
     names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
     return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
+
+
+def _order_version(operator: LaneOperator) -> int:
+    return max(operator.order_version, *map(_order_version, operator.children), 1)
 
 
 def _hooks(value: Any) -> Iterator[HookSpec]:

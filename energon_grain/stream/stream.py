@@ -24,7 +24,15 @@ from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
-from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
+from energon_grain.stream.cursor import (
+    Cursor,
+    check_fingerprint,
+    check_lanes,
+    check_order,
+    pack_manifest,
+    restored,
+    to_cursor,
+)
 from energon_grain.stream.loader_stats import LoaderStats, Setup
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.passes import (
@@ -543,7 +551,9 @@ class Stream:
         """
         self._require_here("restore a state")
         if not allow_changes:
-            check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
+            checked = check_lanes(cursor, self.share)
+            check_fingerprint(checked, self._fingerprint, self.spec.manifest())
+            check_order(checked, self.spec)
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
         if cursor.get("plans") and cursor.get("fingerprint") == self._fingerprint:
             self.spec.remember(cursor["plans"])
