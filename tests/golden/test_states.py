@@ -34,7 +34,7 @@ def older(state: dict[str, Any]) -> dict[str, Any]:
 def test_a_state_goes_on_or_is_refused(version: int, kind: str) -> None:
     recorded = RECORDED[version][kind]
     if kind in CHANGED[version]:
-        message = rf"order version {version}: it was saved by .* revision .*changed with order version {version + 1}"
+        message = rf"order_version is {version}: it was saved by .* revision .*changed with order version {version + 1}"
         with pytest.raises(StateError, match=message):
             states.then(energon_grain, kind, recorded["state"])
     else:

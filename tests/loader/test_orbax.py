@@ -114,7 +114,7 @@ def test_the_async_checkpointer_writes_the_state_at_the_call(
 
 
 class Counted:
-    """`GrainCheckpointable_v1` of MaxText (`src/maxtext/common/grain_utility.py`), with the same number of processes."""
+    """`GrainCheckpointable_v1` of MaxText (`src/maxtext/common/grain_utility.py`), for as many processes as saved."""
 
     def __init__(self, item: Any) -> None:
         self.item = item
