@@ -443,7 +443,9 @@ def _lines(info: StateInfo) -> list[str]:
     if info.leaves:
         lines += _leaf_lines(info.leaves)
     else:
-        lines.append("It has no manifest (as get_state gives it): datasets are named in states of save_state_rank.")
+        lines.append(
+            "It has no manifest (get_state leaves a long one out): datasets are named in states of save_state_rank."
+        )
     if info.differences is not None:
         lines += ["", "It belongs to this dataset as it is read here." if not info.differences else "Differs here:"]
         lines += [f"  {line}" for line in info.differences]

@@ -129,6 +129,10 @@ class PackLanes(MadeOfSeveral):
     encoder: HookSpec | None
     phases: tuple[int, ...]
 
+    @property
+    def order_version(self) -> int:
+        return 2 if len(self.phases) > 1 else 1
+
     def buffers(self) -> Iterator[int]:
         if self.finite:
             yield self.child.items() // self.size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.fold import Carry, Fold
+from energon_grain.samplers.fold import Carry, Fold, SavedCarries
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.pack_plan import PATIENCE, Oversize, OversizeSample, WindowPacks, plan_packs
 from energon_grain.sources.costs import PARTS_OF_ONE, Costs
@@ -366,18 +366,21 @@ class PlannedPacks:
     def carries(self, position: int) -> list[Carry]:
         """See `IndexMap.carries`. The first numbers are the pack's position among those of all passes."""
         pass_number, item = divmod(position, 1 << PASS_BITS)
-        first, at, *carried = self._fold(pass_number).anchor(item)
-        below = self.child.start(pass_number) + min(carried, default=at)
-        return [((pass_number << PASS_BITS) + first, at, *carried), *self.child.carries(below)]
+        first, *rest = self._fold(pass_number).anchor(item)
+        return [((pass_number << PASS_BITS) + first, *rest), *self.child.carries(self._below(pass_number, rest))]
 
-    def remember(self, carries: Iterator[Carry]) -> None:
-        carry = next(carries, ())
-        if len(carry) < 2:
-            raise ValueError("there are too few carries")
-        position, *rest = carry
+    def _below(self, pass_number: int, rest: Sequence[int]) -> int:
+        """The first position of the child that windows from a carry on need, of its numbers behind the pack's."""
+        at, *carried = rest
+        return self.child.start(pass_number) + min(carried, default=at)
+
+    def remember(self, saved: SavedCarries, position: int) -> None:
         pass_number, item = divmod(position, 1 << PASS_BITS)
-        self._fold(pass_number).remember((item, *rest))
-        self.child.remember(carries)
+        first, *rest = saved.next(2)
+        if first >> PASS_BITS != pass_number or max(rest[1:], default=-1) >= rest[0]:
+            raise ValueError("a plan is of another pass, or carries over what it has not reached")
+        self.child.remember(saved, self._below(pass_number, rest))
+        saved.give(self._fold(pass_number), (first - (pass_number << PASS_BITS), *rest), item)
 
     def length(self, pass_number: int) -> int:
         """Packs of a finite pass: it is planned once, all of it."""

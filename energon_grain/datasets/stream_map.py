@@ -271,6 +271,10 @@ class GenerateLanes(LaneOperator):
     key: int
     knows_batches: bool
 
+    @property
+    def order_version(self) -> int:
+        return 2
+
     def open(self, lane: Lane, state: State | None) -> Items:
         if state is None:
             return _Generate(self, lane, self.child.open(lane, None))

@@ -23,6 +23,11 @@ def write_state(directory: Any, cursor: Cursor) -> None:
     (directory / FILE_NAME).write_text(json.dumps(cursor, indent=1))
 
 
+def write_process_state(directory: Any, cursor: Cursor, rank: int, count: int) -> None:
+    """Write the state of one process to the file that Grain's iterators write. Called by every process."""
+    (directory / f"process_{rank}-of-{count}.json").write_text(json.dumps(cursor, indent=1))
+
+
 def read_state(directory: Any) -> Cursor:
     """Read a state that any number of hosts wrote: ours, or the files of Grain's own handler, one a process.
 

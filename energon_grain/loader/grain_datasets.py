@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import time
@@ -81,6 +82,10 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     `len` is the number of steps of one pass, and element `i + len·e` belongs to pass e; where the dataset is endless it
     is `sys.maxsize`, as Grain has it. A negative index counts from the end of the first pass.
 
+    Grain's `WindowShuffleMapDataset` asks its parent for indices beyond `len` in its last window, exactly as `repeat`
+    does for the next pass, so directly above this class it delivers batches of the next pass. Put it above
+    `repeat(1, reseed_each_epoch=False)`, or use `WindowShuffleIterDataset`.
+
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size.
 
@@ -156,9 +161,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
 
     @traced_item
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice | Sequence | np.ndarray):
+        if isinstance(index, slice):
             return self.slice(index)
-        number, steps = int(index), self._plan.remaining(0, 0)
+        number, steps = operator.index(index), self._plan.remaining(0, 0)
         if number < 0:
             if steps is None:
                 raise IndexError(f"batch {number} of an endless dataset: it has no end to count from")
@@ -256,7 +261,7 @@ class _Chosen(grain.MapDataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        pass_number, place = divmod(int(index), len(self))
+        pass_number, place = divmod(operator.index(index), len(self))
         return self._parent[int(self._places[place]) + pass_number * (len(self._parent) if pass_number else 0)]
 
 

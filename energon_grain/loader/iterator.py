@@ -15,7 +15,7 @@ import numpy as np
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, EnergonGrainError
-from energon_grain.loader.checkpoint_file import read_state, write_state
+from energon_grain.loader.checkpoint_file import read_state, write_process_state, write_state
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
@@ -60,6 +60,11 @@ with suppress(ImportError, AttributeError, TypeError):
 
 class JaxProcesses:
     """All processes of an initialised `jax.distributed`. See `stream.cursor.HostProcesses`."""
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return int(sys.modules["jax"].process_count())
 
     @property
     def rank(self) -> int:
@@ -174,16 +179,20 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
         self._stream.seek(index)
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file, whatever the number of hosts.
+        """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file that any number of hosts restores.
 
-        The states of all hosts are gathered now; the file is written by the coroutine that this returns.
+        Each process also writes its own state to the file that Grain's iterators write: MaxText counts those before it
+        restores. The states of all hosts are gathered now; the files are written by the coroutine that this returns.
         """
-        merged = gather_over_jax(self.save_state_rank())
+        own, processes = self.save_state_rank(), jax_processes()
+        merged = gather_over_jax(own)
+        rank, count = (0, 1) if processes is None else (processes.rank, processes.count)
 
         async def write() -> None:
             folder = await directory.await_creation()
-            if is_primary():
+            if rank == 0:
                 await asyncio.to_thread(write_state, folder, merged)
+            await asyncio.to_thread(write_process_state, folder, own, rank, count)
 
         return write()
 

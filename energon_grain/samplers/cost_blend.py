@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.fold import Carry, Fold
+from energon_grain.samplers.fold import Carry, Fold, SavedCarries
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
 from energon_grain.samplers.weights import Schedule, integer_weights
@@ -158,15 +158,18 @@ class CostBlend:
     def anchor(self, position: int) -> Carry:
         return self._fold.anchor(position)
 
-    def remember(self, carry: Carry) -> None:
-        """See `Fold.remember`. Raises ValueError if it is of another number of children."""
-        if len(carry) != _HEAD + 2 * len(self._costs):
-            raise ValueError(f"{len(carry)} numbers for {len(self._costs)} datasets")
-        self._fold.remember(carry)
+    def remember(self, carry: Carry, position: int, saved: SavedCarries) -> None:
+        """See `FoldingRouter.remember`."""
+        saved.give(self._fold, carry, position)
 
     def counts(self, carry: Carry) -> Sequence[int]:
-        """Positions of each child that lie before a carry."""
-        return carry[_HEAD : _HEAD + len(self._costs)]
+        """Positions of each child that lie before a carry. Raises ValueError if it is of another number of children."""
+        if len(carry) != _HEAD + 2 * len(self._costs):
+            raise ValueError(f"{len(carry)} numbers for {len(self._costs)} datasets")
+        counts = carry[_HEAD : _HEAD + len(self._costs)]
+        if sum(counts) != carry[0]:
+            raise ValueError(f"{sum(counts)} positions of all datasets before position {carry[0]}")
+        return counts
 
     def _advance(self, carry: Carry) -> tuple[tuple[npt.NDArray[np.int32], Int64Array], Carry]:
         """The children and child positions of a window, and the carry behind it."""

@@ -24,6 +24,8 @@ Advance = Callable[[Carry], tuple[Plan, Carry]]
 _PLANS = 8
 _PAST = 512
 _AHEAD = 1 << 14
+_REACH = 8
+"""Windows that may lie between the carry of a saved state and its place; one, unless carries between were left out."""
 
 
 class Fold(Generic[Plan]):
@@ -85,6 +87,36 @@ class Fold(Generic[Plan]):
             if self._carries[at][0] != carry[0]:
                 self._keep(at + 1, carry)
 
+    def go_on(self, carry: Carry, position: int) -> None:
+        """Take in the carry that a state of a place at `position` holds, in place of all that is known.
+
+        The window of the position is planned now: it is what comes next. Raises ValueError if the carry is not of that
+        place.
+        """
+        with self.lock:
+            if carry[0] > position:
+                raise ValueError(f"a plan begins at {carry[0]}, behind {position}")
+            self._carries, self._asked = [self._first, *([carry] if carry[0] else [])], 0
+            self._plans = OrderedDict()
+            carry = self._carries[-1]
+            for _ in range(_REACH):
+                after, _ = self._made(carry)
+                if position < after[0] or after[0] == carry[0]:
+                    return
+                carry = after
+        raise ValueError(f"a plan ends at {carry[0]}, long before {position}")
+
+    def memory(self) -> Callable[[], None]:
+        """A function that brings back what is known now."""
+        with self.lock:
+            carries, plans, asked = [*self._carries], OrderedDict(self._plans), self._asked
+
+        def bring_back() -> None:
+            with self.lock:
+                self._carries, self._plans, self._asked = carries, plans, asked
+
+        return bring_back
+
     def _nearest(self, position: int) -> int:
         return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
 
@@ -112,6 +144,36 @@ def _renew_locks() -> None:
 
 # A forked child may save the state of a stream that is at work in its parent, where another thread plans.
 os.register_at_fork(after_in_child=_renew_locks)
+
+
+class SavedCarries:
+    """The carries that a saved state holds, for the folds of an order, which take them in one after the other."""
+
+    def __init__(self, carries: Sequence[Carry]) -> None:
+        self._left = iter(carries)
+        self._before: list[Callable[[], None]] = []
+
+    def next(self, shortest: int) -> Carry:
+        """The next one. Raises ValueError if there is none, or it is shorter than `shortest`."""
+        carry = next(self._left, ())
+        if len(carry) < shortest:
+            raise ValueError("there are too few carries")
+        return carry
+
+    def give(self, fold: Fold[Any], carry: Carry, position: int) -> None:
+        """Let a fold go on from a carry. See `Fold.go_on`."""
+        self._before.append(fold.memory())
+        fold.go_on(carry, position)
+
+    def finish(self) -> None:
+        """Check that all were taken. Raises ValueError if some were not."""
+        if next(self._left, None) is not None:
+            raise ValueError("there are too many carries")
+
+    def take_back(self) -> None:
+        """Let all folds that took one forget it."""
+        while self._before:
+            self._before.pop()()
 
 
 def flat(carries: Sequence[Carry]) -> list[int]:

@@ -5,14 +5,14 @@ The simplest are here: concatenations and limited passes, which are arithmetic o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samplers.fold import Carry
+from energon_grain.samplers.fold import Carry, SavedCarries
 
 Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """Where positions lead: number of the child, int32 (k,), and position in the child's own stream, int64 (k,)."""
@@ -37,8 +37,8 @@ class FoldingRouter(Router, Protocol):
         """See `Fold.anchor`."""
         ...
 
-    def remember(self, carry: Carry) -> None:
-        """See `Fold.remember`."""
+    def remember(self, carry: Carry, position: int, saved: SavedCarries) -> None:
+        """Go on from a carry of a state of a place at `position`. Raises ValueError if it is not of that place."""
         ...
 
     def counts(self, carry: Carry) -> Sequence[int]:
@@ -93,34 +93,34 @@ class RouteTree:
         """Of each fold in the tree, in a fixed order, a carry from which positions from this one on can be routed."""
         if not self.folds:
             return []
-        if isinstance(self._router, FoldingRouter):
-            found = [self._router.anchor(position)]
-            firsts = self._router.counts(found[0])
-        else:
-            # Lanes may stand a little before each other. A carry that lies behind what is asked for costs time alone.
-            child, below = self._router.route(np.arange(position, position + _SOON))
-            found, firsts = [], np.full(len(self._children), np.iinfo(np.int64).max)
-            np.minimum.at(firsts, child, below)
-            firsts = [max(0, first - _SOON) if first < 1 << 62 else 0 for first in firsts.tolist()]
-        for first, (_, tree) in zip(firsts, self._children, strict=True):
+        found = [self._router.anchor(position)] if isinstance(self._router, FoldingRouter) else []
+        for first, (_, tree) in zip(self._firsts(position, found), self._children, strict=True):
             found += tree.carries(first) if tree else []
         return found
 
-    def remember(self, carries: Iterator[Carry]) -> None:
-        """Take in what `carries` gave, of the same tree in whatever process.
+    def _firsts(self, position: int, own: Sequence[Carry]) -> Sequence[int]:
+        """Position of each child, at most, at a position and with the router's own carry there, if it is a fold."""
+        if isinstance(self._router, FoldingRouter):
+            return self._router.counts(own[0])
+        # Lanes may stand a little before each other. A carry that lies behind what is asked for costs time alone.
+        child, below = self._router.route(np.arange(position, position + _SOON))
+        firsts = np.full(len(self._children), np.iinfo(np.int64).max)
+        np.minimum.at(firsts, child, below)
+        return [max(0, first - _SOON) if first < 1 << 62 else 0 for first in firsts.tolist()]
 
-        Raises ValueError if there are too few, or they are of another tree.
+    def remember(self, saved: SavedCarries, position: int) -> None:
+        """Take in what `carries` gave at a position, of the same tree in whatever process.
+
+        Raises ValueError if there are too few, or they are of another tree or place.
         """
         if not self.folds:
             return
-        if isinstance(self._router, FoldingRouter):
-            carry = next(carries, None)
-            if carry is None:
-                raise ValueError("there are too few carries")
-            self._router.remember(carry)
-        for _, tree in self._children:
+        own = [saved.next(1)] if isinstance(self._router, FoldingRouter) else []
+        for first, (_, tree) in zip(self._firsts(position, own), self._children, strict=True):
             if tree:
-                tree.remember(carries)
+                tree.remember(saved, first)
+        if isinstance(self._router, FoldingRouter):
+            self._router.remember(own[0], position, saved)
 
 
 @dataclass(frozen=True, slots=True)

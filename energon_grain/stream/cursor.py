@@ -1,16 +1,18 @@
 """The state of a stream: one small JSON object.
 
-    {"version": 1, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false, "lanes": 48,
-     "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "", "skipped": [],
-     "check": "8c…"}
+    {"version": 1, "order_version": 2, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false,
+     "lanes": 48, "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "",
+     "skipped": [], "check": "8c…"}
 
+`version` is that of this form, `order_version` that of the streams: see `ORDER_VERSION`.
 `host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
 `drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
 without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
 (filters, groups, packs): positions of what each holds, as packed differences. `skipped` has the [step, steps] of ranges
 that were jumped over. `plans` is there where the order folds over what is known of samples (`samplers.fold`): the
-carries from which it goes on, packed. A *saved* cursor also has a `"manifest"`, from which a mismatch names each
-setting that differs: its JSON, packed by zlib, in base64; as older releases wrote it, as it is. `check` is the checksum
+carries from which it goes on, packed. The `"manifest"` names each setting that differs in a mismatch: its JSON, packed
+by zlib, in base64; as older releases wrote it, as it is. A *saved* cursor always has it, others only if it is short:
+with a few datasets (`SHORT_MANIFEST`). `check` is the checksum
 over all of that: BLAKE2b of eight bytes, of its JSON with sorted keys and no spaces. A cursor without one, as older
 releases wrote it, is taken as it is.
 """
@@ -42,6 +44,17 @@ from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public
 
 VERSION = 1
+ORDER_VERSION = 2
+"""Rises with each revision that changes the stream of any configuration.
+
+Operators whose items changed say since which version they are what they are (`LaneOperator.order_version`): a state of
+an older version is continued exactly by all other configurations, and refused by these.
+
+1. Revisions before 22 November 2026.
+2. Packs of several lanes take turns (docs/decisions/packs-take-turns.md); states of generators hold batches.
+"""
+_SAVED_BY = {1: "a development revision from before 22 November 2026 (such as git revision d290e64; no release)"}
+"""Which revisions saved states of each earlier order version, and continue them."""
 Cursor = dict[str, Any]
 
 _logger = logging.getLogger("energon_grain")
@@ -50,6 +63,7 @@ _FIELDS = frozenset(
     (
         *_INTEGERS,
         "version",
+        "order_version",
         "ended",
         "fingerprint",
         "history",
@@ -62,10 +76,14 @@ _FIELDS = frozenset(
         "check",
     )
 )
-_OPTIONAL = ("plans", "manifest")
+_OPTIONAL = ("plans", "manifest", "order_version")
 _LARGEST = 1 << 53
 """Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
+SHORT_MANIFEST = 640
+"""Characters of a manifest that every cursor has, so that it stays below 1 KiB: those of a few leaves."""
+_BEYOND = 4096
+"""Steps that the place behind the last step of a pass may be beyond its end, where readers take steps in turns."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -81,6 +99,7 @@ def to_cursor(
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
     cursor: Cursor = {
         "version": VERSION,
+        "order_version": ORDER_VERSION,
         "step": progress.step,
         "pass": progress.pass_number,
         "pass_step": progress.pass_step,
@@ -140,7 +159,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
             f"the states of all hosts are needed, one each; these are of {[c['host'] for c in ordered]} (host, hosts)"
         )
     first = ordered[0]
-    for name in ("step", "pass", "pass_step", "item", "ended", "lanes", "fingerprint"):
+    for name in ("order_version", "step", "pass", "pass_step", "item", "ended", "lanes", "fingerprint"):
         values = [cursor[name] for cursor in ordered]
         if any(value != values[0] for value in values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
@@ -235,11 +254,10 @@ def restored(
             f"which this one does: where its lanes stand is not known there, so it cannot go on, not even with "
             f"allow_changes"
         )
+    _check_place(progress, spec, allow_changes=allow_changes)
     plan = PassPlan.of(spec, share.hosts, progress.pass_number)
-    if spec.program is None:
-        _check_place(progress, spec)
-        if not allow_changes:
-            _check_reach(progress, spec, plan.length)
+    if not allow_changes:
+        _check_reach(progress, spec, plan.length)
     if progress.history[-1][4] != now.global_batch:
         segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, now.global_batch)
         kept = tuple(old for old in progress.history if old[0] < progress.step)
@@ -252,18 +270,64 @@ def restored(
     return progress
 
 
-def _check_place(progress: Progress, spec: StreamSpec) -> None:
-    """Refuse what no stream says."""
-    if progress.history[0][0] > progress.step:
-        raise StateError(f"the state's 'history' begins at step {progress.history[0][0]}, behind its {progress.step}")
-    if spec.order.start(progress.pass_number) + progress.item >= POSITIONS:
+def remember_plans(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
+    """Let the folds of an order that has some go on from the plans of a cursor of it, which `restored` took.
+
+    Raises StateError if they are not those of its place, or missing: all windows before it would be planned again.
+    """
+    checked = check_cursor(cursor)
+    host, hosts = checked["host"]
+    whole = from_cursor(checked, Share(host, hosts, checked["lanes"]), spec.program)
+    place = whole.pass_number, whole.item, int(whole.drops.min()), whole.lanes
+    if checked.get("plans"):
+        spec.remember(checked["plans"], *place)
+    elif whole.item:
+        raise StateError(f"the state has no 'plans', which states of this dataset have at item {whole.item}")
+
+
+def _check_place(progress: Progress, spec: StreamSpec, *, allow_changes: bool) -> None:
+    """Refuse what no stream says: the items of a step follow from the last entry of the history.
+
+    A finite pass may be further than that: at its end, items of lanes that have none left are passed over.
+    """
+    step, item = progress.step, progress.item
+    begin, pass_number, _, _, size = last = progress.history[-1]
+    if begin > step:
+        raise StateError(f"the state's 'history' ends with an entry of step {begin}, behind its 'step' {step}")
+    if any(first + steps > step for first, steps in progress.skipped):
+        raise StateError(f"the state's 'skipped' goes beyond its 'step' {step}")
+    if pass_number > progress.pass_number:
+        raise StateError(f"the state's 'history' is of pass {pass_number}, behind its 'pass' {progress.pass_number}")
+    if spec.program is None and spec.order.start(progress.pass_number) + item >= POSITIONS:
         raise StateError(f"the state's 'pass' is {progress.pass_number}: the order has no positions that far on")
+    same = pass_number == progress.pass_number
+    if progress.pass_step > step - begin + last[2] * same or (same and progress.pass_step != step - begin + last[2]):
+        raise StateError(f"the state's 'pass_step' is {progress.pass_step}, which 'step' and 'history' contradict")
+    through, within = last[3] + (step - begin) * size, progress.pass_step * size
+    expected = through if same or spec.endless else within
+    further = item > expected and (not spec.endless or allow_changes) and _passes_over(progress, spec)
+    if not (item == expected or further or (allow_changes and item in (through, within))):
+        raise StateError(
+            f"the state's 'item' is {item}, but 'step' {step} and 'history' lead to item {expected}: {step - begin} "
+            f"steps of {size} items from item {last[3] if same or spec.endless else 0} on"
+        )
+
+
+def _passes_over(progress: Progress, spec: StreamSpec) -> bool:
+    """Whether a pass may have passed over items: it is over, samples were dropped, or lanes end each by itself."""
+    return progress.ended or spec.program is not None or bool(progress.drops.any())
 
 
 def _check_reach(progress: Progress, spec: StreamSpec, length: int | None) -> None:
     """Refuse what no stream of this data says."""
+    if spec.program is not None:
+        if progress.drops.any():
+            raise StateError("the state's 'drops' are of samples, and lanes of this dataset count them in 'held'")
+        return
     if length is not None and progress.item >= length and not progress.ended:
         raise StateError(f"the state's 'item' is {progress.item} in a pass that is not over, but passes have {length}")
+    if length is not None and progress.item > length + _BEYOND * progress.history[-1][4]:
+        raise StateError(f"the state's 'item' is {progress.item}, far beyond the end of a pass of {length}")
     if progress.drops.max() > spec.patience * (progress.item // spec.lanes + 2):
         raise StateError(
             f"the state's 'drops' are up to {progress.drops.max()} in one lane before item {progress.item}: more "
@@ -325,7 +389,7 @@ def differences(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[s
     now = json.loads(json.dumps(manifest))  # as it would have been saved
     return (_differences(saved, now, "") if saved is not None else []) or [
         f"fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank hold what "
-        f"differs, too)"
+        f"differs, too; those of get_state only with a few datasets)"
     ]
 
 
@@ -400,12 +464,45 @@ def check_cursor(cursor: Any) -> Cursor:
             f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
             f"state that was changed on purpose goes without 'check')"
         )
+    _settle_order_version(given, checksummed="check" in cursor)
     hosts, lanes = given["host"][1], given["lanes"]
     if lanes % hosts and (given["held"] or given["drops"]):
         raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
     given["host"] = list(given["host"])
     given["history"] = [list(segment) for segment in given["history"]]
     return given
+
+
+def _settle_order_version(given: Cursor, *, checksummed: bool) -> None:
+    """Add the order version to a state of a revision that did not write it: those with checksums were of version 2.
+
+    Raises StateError if the order is of a later revision.
+    """
+    if "order_version" not in given:
+        given["order_version"] = 2 if checksummed else 1
+        given["check"] = _checksum(given)
+    if given["order_version"] > ORDER_VERSION:
+        raise StateError(
+            f"the state's 'order_version' is {given['order_version']}: a later revision of energon-grain saved it, "
+            f"whose streams differ; this one continues order versions up to {ORDER_VERSION}. Restore it with the "
+            f"revision that saved it, or a later one"
+        )
+
+
+def check_order(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
+    """Refuse a checked cursor of a revision in which the stream of this configuration was another.
+
+    Raises StateError if it is.
+    """
+    version = cursor["order_version"]
+    if version < spec.order_version:
+        raise StateError(
+            f"the state's order_version is {version}: it was saved by {_SAVED_BY[version]}, and the stream of this "
+            f"dataset, which packs or generates, changed with order version {spec.order_version}. Only such a "
+            f"revision continues it with the batches that it would have had. With this one, make a new loader and "
+            f"`skip` the steps that were done; or, if the dataset packs, pass allow_changes=True to go on at the same "
+            f"position with other packs"
+        )
 
 
 def _not_native(given: Mapping[str, Any]) -> str:
@@ -443,7 +540,7 @@ def _is_history(value: Any) -> bool:
 
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_INTEGERS, (_whole, "a number, 0 or more and below 2**53,")),
-    "lanes": (lambda value: _whole(value) and value > 0, "a positive number"),
+    **dict.fromkeys(("lanes", "order_version"), (lambda value: _whole(value) and value > 0, "a positive number")),
     "ended": (lambda value: isinstance(value, bool), "true or false"),
     "fingerprint": (lambda value: isinstance(value, str), "a text"),
     "host": (lambda value: _row(value, 2) and value[0] < value[1], "[host, hosts]"),

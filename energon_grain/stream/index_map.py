@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samplers.fold import Carry
+from energon_grain.samplers.fold import Carry, SavedCarries
 from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import RouteTree
 from energon_grain.samplers.weights import epoch_lengths, period
@@ -240,7 +240,7 @@ class ItemMap(Protocol):
 
     def carries(self, position: int) -> list[Carry]: ...
 
-    def remember(self, carries: Iterator[Carry]) -> None: ...
+    def remember(self, saved: SavedCarries, position: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -322,12 +322,12 @@ class IndexMap:
         """Whether there are any."""
         return self.packs is not None or (self.routes is not None and self.routes.folds)
 
-    def remember(self, carries: Iterator[Carry]) -> None:
-        """Take in what `carries` gave. Raises ValueError where it is not of such an order."""
+    def remember(self, saved: SavedCarries, position: int) -> None:
+        """Take in what `carries` gave at a position. Raises ValueError where it is not of such an order or place."""
         if self.packs is not None:
-            self.packs.remember(carries)
+            self.packs.remember(saved, position)
         elif self.routes is not None:
-            self.routes.remember(carries)
+            self.routes.remember(saved, position)
 
     def _counted(self, pass_number: int) -> int:
         return 0 if self.same_pass else pass_number

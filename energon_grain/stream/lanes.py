@@ -84,6 +84,11 @@ class LaneOperator:
         return not self.chooses
 
     @property
+    def order_version(self) -> int:
+        """Order version (`stream.cursor.ORDER_VERSION`) since which its own items and states are what they are."""
+        return 1
+
+    @property
     def finite(self) -> bool:
         """Whether its passes end."""
         return self.child.finite

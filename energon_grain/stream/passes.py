@@ -56,7 +56,9 @@ class Progress(NamedTuple):
 
     def without(self, steps: int) -> Progress:
         """The same place, the last steps not counted."""
-        return self._replace(step=self.step - steps, pass_step=self.pass_step - steps)
+        place = self._replace(step=self.step - steps, pass_step=self.pass_step - steps)
+        begin, *_, size = self.history[-1]
+        return place.forgetting(size) if begin > place.step else place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +254,8 @@ def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
     """Whether a history leads to where the progress is, with passes as they are cut now."""
     if progress.drops.any() or spec.program is not None:
         return True  # nobody asks, until the next pass begins
+    if spec.order.planned_passes and progress.history[-1][1] != progress.pass_number:
+        return False  # each pass in between would have to be planned
     pass_number, item, _ = place_of(spec, hosts, progress.history, progress.step, progress.pass_number + 1)
     if spec.order.passes is None:
         return item == progress.item

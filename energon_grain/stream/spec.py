@@ -18,7 +18,7 @@ import numpy as np
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.samplers.balance import Balance
 from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.fold import flat, unflat
+from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
@@ -210,7 +210,8 @@ LastBatch = Literal["keep", "drop", "pad"]
 _SHOWN = 4
 """Leaves that a representation names."""
 _PASS_BITS = 40
-_NOWHERE = 1 << 62
+_APART = 1 << 20
+"""Positions that lanes of an order with folds may be apart, besides a quarter of their place: all are planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,6 +304,11 @@ class StreamSpec:
             return not self.program.root.finite
         return self.order.passes is None
 
+    @property
+    def order_version(self) -> int:
+        """Order version (`stream.cursor.ORDER_VERSION`) since which the stream is what it is."""
+        return 1 if self.program is None else _order_version(self.program.root)
+
     def length(self, pass_number: int) -> int | None:
         """Items of a pass, drops not counted; None: endless, or it depends on data."""
         return None if self.program is not None else self.order.length(pass_number)
@@ -382,15 +388,35 @@ class StreamSpec:
             dropped: Samples that every lane dropped, at least: all are so many rounds further than their items.
             lanes: States of lanes; None: nothing was made yet, or they have no program.
         """
+        if not self.folds:
+            return ""
+        places, _ = self._places(pass_number, item, dropped, lanes)
+        return pack_integers(
+            flat([c for order, at in zip(self._orders, places, strict=False) for c in order.carries(at)])
+        )
+
+    @property
+    def folds(self) -> bool:
+        """Whether there are any."""
+        return any(order.folds for order in self._orders)
+
+    @property
+    def _orders(self) -> list[IndexMap]:
+        return [self.order] if self.program is None else [feed.order for feed in self.program.feeds]
+
+    def _places(
+        self, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None
+    ) -> tuple[list[int], list[int]]:
+        """The first and the last position of each order that a place needs samples of; see `carries`."""
         if self.index_map is not None:
             position = item - item % self.lanes + dropped * self.lanes if dropped else item
-            found = self.index_map.carries(self.index_map.start(pass_number) + position)
-            return pack_integers(flat(found)) if found else ""
+            first = [self.index_map.start(pass_number) + position]
+            return first, first
         assert self.program is not None
+        if lanes is None:
+            return [], []
         feeds = self.program.feeds
-        if lanes is None or not any(feed.order.folds for feed in feeds):
-            return ""
-        first = [_NOWHERE] * len(feeds)
+        places: list[list[int]] = [[] for _ in feeds]
         for form, found in walk((self.program.root.state_form,) * len(lanes), lanes, later=True):
             feed = feeds[form.feed]
             if isinstance(form, Place):
@@ -398,21 +424,25 @@ class StreamSpec:
             else:
                 pass_number, rounds = found
                 position = feed.order.start(pass_number) + rounds // feed.stripe * feed.stripe * feed.lanes
-            first[feed.index] = min(first[feed.index], position)
-        places = [0 if place == _NOWHERE else place for place in first]
-        return pack_integers(flat([c for feed, at in zip(feeds, places, strict=True) for c in feed.order.carries(at)]))
+            places[feed.index].append(position)
+        return [min(each, default=0) for each in places], [max(each, default=0) for each in places]
 
-    def remember(self, carries: str) -> None:
-        """Take in what `carries` gave. Raises StateError if it is of another order."""
-        orders = [feed.order for feed in self.program.feeds] if self.program is not None else [self.order]
+    def remember(self, carries: str, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> None:
+        """Take in what `carries` gave at a place. Raises StateError if it is of another order or place."""
         try:
-            given = iter(unflat(unpack_integers(carries)))
-            for order in orders:
-                order.remember(given)
-            if next(given, None) is not None:
-                raise ValueError("there are too many carries")
+            saved = SavedCarries(unflat(unpack_integers(carries)))
+            places = self._places(pass_number, item, dropped, lanes)
+            try:
+                for order, first, last in zip(self._orders, *places, strict=False):  # no places: nothing was made yet
+                    if order.folds and last - first > _APART + first // 4:
+                        raise ValueError(f"lanes are at positions {first} to {last}")
+                    order.remember(saved, first)
+                saved.finish()
+            except BaseException:
+                saved.take_back()
+                raise
         except ValueError as error:
-            raise StateError(f"the state's 'plans' do not fit this dataset: {error}") from error
+            raise StateError(f"the state's 'plans' do not fit its place in this dataset: {error}") from error
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and what each leaf holds; JSON-native.
@@ -573,6 +603,10 @@ def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
     """One line that names the first few leaves, and says how many others there are."""
     names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
     return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
+
+
+def _order_version(operator: LaneOperator) -> int:
+    return max(operator.order_version, *map(_order_version, operator.children), 1)
 
 
 def _hooks(value: Any) -> Iterator[HookSpec]:

@@ -24,7 +24,17 @@ from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.given_up import GivenUp, wanted_until
 from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
-from energon_grain.stream.cursor import Cursor, check_fingerprint, check_lanes, pack_manifest, restored, to_cursor
+from energon_grain.stream.cursor import (
+    SHORT_MANIFEST,
+    Cursor,
+    check_fingerprint,
+    check_lanes,
+    check_order,
+    pack_manifest,
+    remember_plans,
+    restored,
+    to_cursor,
+)
 from energon_grain.stream.loader_stats import LoaderStats, Setup
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.passes import (
@@ -541,11 +551,12 @@ class Stream:
         """The state behind the last delivered batch. Cheap enough to ask for after each.
 
         Args:
-            with_manifest: Add what lets a later mismatch be explained; for states that are kept.
+            with_manifest: Add what lets a later mismatch be explained, however long it is; for states that are kept.
+                Otherwise it is there if it is short, which it is with a few datasets.
         """
-        if with_manifest and self._manifest is None:
+        if self._manifest is None:
             self._manifest = pack_manifest(self.spec.manifest())
-        manifest = self._manifest if with_manifest else None
+        manifest = self._manifest if with_manifest or len(self._manifest) <= SHORT_MANIFEST else None
         progress, held = self._progress, ""
         if with_manifest:
             self._history.save(progress)
@@ -570,11 +581,14 @@ class Stream:
         """
         self._require_here("restore a state")
         if not allow_changes:
-            check_fingerprint(check_lanes(cursor, self.share), self._fingerprint, self.spec.manifest())
+            checked = check_lanes(cursor, self.share)
+            check_fingerprint(checked, self._fingerprint, self.spec.manifest())
+            check_order(checked, self.spec)
         progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
-        if cursor.get("plans") and cursor.get("fingerprint") == self._fingerprint:
-            self.spec.remember(cursor["plans"])
         with self.turn:
+            if cursor.get("fingerprint") == self._fingerprint and self.spec.folds:
+                self._stop()  # what reads ahead plans, too
+                remember_plans(cursor, self.spec)
             self._go_to(progress)
             self._history.restored(progress, dict(cursor), changed=allow_changes)
 

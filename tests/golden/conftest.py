@@ -11,11 +11,19 @@ from golden import golden_data
 
 
 @pytest.fixture(scope="module", autouse=True)
-def golden_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def golden_folder(golden_data_folder: Path) -> Iterator[Path]:
     """The current folder, with all data in it."""
     before = Path.cwd()
-    folder = tmp_path_factory.mktemp("golden")
+    os.chdir(golden_data_folder)
+    yield golden_data_folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def golden_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all data in it."""
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("golden")
     os.chdir(folder)
     golden_data.write_all(Path())
-    yield folder
     os.chdir(before)
+    return folder

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from golden import answers, golden_data, streams
+from golden import answers, golden_data, states, streams
 from golden.configurations import CONFIGURATIONS
 
 import energon_grain
 import energon_grain_torch
+from energon_grain.stream.cursor import ORDER_VERSION
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -74,6 +75,9 @@ def main() -> None:
             for line in differences(json.loads(file.read_text()) if file.exists() else None, now, name):
                 print(line[:300])
             file.write_text(json.dumps(now, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file = states.STATES / f"order_{ORDER_VERSION}.json"
+        if not file.exists():
+            file.write_text(json.dumps(states.record_states(energon_grain), indent=1) + "\n", encoding="utf-8")
         os.chdir(RECORDED)
 
 

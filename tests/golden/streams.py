@@ -52,7 +52,7 @@ def record_hosts(configuration: Configuration, api: ModuleType, hosts: int) -> l
     return found
 
 
-def record(loader: Any, steps: int, *, save: bool = False) -> Record:
+def record(loader: Any, steps: int, *, save: bool = False, segment: int = SEGMENT) -> Record:
     """Digests of segments of steps, the first keys in clear, and (if asked for) the state on the way.
 
     An end of a pass is a step of its own kind: it is noted, and iteration goes on with the next pass.
@@ -60,10 +60,10 @@ def record(loader: Any, steps: int, *, save: bool = False) -> Record:
     segments: list[str] = []
     first: list[Any] = []
     state: Any = None
-    stream = _passes(loader)
-    for start in range(0, steps, SEGMENT):
+    stream = passes(loader)
+    for start in range(0, steps, segment):
         keys, draws, content = (hashlib.blake2b(digest_size=6) for _ in range(3))
-        for step in range(start, start + SEGMENT):
+        for step in range(start, start + segment):
             if save and step == SAVED_AT:
                 state = loader.state_dict() if hasattr(loader, "state_dict") else loader.get_state()
             batch = next(stream)
@@ -90,7 +90,7 @@ def digest_of(value: Any) -> str:
     return content.hexdigest()
 
 
-def _passes(loader: Any) -> Iterator[Any]:
+def passes(loader: Any) -> Iterator[Any]:
     while True:
         yield from loader
         yield None

@@ -101,10 +101,34 @@ def test_batches_by_their_places(train: Train) -> None:
     chosen = batches.slice([4, -1, 0, 4])
     assert keys(chosen) == keys([batches[4], batches[5], batches[0], batches[4]])
     assert chosen[5].__key__ == batches[6 + 5].__key__  # of the next pass
-    assert keys(batches[np.array([1, 2])][1:]) == keys([batches[2]])
-    assert keys(BatchMapDataset(train())[[7, 100]]) == keys([batches[7], batches[100]])
+    assert keys(batches.slice(np.array([1, 2]))[1:]) == keys([batches[2]])
+    assert keys(BatchMapDataset(train()).slice([7, 100])) == keys([batches[7], batches[100]])
     with pytest.raises(IndexError, match="batch 6 of 6"):
         batches.slice([6])
+
+
+@pytest.mark.parametrize("index", [1.5, "1", [1], (1,), np.array([1, 2]), None])
+def test_what_is_no_whole_number_is_no_index(train: Train, index: Any) -> None:
+    """As in lists and in Grain's own sources."""
+    batches = BatchMapDataset(train(virtual_epoch_length=6))
+    for elements in (batches, batches.slice([4, 2])):
+        with pytest.raises(TypeError):
+            elements[index]
+
+
+def test_windows_are_shuffled_within_a_pass(train: Train) -> None:
+    """Each way that the docs name takes no batch of the next pass, also where windows do not divide the pass."""
+    batches = BatchMapDataset(train(n=53, repeat=False, last_batch="drop"))
+    own = keys(batches)
+    assert len(own) % 4
+    one_pass = batches.repeat(1, reseed_each_epoch=False)
+    shuffled = grain.experimental.WindowShuffleMapDataset(one_pass, window_size=4, seed=1)
+    found = keys(shuffled)
+    assert all(key in own for key in found)
+    assert found != own
+    iterated = grain.experimental.WindowShuffleIterDataset(batches.to_iter_dataset(), window_size=4, seed=1)
+    assert sorted(keys(iterated)) == sorted(own)
+    assert keys(iterated) != own
 
 
 def test_what_elements_are(train: Train) -> None:
@@ -114,7 +138,7 @@ def test_what_elements_are(train: Train) -> None:
             "number": grain.experimental.ShapeDtypeStruct((4,), np.dtype(np.int64)),
             "noise": grain.experimental.ShapeDtypeStruct((4,), np.dtype(np.float64)),
         }
-    assert grain.experimental.get_element_spec(BatchMapDataset(train(task_encoder=Skipping()))[[1]]) == spec
+    assert grain.experimental.get_element_spec(BatchMapDataset(train(task_encoder=Skipping())).slice([1])) == spec
     batches = BatchMapDataset(train())
     grain.experimental.get_element_spec(batches)
     assert batches.stats()["batches"] == 2

@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1
 
 from energon_grain import ConfigError, FingerprintError, StateError, get_loader
-from energon_grain.loader import EnergonCheckpointHandler, EnergonCheckpointRestore, EnergonCheckpointSave, to_device
+from energon_grain.loader import (
+    BatchIterDataset,
+    EnergonCheckpointHandler,
+    EnergonCheckpointRestore,
+    EnergonCheckpointSave,
+    to_device,
+)
 
 BROKEN = frozenset({3, 11, 40})
 Train = Callable[..., Any]
@@ -104,6 +111,40 @@ def test_the_async_checkpointer_writes_the_state_at_the_call(
         checkpointer.load_checkpointables(checkpointer.latest.step, {"data": other})
     assert keys(other, 6) == expected
     loader.close()
+
+
+class Counted:
+    """`GrainCheckpointable_v1` of MaxText (`src/maxtext/common/grain_utility.py`), for as many processes as saved."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    async def save(self, directory: Any) -> Any:
+        return await self.item.save(directory)
+
+    async def load(self, directory: Any) -> Any:
+        return await self.item.load(directory)
+
+    @classmethod
+    def for_restore(cls, folder: Path, item: Any) -> Counted:
+        stored = len(list(folder.glob("process_*-of-*.json")))
+        if stored != jax.process_count():
+            raise ValueError(f"{stored} stored checkpoint files")
+        return cls(item)
+
+
+@pytest.mark.parametrize("kind", [get_loader, lambda dataset: iter(BatchIterDataset(dataset))])
+def test_maxtext_counts_the_files_of_processes(train: Train, tmp_path: Path, kind: Callable[[Any], Any]) -> None:
+    loader, other = kind(train(broken=BROKEN)), kind(train(broken=BROKEN))
+    keys(loader, 5)
+    v1.save_checkpointables(tmp_path / "saved", {"data": Counted(loader)})
+    v1.load_checkpointables(tmp_path / "saved", {"data": Counted.for_restore(tmp_path / "saved" / "data", other)})
+    expected = keys(loader, 5)
+    assert keys(other, 5) == expected
+    (tmp_path / "saved" / "data" / "energon_grain.json").unlink()
+    again = get_loader(train(broken=BROKEN))
+    read_into(again, tmp_path / "saved" / "data")
+    assert keys(again, 5) == expected
 
 
 def test_our_arguments_and_another_batch_size(train: Train, tmp_path: Path) -> None:

@@ -39,12 +39,11 @@ def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
     next(stream)
     cursor = stream.cursor(with_manifest=True)
     [other] = open_hosts(path, 1, 5, seed=1, max_samples_per_sequence=2)
-    with pytest.raises(FingerprintError, match=r"(?s)seed: saved 0, now 1.*block: saved None, now 2.*allow_changes"):
-        other.restore(cursor)
-    with pytest.raises(
-        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank hold what differs, too"
-    ):
-        other.restore(stream.cursor())
+    for state in (cursor, stream.cursor()):
+        with pytest.raises(
+            FingerprintError, match=r"(?s)seed: saved 0, now 1.*block: saved None, now 2.*allow_changes"
+        ):
+            other.restore(state)
     other.restore(cursor, allow_changes=True)
     assert other.cursor()["item"] == 5
     [larger] = open_hosts(text_dataset(97), 1, 5)
@@ -74,6 +73,20 @@ def test_the_cursor_is_small_json(text_dataset: MakeDataset) -> None:
     assert json.loads(text) == stream.cursor()
     assert len(text) < 1024
     assert stream.cursor()["drops"]
+
+
+@pytest.mark.parametrize("datasets", [1, 4, 12])
+def test_a_cursor_names_what_differs_as_long_as_it_is_small(tmp_path: Path, datasets: int) -> None:
+    paths = [make_text_dataset(tmp_path / f"d{i}", n=5 + i, shards=1) for i in range(datasets)]
+    blend = {"blend": [{"path": os.fspath(path), "weight": 1} for path in paths]}
+    [stream] = open_hosts(write_v2(tmp_path, train=blend), 1, 5)
+    make_text_dataset(paths[0], n=50, shards=1)
+    [other] = open_hosts(write_v2(tmp_path, train=blend), 1, 5)
+    cursor = stream.cursor()
+    assert len(json.dumps(cursor)) < 1024
+    named = r"samples: saved 5, now 50\n" if datasets < 9 else r"fingerprint: saved \w+, now \w+ "
+    with pytest.raises(FingerprintError, match=named):
+        other.restore(cursor)
 
 
 def test_one_hosts_state_with_drops_is_not_for_other_hosts(text_dataset: MakeDataset) -> None:
@@ -146,6 +159,12 @@ def test_a_manifest_of_many_datasets_is_short_and_still_names_what_differs(tmp_p
     state = json.loads(json.dumps(stream.cursor(with_manifest=True)))
     plain = json.dumps(stream.spec.manifest())
     assert len(state["manifest"]) < len(plain) / 2
+    small = stream.cursor()
+    assert len(json.dumps(small)) < 1024
+    with pytest.raises(
+        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank hold what differs, too"
+    ):
+        other.restore(small)
     with pytest.raises(FingerprintError, match="  seed: saved 0, now 1\n"):
         other.restore(state)
     del state["check"]
