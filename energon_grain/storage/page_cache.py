@@ -8,9 +8,9 @@ An object is named by its URL, its version and its size, so another version has 
 its sum, and believed only as far as the two agree: a killed writer, lost power, a file that was cut short or written
 over leave pages that are not there, and are fetched again. The bytes of an answer are written as they arrive, and their
 sums only after the whole answer was checked: before that they are no pages. Two processes that fetch the same page
-write the same bytes and the same sum to the same place. A file has its full length from the beginning and never another: one that was cut
-is not filled up, which would put zeros under those who have checked it, but takes another's place. So an open file
-stays right, also when it is evicted.
+write the same bytes and the same sum to the same place. A file has its full length from the beginning and never
+another: one that was cut is not filled up, which would put zeros under those who have checked it, but takes another's
+place. So an open file stays right, also when it is evicted.
 
 The sum is XXH3-64 (https://xxhash.com), which takes no noticeable time beside the copying.
 
