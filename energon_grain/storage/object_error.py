@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import urllib.request
 from collections.abc import Generator
+from http.client import HTTPException
+from urllib.parse import urlencode
 
 from energon_grain.storage.addresses import NO_HOST, Address
 
@@ -13,6 +16,7 @@ ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
 _REQUEST = re.compile(r"^.*Error performing \w+ \S+ in \S+ - |^Generic \w+ error: ")
 _XML = re.compile(r"<(Code|Message)>([^<]*)</")
 _MESSAGE_CHARACTERS = 300
+_LOOKED_AT_BYTES = 1 << 16
 BUSY = (408, 429)
 """Answers that ask for patience; others of 300 to 499 would come again."""
 _IDENTITY = "http://169.254.169.254/"
@@ -144,3 +148,25 @@ def _without_answer(address: Address, details: str, timeout_s: float) -> ObjectE
     if "kind: Timeout" in details:
         return ObjectError(f"no answer within {timeout_s:g} s", passing=True)
     return None
+
+
+def require_list(address: Address, timeout_s: float) -> None:
+    """Look whether an S3 end point answers with lists at all: obstore takes any page for an empty one.
+
+    It is asked without credentials, so it refuses, as S3 does, or has a list. Amazon's own is not asked. Raises
+    ObjectError where it sends something else.
+    """
+    if address.store.endpoint is None:
+        return
+    query = urlencode({"list-type": "2", "max-keys": "1", "prefix": f"{address.key}/".lstrip("/")})
+    try:
+        with urllib.request.urlopen(f"{address.store.endpoint}/{address.bucket}?{query}", timeout=timeout_s) as answer:
+            kind, said = answer.headers.get("Content-Type", "no type"), answer.read(_LOOKED_AT_BYTES)
+    except (OSError, HTTPException):
+        return
+    if b"ListBucketResult" not in said:
+        raise ObjectError(
+            f"{address.service} does not answer as a store does: what it sends is no list ({shortened(kind)})",
+            passing=False,
+            way_out=f"check {address.where_said}; a proxy, or a page to sign in at, may answer in its place",
+        )

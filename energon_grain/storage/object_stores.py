@@ -6,12 +6,13 @@ was forked from one that had used a store is refused, with the ways to start it 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +22,7 @@ from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
 from energon_grain.storage.hub import HubStore
 from energon_grain.storage.location import with_revisions
-from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket
+from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
 from energon_grain.storage.settings import StorageSettings
 
 UNVERSIONED = b"\x10"
@@ -56,6 +57,8 @@ together in memory that must be had from the system, and are cold when they are 
 wakes a thread."""
 
 
+_LISTED_AT_ONCE = 10
+"""obstore collects so many names, over as many requests as they take, before they are looked at."""
 _WHOLE_BYTES = 16 << 20
 """Objects up to this size may come whole where a part was asked for."""
 _NO_TOTAL = re.compile(r'CONTENT_RANGE header: "bytes \d+-\d+/\*"')
@@ -214,7 +217,10 @@ class ObjectStores:
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
+            found = place.store.list(place.key or None) if place.address.kind == "hub" else _list_of(place)
+            found = {each["path"]: each for page in found for each in page}
+            if not found and place.address.kind == "s3":
+                require_list(place.address, place.timeout_s)
         folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
         skipped = len(place.key) + 1 if place.key else 0
         # An object without bytes where others lie below is what some tools put in place of a folder.
@@ -272,6 +278,27 @@ class ObjectStores:
         return _Place(address, self._stores[name], b"", timeout_s)
 
 
+def _list_of(place: _Place) -> list[Sequence[Mapping[str, Any]]]:
+    """All pages of a list. One that takes too long is cancelled: a server may continue it for ever."""
+
+    async def pages() -> list[Sequence[Mapping[str, Any]]]:
+        found: list[Sequence[Mapping[str, Any]]] = []
+        paths: set[str] = set()
+        async with asyncio.timeout(place.timeout_s):
+            async for page in place.store.list(place.key or None, chunk_size=_LISTED_AT_ONCE):
+                found.append(page)
+                new = {each["path"] for each in page}
+                if len(new) < len(page) or not paths.isdisjoint(new):
+                    raise ObjectError("its list has no end: it names the same objects again", passing=False)
+                paths |= new
+        return found
+
+    try:
+        return asyncio.run(pages())
+    except TimeoutError:
+        raise ObjectError(f"no whole list within {place.timeout_s:g} s", passing=True) from None
+
+
 _Span = tuple[int, int]
 
 
@@ -290,7 +317,8 @@ def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
         # `bytes 0-9/*` is valid HTTP for "the size is not known", and an error to obstore 0.12.
         if "range" not in options or not _NO_TOTAL.search(str(error)):
             raise
-    found = place.store.get(place.key, options={**options, "range": None})
+    wanted: Any = options["range"]
+    found = place.store.get(place.key, options={name: given for name, given in options.items() if name != "range"})
     size: int = found.meta["size"]
     if size > _WHOLE_BYTES:
         raise ObjectError(
@@ -298,7 +326,6 @@ def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
             passing=False,
             way_out=f"larger files than {_WHOLE_BYTES >> 20} MiB cannot be read in parts so: let it send the size",
         )
-    wanted = options["range"]
     if isinstance(wanted, dict):
         wanted = (max(0, size - wanted["suffix"]) if "suffix" in wanted else wanted["offset"], size)
     if wanted[0] >= size:

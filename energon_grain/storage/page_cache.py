@@ -1,7 +1,7 @@
 """Pages of remote objects on a local disk, shared by all processes of a host, without locks to read or write by.
 
     <folder>/<2 hex digits>/<object>-<number>    a stretch of 8 MiB of an object, a file by itself:
-        4096 bytes        a sum of each page, 8 bytes each; 0: the page is not there
+        4096 bytes        a sum of each page, 8 bytes each; 0: the page is not there; at the end the object's size
         32 x 256 KiB      the pages, each at its place; where one is not there the file has a hole
 
 An object is named by its URL, its version and its size, so another version has other files. A page is written before
@@ -43,6 +43,7 @@ from energon_grain.storage.traffic import count
 _logger = logging.getLogger("energon_grain")
 _SUM_BYTES = 8
 _HEADER_BYTES = 4096
+_SIZE_AT = _HEADER_BYTES - 8
 _DISK_BLOCK = 4096
 _NO_SUM = bytes(_SUM_BYTES)
 _FORMAT = 5
@@ -80,7 +81,7 @@ class PageCache:
     """
 
     def __init__(self, folder: str, *, limit_bytes: int, page_bytes: int = 256 << 10, stretch_pages: int = 32) -> None:
-        assert stretch_pages * _SUM_BYTES <= _HEADER_BYTES
+        assert stretch_pages * _SUM_BYTES <= _SIZE_AT
         self.folder = os.path.abspath(folder)
         self.limit_bytes = limit_bytes
         self.page_bytes = page_bytes
@@ -320,6 +321,14 @@ class CachedObject:
                 del coming[process, self._path, page]
             mine.set()
 
+    def discard(self, page: int) -> None:
+        """Remove a page that is wrong, whatever its sum says."""
+        number, place = divmod(page, self._cache.stretch_pages)
+        with contextlib.suppress(OSError):
+            stretch = self._cache.stretch(self._path_of(number), writing=True)
+            _write(stretch.descriptor, [_NO_SUM], place * _SUM_BYTES)
+        self._cache.forget(self._path_of(number))
+
     def put(self, first: int, data: bytes | memoryview) -> bool:
         """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
         writer = PageWriter(self, first, first + -(-len(data) // self.page_bytes))
@@ -377,6 +386,7 @@ class CachedObject:
     def seal(self, written: _Written) -> bool:
         """Write the sums of pages that were written: from now on they are there; whether that succeeded."""
         try:
+            _write(written.stretch.descriptor, [self.size_bytes.to_bytes(8, "little")], _SIZE_AT)
             _write(written.stretch.descriptor, [written.sums], written.page * _SUM_BYTES)
         except OSError as error:
             self._cache.give_up(error)
@@ -583,6 +593,55 @@ def _made(path: str, size_bytes: int) -> int:
             os.unlink(temporary)
             raise
         return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """What a look at a file of pages found.
+
+    Attributes:
+        pages: That it has, with those that were damaged.
+        size_bytes: Of these.
+        damaged: Pages that were removed, as they are not what was written.
+        of_earlier_release: Whether it was removed as a whole, since no reader of this release looks at it.
+    """
+
+    pages: int = 0
+    size_bytes: int = 0
+    damaged: int = 0
+    of_earlier_release: bool = False
+
+
+def check_file(path: str, page_bytes: int, stretch_pages: int = 32) -> CheckedFile:
+    """Compare the pages of a file with their sums, and remove the others. Raises OSError."""
+    number = int(path.rpartition("-")[2], 16)
+    descriptor = os.open(path, os.O_RDWR | _FLAGS)
+    try:
+        header = os.pread(descriptor, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
+        sums = [header[at : at + _SUM_BYTES] for at in range(0, stretch_pages * _SUM_BYTES, _SUM_BYTES)]
+        there = [page for page in range(stretch_pages) if sums[page] != _NO_SUM]
+        size_bytes = int.from_bytes(header[_SIZE_AT:], "little")
+        if there and not size_bytes:
+            os.unlink(path)
+            return CheckedFile(of_earlier_release=True)
+        read = damaged = 0
+        for page in there:
+            left = size_bytes - (number * stretch_pages + page) * page_bytes
+            data = _readable(descriptor, max(0, min(page_bytes, left)), _HEADER_BYTES + page * page_bytes)
+            read += len(data)
+            if not data or _sum(data) != sums[page]:
+                damaged += 1
+                _write(descriptor, [_NO_SUM], page * _SUM_BYTES)
+        return CheckedFile(len(there), read, damaged)
+    finally:
+        os.close(descriptor)
+
+
+def _readable(descriptor: int, size_bytes: int, offset: int) -> bytes:
+    try:
+        return os.pread(descriptor, size_bytes, offset)
+    except OSError:  # a bad part of the disk
+        return b""
 
 
 def _write(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:

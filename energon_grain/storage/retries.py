@@ -63,7 +63,7 @@ class Outages:
             others = len(self._failing) - 1
         at = time.strftime("%H:%M:%S", time.localtime(clock))
         too = f", {others} other requests too" if others else ""
-        _logger.warning("%s; failing since %s (%.0f s)%s", message, at, now - since, too)
+        _logger.warning("%s (failing since %s, for %.0f s%s)", message, at, now - since, too)
 
 
 class Trial:
@@ -106,19 +106,17 @@ class Trial:
             tried = f"{self.attempt} attempts in {elapsed_s:.1f} s" if error.passing else "not tried again"
             way_out = f"; {error.way_out}" if error.way_out else ""
             raise ReadError(f"{self._doing} failed: {error} ({tried}){way_out}") from None
-        self._outages.begins(self)
-        self._outages.log(
-            f"{self._doing} failed ({error}); {self.attempt} attempts so far, "
-            + (f"of {self._settings.attempts}" if self._settings.attempts else f"tried again for {left_s:.0f} s more")
-        )
+        self.attempt += 1
         # With jitter, so that many readers do not come back all at once.
         pause_s = min(error.wait_s + self._pause_s * _jitter.uniform(0.5, 1.0), left_s)
+        of = f" of {self._settings.attempts}" if self._settings.attempts else ""
+        self._outages.begins(self)
+        self._outages.log(f"{self._doing} failed ({error}); attempt {self.attempt}{of} in {pause_s:.2g} s")
         pause(pause_s)
         now = time.monotonic()
         count(paused_s=pause_s, lost_s=now - self._attempt_began_s)
         self._attempt_began_s = now
         self._pause_s = min(2 * self._pause_s, self._settings.longest_pause_s)
-        self.attempt += 1
 
     def _limit_s(self, error: ObjectError) -> float:
         limit_s = self._settings.retry_s

@@ -146,7 +146,7 @@ def test_a_failure_that_passes_is_not_noticed(
         assert len(bucket.server.requests("tar")) == 2
         assert reader.traffic.requests == 2
     assert url in caplog.text
-    assert f"1 attempts so far, of {reader.settings.attempts}; failing since" in caplog.text
+    assert f"attempt 2 of {reader.settings.attempts} in " in caplog.text
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=name_of)
