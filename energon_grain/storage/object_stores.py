@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -217,8 +217,10 @@ class ObjectStores:
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = place.store.list(place.key or None) if place.address.kind == "hub" else _list_of(place)
-            found = {each["path"]: each for page in found for each in page}
+            if place.address.kind == "hub":
+                found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
+            else:
+                found = _list_of(place)
             if not found and place.address.kind == "s3":
                 require_list(place.address, place.timeout_s)
         folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
@@ -278,25 +280,33 @@ class ObjectStores:
         return _Place(address, self._stores[name], b"", timeout_s)
 
 
-def _list_of(place: _Place) -> list[Sequence[Mapping[str, Any]]]:
-    """All pages of a list. One that takes too long is cancelled: a server may continue it for ever."""
+def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
+    """All objects of a list, by path. One that takes too long is cancelled: a server may continue it for ever.
 
-    async def pages() -> list[Sequence[Mapping[str, Any]]]:
-        found: list[Sequence[Mapping[str, Any]]] = []
-        paths: set[str] = set()
+    Of S3 it is asked for once more behind the last object: a list that was cut without a token to continue it by, which
+    obstore takes for the end, goes on there.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+
+    async def extend(behind: str | None) -> bool:
+        before = set(found)
+        async for page in place.store.list(place.key or None, offset=behind, chunk_size=_LISTED_AT_ONCE):
+            new = {each["path"]: each for each in page}
+            if len(new) < len(page) or not before.issuperset(found.keys() & new.keys()):
+                raise ObjectError("its list has no end: it names the same objects again", passing=False)
+            found.update(new)
+        return len(found) > len(before)
+
+    async def all_of_it() -> None:
         async with asyncio.timeout(place.timeout_s):
-            async for page in place.store.list(place.key or None, chunk_size=_LISTED_AT_ONCE):
-                found.append(page)
-                new = {each["path"] for each in page}
-                if len(new) < len(page) or not paths.isdisjoint(new):
-                    raise ObjectError("its list has no end: it names the same objects again", passing=False)
-                paths |= new
-        return found
+            while await extend(max(found, default=None)) and place.address.kind == "s3":
+                pass
 
     try:
-        return asyncio.run(pages())
+        asyncio.run(all_of_it())
     except TimeoutError:
         raise ObjectError(f"no whole list within {place.timeout_s:g} s", passing=True) from None
+    return found
 
 
 _Span = tuple[int, int]

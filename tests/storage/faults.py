@@ -7,13 +7,14 @@ takes `object_server`. A fault is a function that changes a right `Answer` in pl
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
+import math
 import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +24,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 BUCKET = "bkt"
-SECRET = "SESSION-TOKEN-SECRET"
+SECRET, KEY = "SESSION-TOKEN-SECRET", "ACCESS-KEY-SECRET"
 STALL_S = 0.6
 """Longer than the `timeout_s` of those who read."""
 _DATE = "Mon, 01 Jan 2024 00:00:00 GMT"
@@ -234,6 +235,11 @@ FAULTS: dict[str, Change] = {
 sends would show it."""
 
 
+@functools.lru_cache(maxsize=64)
+def _tag_of(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -262,7 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.server.of.objects.get(unquote(parts.path).removeprefix(f"/{BUCKET}/"))
         if data is None:
             return Answer(404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
-        tag = '"' + hashlib.md5(data).hexdigest() + '"'
+        tag = _tag_of(data)
         headers = {"ETag": tag, "Last-Modified": _DATE, "Accept-Ranges": "bytes"}
         if self.headers.get("If-None-Match") == tag:
             return Answer(304, headers, b"", data)
@@ -279,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, prefix: str) -> Answer:
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
-            f'<ETag>"{hashlib.md5(data).hexdigest()}"</ETag><Size>{len(data)}</Size></Contents>'
+            f"<ETag>{_tag_of(data)}</ETag><Size>{len(data)}</Size></Contents>"
             for key, data in sorted(self.server.of.objects.items())
             if key.startswith(prefix)
         )
@@ -338,7 +344,7 @@ class FaultyServer:
     _fault: Change | None = None
     _match: str = ""
     _every: int = 1
-    _until_s: float = float("inf")
+    _left: float = math.inf
     _matched: int = 0
     hits: int = 0
 
@@ -352,7 +358,7 @@ class FaultyServer:
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "id",
-            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_SECRET_ACCESS_KEY": KEY,
             "AWS_SESSION_TOKEN": SECRET,
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -365,20 +371,21 @@ class FaultyServer:
                 self.objects[f"{prefix}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
         return f"s3://{BUCKET}/{prefix}"
 
-    def fail(self, fault: Change | None, match: str = "", every: int = 1, seconds: float = float("inf")) -> None:
-        """Change every n-th answer from now on, of those with `match` in path, query, a space and range."""
+    def fail(self, fault: Change | None, match: str = "", every: int = 1, times: float = math.inf) -> None:
+        """Change every n-th answer from now on, `times` of them, of those with `match` in path, query and range."""
         with self.lock:
             self._fault, self._match, self._every, self._matched = fault, match, every, 0
-            self._until_s = time.monotonic() + seconds
+            self._left = times
 
     def fault_of(self, path: str, wanted: str) -> Change | None:
         with self.lock:
-            if self._fault is None or self._match not in f"{path} {wanted}" or time.monotonic() > self._until_s:
+            if self._fault is None or self._match not in f"{path} {wanted}" or not self._left:
                 return None
             self._matched += 1
             if self._matched % self._every:
                 return None
             self.hits += 1
+            self._left -= 1
             return self._fault
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE_S
-from storage.faults import FAULTS, SECRET, FaultyServer, running_faulty_server
+from storage.faults import FAULTS, KEY, SECRET, FaultyServer, running_faulty_server
 
 from energon_grain import EPath, StorageSettings, Stream, get_train_dataset, use_storage
 from energon_grain.errors import EnergonGrainError, ReadError
@@ -76,7 +76,9 @@ def test_a_fault_gives_the_local_batches_or_an_error(
     server: FaultyServer, data: Path, tmp_path: Path, name: str, cache_bytes: int | None
 ) -> None:
     local = batches(data)
-    use_storage(StorageSettings(**QUICK, cache_dir=str(tmp_path), cache_bytes=cache_bytes))
+    # Where nothing stalls a busy machine is waited for.
+    given: dict[str, Any] = {"timeout_s": 0.3 if name.startswith("stall") else PATIENCE_S, "attempts": None}
+    use_storage(StorageSettings(**{**QUICK, **given, "cache_dir": str(tmp_path), "cache_bytes": cache_bytes}))
     server.fail(FAULTS[name], ".tar", every=3)
     found = attempted(URL)
     assert server.hits
@@ -131,28 +133,30 @@ def client(tmp_path: Path, **given: Any) -> ObjectClient:
 
 def test_a_busy_store_is_waited_for(server: FaultyServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server.objects["x"] = b"text"
-    server.fail(FAULTS["503"], "/bkt/x", seconds=1.0)
+    server.fail(FAULTS["503"], "/bkt/x", times=24)
     random.seed(5)
     state, lost_s = random.getstate(), traffic().lost_s
-    reader = client(tmp_path, first_pause_s=0.05, longest_pause_s=0.1)
+    reader = client(tmp_path, timeout_s=PATIENCE_S, first_pause_s=0.05, longest_pause_s=0.1)
+    began_s = time.monotonic()
     with caplog.at_level(logging.WARNING, "energon_grain"):
         found = reader.map(reader.read, [ObjectRange("s3://bkt/x", 0, 4)] * 3)
     assert [each.data for each in found if each is not None] == [b"text"] * 3
-    assert len([request for request in server.requests if request[0] == "/bkt/x"]) > 3 * 6
-    (said,) = [record.getMessage() for record in caplog.records]
+    assert len(server.requests) == 24 + 3
+    said, *more = [record.getMessage() for record in caplog.records]
+    assert len(more) <= (time.monotonic() - began_s) / 10
     assert "reading s3://bkt/x bytes 0 to 4 failed (Fault: on request (HTTP 503)); attempt 2 in " in said
     assert "failing since" in said
     assert random.getstate() == state
-    assert traffic().lost_s - lost_s > 2.0
+    assert traffic().lost_s - lost_s > 24 * 0.025
 
 
 def test_what_stays_busy_is_an_error_after_the_time(server: FaultyServer, tmp_path: Path) -> None:
     server.objects["x"] = b"text"
     server.fail(FAULTS["503"])
     began_s = time.monotonic()
-    with pytest.raises(ReadError, match=r"\(\d+ attempts in 0.[5-9] s\)"):
-        client(tmp_path, retry_s=0.5, longest_pause_s=0.05).read(ObjectRange("s3://bkt/x"))
-    assert time.monotonic() - began_s < PATIENCE_S
+    with pytest.raises(ReadError, match=r"\(\d+ attempts in [0-9.]+ s\)"):
+        client(tmp_path, timeout_s=PATIENCE_S, retry_s=0.5, longest_pause_s=0.05).read(ObjectRange("s3://bkt/x"))
+    assert 0.5 < time.monotonic() - began_s < PATIENCE_S
 
 
 @pytest.mark.parametrize("name", ["403", "301 to nowhere", "400", "huge header"])
@@ -192,8 +196,8 @@ def test_a_store_that_never_answered_is_given_up_sooner(
 ) -> None:
     monkeypatch.setattr("energon_grain.storage.retries.UNREACHABLE_SECONDS", 0.2)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(ReadError, match=r"nothing answers there \(\d+ attempts in 0"):
-        client(tmp_path, retry_s=PATIENCE_S).read(ObjectRange("s3://bkt/x"))
+    with pytest.raises(ReadError, match=r"nothing answers there \(\d+ attempts in"):
+        client(tmp_path, timeout_s=PATIENCE_S).read(ObjectRange("s3://bkt/x"))
 
 
 @pytest.mark.parametrize("start", [0, 5])
@@ -232,18 +236,56 @@ def test_a_list_that_is_a_page_to_sign_in_at_is_no_empty_folder(server: FaultySe
     assert client(tmp_path).list("s3://bkt/none") == []
 
 
+def test_a_list_that_is_cut_without_a_token_is_continued(server: FaultyServer, tmp_path: Path) -> None:
+    answers = [listed("d/a", "d/b"), listed("d/c"), listed()]
+
+    def cut(answer: Any) -> None:
+        answers.pop(0)(answer)
+
+    server.fail(cut, "list-type")
+    assert client(tmp_path).list("s3://bkt/d") == ["a", "b", "c"]
+    assert [path.partition("start-after=")[2] for path, _ in server.requests] == ["", "d%2Fb", "d%2Fc"]
+
+
 def test_a_list_that_repeats_itself_ends(server: FaultyServer, tmp_path: Path) -> None:
     server.fail(listed("d/a", token="again"), "list-type")
     with pytest.raises(ReadError, match="its list has no end"):
         client(tmp_path, timeout_s=PATIENCE_S).list("s3://bkt/d")
-    assert len(server.requests) < 1500
+    assert len(server.requests) < 50
 
 
 def test_an_endless_list_of_nothing_is_not_asked_for_any_more(server: FaultyServer, tmp_path: Path) -> None:
     server.fail(listed(token="again"), "list-type")
     with pytest.raises(ReadError, match=r"no (whole list|answer) within"):
         client(tmp_path, attempts=1).list("s3://bkt/d")
-    time.sleep(0.1)
-    asked = len(server.requests)
-    time.sleep(0.3)
-    assert len(server.requests) == asked
+    asked, end_s = -1, time.monotonic() + PATIENCE_S
+    while asked != len(server.requests):  # those under way on a busy machine
+        assert time.monotonic() < end_s
+        asked = len(server.requests)
+        time.sleep(0.3)
+
+
+def test_credentials_are_in_no_message_state_or_statistics(
+    server: FaultyServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_storage(StorageSettings(**QUICK, cache_dir=str(tmp_path)))
+    server.fail(FAULTS["503"], ".tar", every=2)
+    dataset = get_train_dataset(URL, batch_size=4, shuffle_buffer_size=20, max_samples_per_sequence=4)
+    with caplog.at_level(logging.DEBUG), Stream.of(dataset) as stream:
+        next(stream)
+        said = [
+            stream.cursor(with_manifest=True),
+            stream.stats().as_dict(),
+            str(stream.stats()),
+            repr(dataset),
+            caplog.text,
+        ]
+    server.fail(FAULTS["403"])
+    said.append(repr(attempted(URL)))
+    written = b"".join(
+        path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "pages" not in path.parts
+    )
+    assert "attempt 2" in caplog.text
+    for secret in (SECRET, KEY):
+        assert not any(secret in str(each) for each in said)
+        assert secret.encode() not in written
