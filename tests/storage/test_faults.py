@@ -77,8 +77,8 @@ def test_a_fault_gives_the_local_batches_or_an_error(
 ) -> None:
     local = batches(data)
     # Where nothing stalls a busy machine is waited for.
-    given: dict[str, Any] = {"timeout_s": 0.3 if name.startswith("stall") else PATIENCE_S, "attempts": None}
-    use_storage(StorageSettings(**{**QUICK, **given, "cache_dir": str(tmp_path), "cache_bytes": cache_bytes}))
+    given: dict[str, Any] = {**QUICK, "timeout_s": 0.3 if name.startswith("stall") else PATIENCE_S, "attempts": None}
+    use_storage(StorageSettings(**given, cache_dir=str(tmp_path), cache_bytes=cache_bytes))
     server.fail(FAULTS[name], ".tar", every=3)
     found = attempted(URL)
     assert server.hits
