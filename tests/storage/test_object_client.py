@@ -156,6 +156,7 @@ def test_a_failure_that_stays_names_object_range_and_attempts(
     reader = client(**{**settings_for(fault), "attempts": 3})
     reader.list(bucket.url)
     reader.traffic = Traffic()
+    bucket.server.reset()
     bucket.server.inject(Fault(fault.kind, fault.sent, fault.status, times=None))
     with pytest.raises(ReadError, match=rf"reading {url} bytes 5 to 99999 failed: .* \(3 attempts in [0-9.]+ s\)"):
         reader.read(ObjectRange(url, 5, 99_999))
