@@ -113,6 +113,25 @@ def test_a_redirect_to_another_host_gets_no_credentials(server: FaultyServer, tm
     assert any(SECRET in str(headers) for _, headers in server.requests)  # its own host gets them
 
 
+def test_a_redirect_of_azure_to_another_host_gets_no_signature(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Referer` would hold the URL with the signature."""
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{server.endpoint}/account")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"sv=2024-01-01&sig={SECRET}")
+    with running_faulty_server() as other:
+
+        def leads_away(answer: Any) -> None:
+            answer.status, answer.body = 307, b""
+            answer.headers = {"Location": f"http://localhost:{other.port}/x"}
+
+        server.fail(leads_away)
+        with pytest.raises(ReadError, match=r"leads to another host.*not tried again"):
+            client(tmp_path).read(ObjectRange("az://container/x"))
+        assert SECRET in server.requests[0][0]
+        assert not other.requests
+
+
 def test_without_credentials_a_redirect_is_followed(server: FaultyServer, tmp_path: Path) -> None:
     use_storage(StorageSettings(**QUICK, cache_dir=str(tmp_path)))
     with running_faulty_server(objects={"x": b"text"}) as other:
