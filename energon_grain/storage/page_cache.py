@@ -436,7 +436,7 @@ class CachedObject:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Written:
     """Pages of a stretch whose bytes are written, and whose sums are not."""
 
@@ -445,6 +445,14 @@ class _Written:
     page: int
     sums: bytes
     size_bytes: int
+
+    def extend(self, other: _Written) -> bool:
+        """Take pages that follow in the same file, so that their sums are written together; whether they do."""
+        if other.stretch is not self.stretch or other.page != self.page + len(self.sums) // _SUM_BYTES:
+            return False
+        self.sums += other.sums
+        self.size_bytes += other.size_bytes
+        return True
 
 
 class PageWriter:
@@ -500,7 +508,7 @@ class PageWriter:
         for written in self._pages.write(self._page, parts):
             if written is None:
                 self._kept = False
-            else:
+            elif not (self._written and self._written[-1].extend(written)):
                 self._written.append(written)
         self._page += sum(map(len, parts)) // self._pages.page_bytes
 
