@@ -49,7 +49,7 @@ _RENEWED = timedelta(minutes=10)
 NO_HOST = "127.0.0.1:0"
 """Where requests go that a redirect would send to another host: nothing can listen on port 0."""
 _OWN_VARIABLES = {"s3": "AWS_", "gcs": "GOOGLE_|GCE_", "azure": "AZURE_|AZURITE_|IDENTITY_|MSI_"}
-"""How the variables begin by which a store's client is told of end points."""
+"""How the variables begin that name end points to the client of a store."""
 _OWN_HOSTS = {
     "s3": ("sts.amazonaws.com", "169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23"),
     "gcs": ("googleapis.com", "metadata.google.internal", "metadata", "169.254.169.254"),
@@ -365,7 +365,7 @@ def _own_hosts_only(address: Address, endpoint: str, others: Iterable[str] = ())
     """Options by which obstore's client follows no redirect to another host than those of the store.
 
     It follows all, and takes out `Authorization` alone: session tokens (`x-amz-security-token`) and signatures in URLs
-    (by `Referer`) go along. It has no option for that, but one for a proxy with exceptions: the proxy is nobody, and
+    (by `Referer`) go along. It has no option for that, but one for a proxy with exceptions: the proxy does not exist, and
     the exceptions are the hosts of the store, and those that give credentials. Another port of these is followed.
 
     A proxy that the environment names cannot be combined with that. Then nothing is done: requests leave by the proxy,

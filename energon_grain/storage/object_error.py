@@ -133,7 +133,7 @@ def _translated(error: Exception, address: Address, timeout_s: float) -> ObjectE
 
 
 def _without_answer(address: Address, details: str, timeout_s: float) -> ObjectError | None:
-    """What failed where no answer came, by what obstore says to programmers; None: something else."""
+    """What failed where there was no answer, by what obstore says to programmers; None: something else."""
     for sign, said, way_out in _LASTING:
         if sign in details:
             return ObjectError(said.format(address.service), passing=False, way_out=way_out)

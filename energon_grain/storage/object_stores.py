@@ -354,7 +354,7 @@ def _checked(pieces: Iterable[bytes], first: int, last: int, *, whole: bool) -> 
         skip = max(0, skip - len(piece))
         left -= len(part)
         if left < 0:
-            raise ObjectError(f"more bytes came than the {last - first} that the answer announced", passing=True)
+            raise ObjectError(f"more bytes arrived than the {last - first} that the answer announced", passing=True)
         if part:
             yield part
         if whole and not left:

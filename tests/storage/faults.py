@@ -365,7 +365,7 @@ class FaultyServer:
         }
 
     def upload(self, folder: Path, prefix: str) -> str:
-        """Put all files below a folder, and give the URL that then stands for it."""
+        """Put all files below a folder, and give the URL of the copy."""
         for path in folder.rglob("*"):
             if path.is_file():
                 self.objects[f"{prefix}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
