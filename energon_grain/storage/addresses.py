@@ -364,9 +364,9 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
 def _own_hosts_only(address: Address, endpoint: str, others: Iterable[str] = ()) -> dict[str, Any]:
     """Options by which obstore's client follows no redirect to another host than those of the store.
 
-    It follows all, and takes out `Authorization` alone: session tokens (`x-amz-security-token`) and signatures in URLs
-    (by `Referer`) go along. It has no option for that, but one for a proxy with exceptions: the proxy does not exist, and
-    the exceptions are the hosts of the store, and those that give credentials. Another port of these is followed.
+    It follows all, and removes `Authorization` alone: session tokens (`x-amz-security-token`) and signatures in URLs
+    (by `Referer`) go along. It has no option against that, but one for a proxy with exceptions. So the proxy is one
+    that does not exist, and the exceptions are the hosts of the store, and those that give credentials, on any port.
 
     A proxy that the environment names cannot be combined with that. Then nothing is done: requests leave by the proxy,
     which may know to which hosts.
