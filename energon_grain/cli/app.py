@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from energon_grain.cli.bench import bench
+from energon_grain.cli.cache import cache_check
 from energon_grain.cli.checkpoint import checkpoint_info, which
 from energon_grain.cli.info import info
 from energon_grain.cli.lint import lint
@@ -52,6 +53,16 @@ def _checkpoint() -> None:
 
 
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_LOOK)
+cache = typer.Typer(no_args_is_help=True, help="Look after what is kept of object stores.")
+cache.command("check")(answering(cache_check))
+
+
+@cache.callback()
+def _cache() -> None:
+    """Look after what is kept of object stores."""
+
+
+app.add_typer(cache, name="cache", rich_help_panel=_LOOK)
 
 
 def _show_version(asked: bool) -> None:

@@ -42,6 +42,7 @@ from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocati
 from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.object_bytes import read_beginning
+from energon_grain.storage.retries import most_attempts
 from energon_grain.storage.settings import StorageSettings, storage_settings
 
 Int64Array = npt.NDArray[np.int64]
@@ -481,7 +482,7 @@ def _context(settings: StorageSettings | None) -> Any:
             os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(math.ceil(settings.timeout_s)))
             os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", str(_STALLED_BYTES_PER_S))
             retries = {
-                "max_retries": settings.attempts - 1,
+                "max_retries": most_attempts(settings) - 1,
                 "initial_delay": f"{settings.first_pause_s}s",
                 "max_delay": f"{settings.longest_pause_s}s",
             }

@@ -14,7 +14,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,6 +34,7 @@ _PROVIDERS = dict.fromkeys(("s3", "s8k", "gcs_s3"), "s3://") | {"gcs": "gs://", 
 """Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
 _Keys = tuple[tuple[str, Any], ...]
 _GOOGLE = "https://storage.googleapis.com"
+_GOOGLE_FILES = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 _HUB_DATASET = re.compile(r"hf://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.*))?", re.IGNORECASE | re.DOTALL)
 _AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.")
@@ -43,6 +44,18 @@ _SIGNS_IN = re.compile(r"aws_access_key_id|role_arn|credential_process|web_ident
 """What an entry by which a section of `~/.aws` gives credentials begins with."""
 _RENEWED = timedelta(minutes=10)
 """How long a session token, which some program renews, is taken to hold. obstore asks again some minutes earlier."""
+
+
+NO_HOST = "127.0.0.1:0"
+"""Where requests go that a redirect would send to another host: nothing can listen on port 0."""
+_OWN_VARIABLES = {"s3": "AWS_", "gcs": "GOOGLE_|GCE_", "azure": "AZURE_|AZURITE_|IDENTITY_|MSI_"}
+"""How the variables begin that name end points to the client of a store."""
+_OWN_HOSTS = {
+    "s3": ("sts.amazonaws.com", "169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23"),
+    "gcs": ("googleapis.com", "metadata.google.internal", "metadata", "169.254.169.254"),
+    "azure": ("login.microsoftonline.com", "169.254.169.254"),
+}
+"""Who gives credentials, and the whole service where it has one host. Hosts below these belong to them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +325,10 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
     from obstore import store as stores
     from obstore.exceptions import BaseError
 
-    options: Any = {
-        # Requests are repeated by who makes them.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
-        "client_options": {"timeout": timedelta(seconds=timeout_s), "allow_http": True},
-    }
+    client: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s), "allow_http": True}
+    # Requests are repeated by who makes them.
+    retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+    options: Any = {"retry_config": retries, "client_options": client}
     store = address.store
     try:
         if address.kind == "memory":
@@ -324,9 +336,15 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
         if address.kind == "http":
             return stores.HTTPStore(str(store.endpoint), **options)
         if address.kind == "gcs":
+            client |= _own_hosts_only(address, _GOOGLE, _hosts_of_service_account(address.keys))
             return stores.GCSStore(address.bucket, **dict(address.keys), **options)
         if address.kind == "azure":
-            return stores.AzureStore(address.bucket, **_azure_options(address, url), **options)
+            azure = _azure_options(address, url)
+            if not store.anonymous:
+                account = azure["config"]["account_name"]
+                own = store.endpoint or f"https://{account}.blob.core.windows.net"
+                client |= _own_hosts_only(address, own, [f"{account}.blob.fabric.microsoft.com"])
+            return stores.AzureStore(address.bucket, **azure, **options)
         if not _BUCKET.fullmatch(address.bucket):
             raise ConfigError(
                 f'{url}: invalid S3 bucket name "{address.bucket}": a name has 3 to 63 lower-case letters, digits, '
@@ -338,9 +356,70 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
             config["endpoint"] = store.endpoint
         if store.requester_pays:
             config["request_payer"] = True
-        return stores.S3Store(address.bucket, config=config, **_aws_credentials(address, url), **options)
+        credentials = _aws_credentials(address, url)
+        if "skip_signature" not in credentials:
+            client |= _own_hosts_only(address, *_aws_hosts(address, config["region"]))
+        return stores.S3Store(address.bucket, config=config, **credentials, **options)
     except BaseError as error:
         raise ConfigError(f"{url}: {str(error).partition('Debug source')[0].strip()}") from None
+
+
+def _own_hosts_only(address: Address, endpoint: str, others: Iterable[str] = ()) -> dict[str, Any]:
+    """Options by which obstore's client follows no redirect to another host than those of the store.
+
+    It follows all, and removes `Authorization` alone: session tokens (`x-amz-security-token`) and signatures in URLs
+    (by `Referer`) go along. It has no option against that, but one for a proxy with exceptions. So the proxy is one
+    that does not exist, and the exceptions are the hosts of the store, and those that give credentials, on any port.
+
+    A proxy that the environment names cannot be combined with that. Then nothing is done: requests leave by the proxy,
+    which may know to which hosts.
+    """
+    parts = urlsplit(endpoint)
+    variables = re.compile(_OWN_VARIABLES[address.kind])
+    named = [value for name, value in os.environ.items() if variables.match(name)]
+    if any(re.match(f"({variables.pattern})PROXY_URL$", name) for name in os.environ) or proxy_of(endpoint):
+        return {}
+    hosts = [parts.hostname or "", *others, *_OWN_HOSTS[address.kind], *_hosts_in(named)]
+    return {"proxy_url": f"http://{NO_HOST}", "proxy_excludes": ",".join(dict.fromkeys(hosts))}
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy by which the environment says that a URL is reached."""
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def _hosts_in(values: Iterable[object]) -> list[str]:
+    """The hosts of those values that are URLs of the web."""
+    urls = [value for value in values if isinstance(value, str) and value.startswith(("http://", "https://"))]
+    with contextlib.suppress(ValueError):
+        return [host for host in (urlsplit(url).hostname for url in urls) if host]
+    return []
+
+
+def _aws_hosts(address: Address, region: str) -> tuple[str, list[str]]:
+    """The end point of a bucket, and further hosts: that of a zone, and who gives credentials in its region."""
+    zone = address.bucket.removesuffix("--x-s3").rpartition("--")[2]
+    own = address.store.endpoint or f"https://s3.{region}.amazonaws.com"
+    return own, [f"s3express-{zone}.{region}.amazonaws.com", f"sts.{region}.amazonaws.com"]
+
+
+def _hosts_of_service_account(keys: _Keys) -> list[str]:
+    """The hosts that a file of Google's with a key names: of the store, and of who gives tokens for the key."""
+    given = dict(keys)
+    files = [given.get("service_account"), *map(os.environ.get, ("GOOGLE_APPLICATION_CREDENTIALS", *_GOOGLE_FILES))]
+    texts = [given.get("service_account_key"), os.environ.get("GOOGLE_SERVICE_ACCOUNT_KEY")]
+    for file in filter(None, files):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts.append(Path(file).expanduser().read_text(encoding="utf-8"))
+    hosts: list[str] = []
+    for text in filter(None, texts):
+        with contextlib.suppress(msgspec.DecodeError):  # obstore says what is wrong with it
+            hosts += _hosts_in(msgspec.json.decode(text, type=dict[str, Any]).values())
+    return hosts
 
 
 @functools.cache

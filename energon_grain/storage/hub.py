@@ -20,12 +20,12 @@ import os
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
@@ -35,7 +35,7 @@ import msgspec
 from energon_grain._version import __version__
 from energon_grain.extras import needed_for
 from energon_grain.forms import Form
-from energon_grain.storage.addresses import Address
+from energon_grain.storage.addresses import Address, proxy_of
 from energon_grain.storage.atomic import atomic_write_bytes, remove_unused
 from energon_grain.storage.object_error import BUSY, ObjectError, shortened
 
@@ -55,6 +55,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT = re.compile(r'<([^>]*)>[^,]*;\s*rel="?next"?')
 _RATE = re.compile(r"\bt=(\d+)")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_TOO_LARGE = re.compile("header line|more than [0-9]+ headers")
+"""What `http.client` says of headers that it does not read."""
 _NO_NAME = re.compile("[\0\ud800-\udfff]")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _EXPIRED = (400, 401, 403, 404, 410)
@@ -418,7 +420,7 @@ class _Hub:
         """One request, without the token."""
         headers = {"User-Agent": f"energon-grain/{__version__}", "Accept-Encoding": "identity", **headers}
         with _failures(urlsplit(url).hostname or ""):
-            return _connections(_proxy(url)).request(
+            return _connections(proxy_of(url)).request(
                 "GET",
                 url,
                 headers=headers,
@@ -542,23 +544,20 @@ class _failures:  # noqa: N801 (a context manager)
 
         if not isinstance(error, exceptions.HTTPError):
             return
+        unreachable = False
         if isinstance(error, exceptions.NameResolutionError):
-            told = f"cannot connect to {self._host}: its name is not known"
+            told, unreachable = f"cannot connect to {self._host}: its name is not known", True
         elif isinstance(error, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
-            told = f"cannot connect to {self._host}: nothing answers there"
+            told, unreachable = f"cannot connect to {self._host}: nothing answers there", True
         elif isinstance(error, exceptions.ReadTimeoutError):
             told = f"no answer from {self._host} in time"
         elif isinstance(error, exceptions.SSLError):
             raise ObjectError(f"no secure connection to {self._host}: its certificate is refused", False) from None
+        elif any(isinstance(cause, HTTPException) and _TOO_LARGE.search(str(cause)) for cause in error.args):
+            raise ObjectError(f"the headers that {self._host} sends are too large", False) from None
         else:
             told = f"the connection to {self._host} broke off ({type(error).__name__})"
-        raise ObjectError(told, passing=True) from None
-
-
-def _proxy(url: str) -> str | None:
-    parts = urlsplit(url)
-    bypass = urllib.request.proxy_bypass(parts.hostname or "")
-    return None if bypass else urllib.request.getproxies().get(parts.scheme)
+        raise ObjectError(told, passing=True, unreachable=unreachable) from None
 
 
 @functools.cache

@@ -8,9 +8,7 @@ sent twice at most.
 
 from __future__ import annotations
 
-import logging
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +18,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from energon_grain.errors import RangeError, ReadError
-from energon_grain.storage.given_up import LOOK_SECONDS, given_up, pause, wanted_for, wanted_until
+from energon_grain.errors import ReadError
+from energon_grain.storage.given_up import LOOK_SECONDS, given_up, wanted_for, wanted_until
 from energon_grain.storage.location import scheme_of
 from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.object_stores import (
@@ -34,10 +32,10 @@ from energon_grain.storage.object_stores import (
     in_list,
     is_forked,
 )
+from energon_grain.storage.retries import Outages, Trial
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.traffic import Traffic, count, took
 
-_logger = logging.getLogger("energon_grain")
 _Result = TypeVar("_Result")
 
 SECOND_REQUEST_SECONDS = 2.0
@@ -90,6 +88,7 @@ class ObjectClient:
         self._threads: ThreadPoolExecutor | None = None
         self._stores = ObjectStores(settings)
         self._waiting = _WaitingThreads()
+        self._outages = Outages()
         self._usual_s = 0.0  # until the first byte, of late
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,34 +164,15 @@ class ObjectClient:
 
     def _repeated(self, ask: Callable[[Answered], _Result], doing: str, url: str, *, twice: bool = False) -> _Result:
         self._stores.refuse_fork(url)
-        settings = self.settings
-        began, pause_s, attempt = time.monotonic(), settings.first_pause_s, 1
-        while True:
-            try:
-                return self._once(ask, repeated=attempt > 1, twice=twice)
-            except ObjectError as error:
-                if error.out_of_range:
-                    raise RangeError(f"{doing}: the object ends before ({error})") from None
-                if not error.passing or attempt == settings.attempts:
-                    tried = f"{attempt} attempts in {time.monotonic() - began:.1f} s"
-                    raise ReadError(
-                        f"{doing} failed: {error} ({tried if error.passing else 'not tried again'})"
-                        f"{error.way_out and '; '}{error.way_out}"
-                    ) from None
-                attempt += 1
-                wait_s = error.wait_s
-                _logger.warning(
-                    "%s failed (%s); attempt %d of %d in %.2g s",
-                    doing,
-                    error,
-                    attempt,
-                    settings.attempts,
-                    wait_s + pause_s,
-                )
-            paused_s = wait_s + pause_s * random.uniform(0.5, 1.0)  # so that many readers do not come back all at once
-            pause(paused_s)
-            count(paused_s=paused_s)
-            pause_s = min(2 * pause_s, settings.longest_pause_s)
+        with Trial(self.settings, self._outages, doing, url) as trial:
+            while True:
+                try:
+                    found = self._once(ask, repeated=trial.attempt > 1, twice=twice)
+                except ObjectError as error:
+                    trial.again(error)
+                else:
+                    trial.answered()
+                    return found
 
     def _once(self, ask: Callable[[Answered], _Result], *, repeated: bool, twice: bool) -> _Result:
         """What a request gives. One that nobody wants any more, or that takes too long, is left to itself."""

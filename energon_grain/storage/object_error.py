@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import re
+import urllib.request
 from collections.abc import Generator
+from http.client import HTTPException
+from urllib.parse import urlencode
 
-from energon_grain.storage.addresses import Address
+from energon_grain.storage.addresses import NO_HOST, Address
 
 ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
 """How obstore ends the message of a failure that a server told."""
 _REQUEST = re.compile(r"^.*Error performing \w+ \S+ in \S+ - |^Generic \w+ error: ")
 _XML = re.compile(r"<(Code|Message)>([^<]*)</")
 _MESSAGE_CHARACTERS = 300
+_LOOKED_AT_BYTES = 1 << 16
 BUSY = (408, 429)
 """Answers that ask for patience; others of 300 to 499 would come again."""
 _IDENTITY = "http://169.254.169.254/"
 """Who is asked for the identity of a machine in the cloud."""
+
+_LASTING = (
+    (
+        f"                {NO_HOST},",
+        "{} leads to another host, which would be sent credentials; that is not followed",
+        "name that host as `endpoint` in the storage settings if it is right, and check the region of the bucket",
+    ),
+    (
+        "inner: BareRedirect",
+        "{} leads elsewhere without saying where, as it does for a bucket of another region",
+        "name its region in the storage settings, or in AWS_REGION",
+    ),
+    ("TooLarge", "the headers that {} sends are too large", ""),
+    ("InvalidCertificate", "no secure connection to {}: its certificate is refused", ""),
+)
+"""What is in the details of failures that another attempt would meet again, what it means, and what to do."""
 
 
 class ObjectError(Exception):
@@ -27,16 +47,24 @@ class ObjectError(Exception):
         out_of_range: Whether the object ends before the range does.
         way_out: What to do about it; empty: nothing is known.
         wait_s: How long the store asks to leave it alone, in seconds.
+        unreachable: Whether nothing has answered at all: no such name, or nothing listens.
     """
 
     def __init__(
-        self, message: str, passing: bool, out_of_range: bool = False, way_out: str = "", wait_s: float = 0.0
+        self,
+        message: str,
+        passing: bool,
+        out_of_range: bool = False,
+        way_out: str = "",
+        wait_s: float = 0.0,
+        unreachable: bool = False,
     ) -> None:
         super().__init__(message)
         self.passing = passing
         self.out_of_range = out_of_range
         self.way_out = way_out
         self.wait_s = wait_s
+        self.unreachable = unreachable
 
 
 def shortened(text: str) -> str:
@@ -84,15 +112,61 @@ def _translated(error: Exception, address: Address, timeout_s: float) -> ObjectE
     told = shortened(told)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return ObjectError(f"access denied: {told}", passing=False, way_out=address.sign_in)
+    if isinstance(error, NotSupportedError):
+        return ObjectError(
+            told,
+            passing=False,
+            way_out="this web server sends only whole files, let one that sends parts of them serve the data",
+        )
+    if answer is None:
+        found = _without_answer(address, details, timeout_s)
+        if found is not None:
+            return found
+    lasting = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in BUSY
+    of_machine = _IDENTITY in text
+    return ObjectError(
+        told,
+        passing=isinstance(error, GenericError) and not lasting,
+        way_out=address.sign_in if of_machine else "",
+        unreachable=of_machine,
+    )
+
+
+def _without_answer(address: Address, details: str, timeout_s: float) -> ObjectError | None:
+    """What failed where there was no answer, by what obstore says to programmers; None: something else."""
+    for sign, said, way_out in _LASTING:
+        if sign in details:
+            return ObjectError(said.format(address.service), passing=False, way_out=way_out)
     if "kind: Connect" in details and ("dns error" in details or "ConnectionRefused" in details):
         why = "its name is not known" if "dns error" in details else "nothing answers there"
-        way_out = f"check {address.where_said}"
-        return ObjectError(f"cannot connect to {address.service}: {why}", passing=True, way_out=way_out)
+        return ObjectError(
+            f"cannot connect to {address.service}: {why}",
+            passing=True,
+            way_out=f"check {address.where_said}",
+            unreachable=True,
+        )
     if "kind: Timeout" in details:
         return ObjectError(f"no answer within {timeout_s:g} s", passing=True)
-    lasting = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in BUSY
-    way_out = address.sign_in if _IDENTITY in text else ""
-    if isinstance(error, NotSupportedError):
-        way_out = "this web server sends only whole files, let one that sends parts of them serve the data"
-        lasting = True
-    return ObjectError(told, passing=isinstance(error, GenericError) and not lasting, way_out=way_out)
+    return None
+
+
+def require_list(address: Address, timeout_s: float) -> None:
+    """Look whether an S3 end point answers with lists at all: obstore takes any page for an empty one.
+
+    It is asked without credentials, so it refuses, as S3 does, or has a list. Amazon's own is not asked. Raises
+    ObjectError where it sends something else.
+    """
+    if address.store.endpoint is None:
+        return
+    query = urlencode({"list-type": "2", "max-keys": "1", "prefix": f"{address.key}/".lstrip("/")})
+    try:
+        with urllib.request.urlopen(f"{address.store.endpoint}/{address.bucket}?{query}", timeout=timeout_s) as answer:
+            kind, said = answer.headers.get("Content-Type", "no type"), answer.read(_LOOKED_AT_BYTES)
+    except (OSError, HTTPException):
+        return
+    if b"ListBucketResult" not in said:
+        raise ObjectError(
+            f"{address.service} does not answer as a store does: what it sends is no list ({shortened(kind)})",
+            passing=False,
+            way_out=f"check {address.where_said}; a proxy, or a page to sign in at, may answer in its place",
+        )

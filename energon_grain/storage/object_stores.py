@@ -6,11 +6,13 @@ was forked from one that had used a store is refused, with the ways to start it 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +22,7 @@ from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
 from energon_grain.storage.hub import HubStore
 from energon_grain.storage.location import with_revisions
-from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket
+from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
 from energon_grain.storage.settings import StorageSettings
 
 UNVERSIONED = b"\x10"
@@ -37,14 +39,15 @@ class Pieces(Protocol):
         ...
 
 
-Begin = Callable[[bytes], Pieces]
-"""Told the generation of an object before its first byte, gives what takes the bytes of this one answer: a request that
-is made again begins anew, and one that is given up may go on for a while. May raise: then none are read."""
+Begin = Callable[[bytes, int], Pieces]
+"""Called with the generation and the size of an object before its first byte, gives what takes the bytes of this one
+answer: a request that is made again begins at the start, and one that is given up may go on for a while. May raise:
+then none are read."""
 
 
-def in_list(generation: bytes) -> Pieces:
+def in_list(generation: bytes, size_bytes: int) -> Pieces:
     """A `Begin`: a list takes the bytes."""
-    del generation
+    del generation, size_bytes
     return []
 
 
@@ -52,6 +55,13 @@ _PIECE_BYTES = 1 << 18
 """What comes together from the network is about as much as this, and is handed on as it is. Larger pieces are put
 together in memory that must be had from the system, and are cold when they are summed and written; of smaller ones each
 wakes a thread."""
+
+
+_LISTED_AT_ONCE = 10
+"""obstore collects so many names, over as many requests as they take, before they are looked at."""
+_WHOLE_BYTES = 16 << 20
+"""Objects up to this size may come whole where a part was asked for."""
+_NO_TOTAL = re.compile(r'CONTENT_RANGE header: "bytes \d+-\d+/\*"')
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ class ObjectStores:
             known: The generation that the caller has: where it still is that one, no bytes come.
             begin: Gives what takes the bytes.
         """
-        from obstore.exceptions import GenericError, NotModifiedError, NotSupportedError
+        from obstore.exceptions import GenericError, NotModifiedError
 
         place = self._place(url)
         options: dict[str, Any] = {}
@@ -151,21 +161,18 @@ class ObjectStores:
             options["range"] = {"suffix": -start} if start < 0 else {"offset": start} if stop is None else (start, stop)
         with place.failures():
             try:
-                try:
-                    found = place.store.get(place.key, options=options)
-                except NotSupportedError:  # a web server that sends whole files only
-                    found = place.store.get(place.key)
-                    if (start, stop) != (0, found.meta["size"]):
-                        raise
+                found, skipped = _answer(place, options)
                 answered()
                 generation, size = place.generation(found.meta), found.meta["size"]
                 if generation == known and known != UNVERSIONED:  # some servers do not know If-None-Match
                     return Fetched(None, generation)
                 if stop is not None and stop > size:
                     raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-                came, pieces = 0, begin(generation)
-                for piece in found.stream(min_chunk_size=_PIECE_BYTES):
-                    came += len(piece)
+                first, last = skipped or found.range
+                pieces = begin(generation, size)
+                for piece in _checked(
+                    found.stream(min_chunk_size=_PIECE_BYTES), first, last, whole=skipped is not None
+                ):
                     pieces.append(piece)
             except FileNotFoundError as error:
                 if is_no_bucket(str(error)):
@@ -175,21 +182,13 @@ class ObjectStores:
                 assert known is not None
                 return Fetched(None, known)
             except GenericError as error:
-                # What begins at the end of an object or behind it is refused, by each store in other words.
-                answer = ANSWER.search(str(error))
-                if start is None or (answer is not None and answer[1] != "416"):
-                    raise
-                # Of an empty object Azure's emulator names a range that nobody can read.
-                if answer is None and place.address.kind != "memory" and "CONTENT_RANGE" not in str(error):
+                if start is None or not _may_be_behind_the_end(error, place.address.kind):
                     raise
                 there = self.look(url)
                 if there is None or there.size_bytes is None:
                     return None
                 raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
-        first, last = found.range
-        if came != last - first:
-            raise ObjectError(f"{came} bytes came instead of {last - first}", passing=True)
-        return Fetched(pieces, generation, size, came)
+        return Fetched(pieces, generation, size, last - first)
 
     def look(self, url: str) -> Fetched | None:
         from obstore.exceptions import GenericError, NotSupportedError
@@ -218,7 +217,12 @@ class ObjectStores:
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
+            if place.address.kind == "hub":
+                found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
+            else:
+                found = _list_of(place)
+            if not found and place.address.kind == "s3":
+                require_list(place.address, place.timeout_s)
         folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
         skipped = len(place.key) + 1 if place.key else 0
         # An object without bytes where others lie below is what some tools put in place of a folder.
@@ -274,6 +278,98 @@ class ObjectStores:
                 repository = address.bucket.partition("@")[0]
                 self._stores[name] = self._stores.setdefault((f"{repository}@{found.commit}", address.store), found)
         return _Place(address, self._stores[name], b"", timeout_s)
+
+
+def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
+    """All objects of a list, by path. One that takes too long is cancelled: a server may continue it for ever.
+
+    Of S3 it is asked for once more behind the last object: a list that was cut without a token to continue it by, which
+    obstore takes for the end, goes on there.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+
+    async def extend(behind: str | None) -> bool:
+        before = set(found)
+        async for page in place.store.list(place.key or None, offset=behind, chunk_size=_LISTED_AT_ONCE):
+            new = {each["path"]: each for each in page}
+            if len(new) < len(page) or not before.issuperset(found.keys() & new.keys()):
+                raise ObjectError("its list has no end: it names the same objects again", passing=False)
+            found.update(new)
+        return len(found) > len(before)
+
+    async def all_of_it() -> None:
+        async with asyncio.timeout(place.timeout_s):
+            while await extend(max(found, default=None)) and place.address.kind == "s3":
+                pass
+
+    try:
+        asyncio.run(all_of_it())
+    except TimeoutError:
+        raise ObjectError(f"no whole list within {place.timeout_s:g} s", passing=True) from None
+    return found
+
+
+_Span = tuple[int, int]
+
+
+def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
+    """What the store answers; with the range that was asked for where it is in the middle of what comes."""
+    from obstore.exceptions import GenericError, NotSupportedError
+
+    try:
+        return place.store.get(place.key, options=options), None
+    except NotSupportedError:  # a web server that sends whole files only
+        found = place.store.get(place.key)
+        if options.get("range") != (0, found.meta["size"]):
+            raise
+        return found, None
+    except GenericError as error:
+        # `bytes 0-9/*` is valid HTTP for "the size is not known", and an error to obstore 0.12.
+        if "range" not in options or not _NO_TOTAL.search(str(error)):
+            raise
+    wanted: Any = options["range"]
+    found = place.store.get(place.key, options={name: given for name, given in options.items() if name != "range"})
+    size: int = found.meta["size"]
+    if size > _WHOLE_BYTES:
+        raise ObjectError(
+            "the server sends parts of it without its size (Content-Range: bytes …/*)",
+            passing=False,
+            way_out=f"larger files than {_WHOLE_BYTES >> 20} MiB cannot be read in parts so: let it send the size",
+        )
+    if isinstance(wanted, dict):
+        wanted = (max(0, size - wanted["suffix"]) if "suffix" in wanted else wanted["offset"], size)
+    if wanted[0] >= size:
+        raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
+    return found, wanted
+
+
+def _checked(pieces: Iterable[bytes], first: int, last: int, *, whole: bool) -> Iterator[bytes]:
+    """Bytes [first, last) of an object; `whole`: of pieces that begin at its first byte, and go on behind.
+
+    Raises ObjectError where they are fewer, or more: no byte behind them is handed on.
+    """
+    left, skip = last - first, first if whole else 0
+    for piece in pieces:
+        part = piece[skip : skip + left] if whole else piece
+        skip = max(0, skip - len(piece))
+        left -= len(part)
+        if left < 0:
+            raise ObjectError(f"more bytes arrived than the {last - first} that the answer announced", passing=True)
+        if part:
+            yield part
+        if whole and not left:
+            return
+    if left:
+        raise ObjectError(f"{last - first - left} bytes came instead of {last - first}", passing=True)
+
+
+def _may_be_behind_the_end(error: Exception, kind: str) -> bool:
+    """Whether a refusal may mean that a range begins behind the object, which each store says in other words."""
+    answer = ANSWER.search(str(error))
+    if answer is not None:
+        return answer[1] == "416"
+    # Of an empty object Azure's emulator names a range that nobody can read.
+    return kind == "memory" or "CONTENT_RANGE" in str(error)
 
 
 @functools.cache

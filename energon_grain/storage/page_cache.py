@@ -1,15 +1,16 @@
 """Pages of remote objects on a local disk, shared by all processes of a host, without locks to read or write by.
 
     <folder>/<2 hex digits>/<object>-<number>    a stretch of 8 MiB of an object, a file by itself:
-        4096 bytes        a sum of each page, 8 bytes each; 0: the page is not there
+        4096 bytes        a sum of each page, 8 bytes each; 0: the page is not there; at the end the object's size
         32 x 256 KiB      the pages, each at its place; where one is not there the file has a hole
 
 An object is named by its URL, its version and its size, so another version has other files. A page is written before
 its sum, and believed only as far as the two agree: a killed writer, lost power, a file that was cut short or written
-over leave pages that are not there, and are fetched again. Two processes that fetch the same page write the same bytes
-and the same sum to the same place. A file has its full length from the beginning and never another: one that was cut
-is not filled up, which would put zeros under those who have checked it, but takes another's place. So an open file
-stays right, also when it is evicted.
+over leave pages that are not there, and are fetched again. The bytes of an answer are written as they arrive, and their
+sums only after the whole answer was checked: before that they are no pages. Two processes that fetch the same page
+write the same bytes and the same sum to the same place. A file has its full length from the beginning and never
+another: one that was cut is not filled up, which would put zeros under those who have checked it, but takes another's
+place. So an open file stays right, also when it is evicted.
 
 The sum is XXH3-64 (https://xxhash.com), which takes no noticeable time beside the copying.
 
@@ -42,8 +43,12 @@ from energon_grain.storage.traffic import count
 _logger = logging.getLogger("energon_grain")
 _SUM_BYTES = 8
 _HEADER_BYTES = 4096
+_SIZE_AT = _HEADER_BYTES - 8
 _DISK_BLOCK = 4096
 _NO_SUM = bytes(_SUM_BYTES)
+_FORMAT = 5
+"""Part of the name of each file: raised where the pages of earlier releases may be wrong, which drops them. Those of
+format 4 may hold what a server sent behind the range that was asked for."""
 _KEPT_SHARE = 0.9
 _RECOUNT_SHARE = 0.05
 """Of the limit: after so many bytes were written, what others wrote is counted too."""
@@ -76,7 +81,7 @@ class PageCache:
     """
 
     def __init__(self, folder: str, *, limit_bytes: int, page_bytes: int = 256 << 10, stretch_pages: int = 32) -> None:
-        assert stretch_pages * _SUM_BYTES <= _HEADER_BYTES
+        assert stretch_pages * _SUM_BYTES <= _SIZE_AT
         self.folder = os.path.abspath(folder)
         self.limit_bytes = limit_bytes
         self.page_bytes = page_bytes
@@ -103,7 +108,7 @@ class PageCache:
 
     def open(self, name: str, version: bytes, size_bytes: int) -> CachedObject:
         """The pages of a version of an object."""
-        identity = json.dumps([4, name, version.hex(), size_bytes, self.page_bytes, self.stretch_pages])
+        identity = json.dumps([_FORMAT, name, version.hex(), size_bytes, self.page_bytes, self.stretch_pages])
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:40]
         return CachedObject(self, os.path.join(self.folder, digest[:2], digest[2:]), size_bytes)
 
@@ -316,38 +321,79 @@ class CachedObject:
                 del coming[process, self._path, page]
             mine.set()
 
-    def put(self, first: int, *parts: bytes | memoryview) -> bool:
-        """Keep whole pages from `first` on, or one in parts, and let others have them; whether all of them are kept."""
+    def discard(self, page: int) -> None:
+        """Remove a page that is wrong, whatever its sum says."""
+        number, place = divmod(page, self._cache.stretch_pages)
+        with contextlib.suppress(OSError):
+            stretch = self._cache.stretch(self._path_of(number), writing=True)
+            _write(stretch.descriptor, [_NO_SUM], place * _SUM_BYTES)
+        self._cache.forget(self._path_of(number))
+
+    def put(self, first: int, data: bytes | memoryview) -> bool:
+        """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
+        writer = PageWriter(self, first, first + -(-len(data) // self.page_bytes))
+        writer.append(data)
+        return writer.finish()
+
+    def write(self, first: int, parts: Sequence[bytes | memoryview]) -> list[_Written | None]:
+        """Write whole pages from `first` on, or one in parts, without their sums; None stands for what was not kept."""
         data, size, pages = memoryview(parts[0]), self.page_bytes, self._cache.stretch_pages
         if len(parts) > 1:
-            with self._cache.writing:
-                return self._put(*divmod(first, pages), *parts)
-        kept = True
+            return [self._write(*divmod(first, pages), parts)]
+        found: list[_Written | None] = []
         for number in range(first // pages, (first * size + len(data) - 1) // self._stretch_bytes + 1):
             page = max(first, number * pages)
             part = data[(page - first) * size : ((number + 1) * pages - first) * size]
-            with self._cache.writing:
-                kept = self._put(number, page - number * pages, part) and kept
-        return kept
+            found.append(self._write(number, page - number * pages, [part]))
+        return found
 
-    def _put(self, number: int, page: int, *parts: bytes | memoryview) -> bool:
-        length = sum(map(len, parts))
-        if not self._cache.make_room(length):
-            count(not_kept_bytes=length)
-            return False
-        size, stretch_path, data = self.page_bytes, self._path_of(number), parts[0]
-        in_pages = [[data[at : at + size]] for at in range(0, len(data), size)] if len(parts) == 1 else [parts]
-        sums = b"".join(_sum(*each) for each in in_pages)
+    def _write(self, number: int, page: int, parts: Sequence[bytes | memoryview]) -> _Written | None:
+        length, size, data = sum(map(len, parts)), self.page_bytes, parts[0]
+        with self._cache.writing:
+            if not self._cache.make_room(length):
+                count(not_kept_bytes=length)
+                return None
+            in_pages = [[data[at : at + size]] for at in range(0, len(data), size)] if len(parts) == 1 else [parts]
+            sums = b"".join(_sum(*each) for each in in_pages)
+            try:
+                stretch = self._cache.stretch(self._path_of(number), writing=True)
+                known = os.pread(stretch.descriptor, len(sums), page * _SUM_BYTES)
+                if any(known) and not self._may_replace(stretch, number, page, sums):
+                    return None
+                _write(stretch.descriptor, parts, _HEADER_BYTES + page * size)
+            except OSError as error:
+                self._cache.give_up(error)
+                return None
+            return _Written(self._path_of(number), stretch, page, sums, length)
+
+    def _may_replace(self, stretch: _Stretch, number: int, first: int, sums: bytes) -> bool:
+        """Whether pages, of which some have sums by now, may be written over, though other processes may read them.
+
+        Those that another process has kept meanwhile must be the same. A damaged one loses its sum. Raises OSError.
+        """
+        for page in range(first, first + len(sums) // _SUM_BYTES):
+            if not self._check(stretch, number, page, page + 1):
+                _write(stretch.descriptor, [_NO_SUM], page * _SUM_BYTES)
+            elif stretch.known.sum_of(page) != sums[(page - first) * _SUM_BYTES :][:_SUM_BYTES]:
+                _logger.warning(
+                    "%s: the store has sent different bytes for the same version of an object; those kept first stay, "
+                    "`energon-grain cache check --against URL` compares them with the store",
+                    self._path_of(number),
+                )
+                return False
+        return True
+
+    def seal(self, written: _Written) -> bool:
+        """Write the sums of pages that were written: from now on they are there; whether that succeeded."""
         try:
-            stretch = self._cache.stretch(stretch_path, writing=True)
-            _write(stretch.descriptor, parts, _HEADER_BYTES + page * size)
-            _write(stretch.descriptor, [sums], page * _SUM_BYTES)
+            _write(written.stretch.descriptor, [self.size_bytes.to_bytes(8, "little")], _SIZE_AT)
+            _write(written.stretch.descriptor, [written.sums], written.page * _SUM_BYTES)
         except OSError as error:
             self._cache.give_up(error)
             return False
-        stretch.has(page, sums)
-        if self._cache.gave_way(stretch_path):
-            count(fetched_again_bytes=length)
+        written.stretch.has(written.page, written.sums)
+        if self._cache.gave_way(written.path):
+            count(fetched_again_bytes=written.size_bytes)
         return True
 
     def _path_of(self, number: int) -> str:
@@ -390,20 +436,47 @@ class CachedObject:
         return True
 
 
+@dataclass(slots=True)
+class _Written:
+    """Pages of a stretch whose bytes are written, and whose sums are not."""
+
+    path: str
+    stretch: _Stretch
+    page: int
+    sums: bytes
+    size_bytes: int
+
+    def extend(self, other: _Written) -> bool:
+        """Take pages that follow in the same file, so that their sums are written together; whether they do."""
+        if other.stretch is not self.stretch or other.page != self.page + len(self.sums) // _SUM_BYTES:
+            return False
+        self.sums += other.sums
+        self.size_bytes += other.size_bytes
+        return True
+
+
 class PageWriter:
-    """Pages of an object, from a first one on, that are kept as their bytes come; `kept`: all are, so far."""
+    """Pages [first, stop) of an object, written as their bytes arrive, and kept once `finish` is called.
 
-    __slots__ = ("_page", "_pages", "_rest", "kept")
+    Call it after the answer was checked. Without it nothing is kept, and `append` refuses bytes behind the last page.
+    """
 
-    def __init__(self, pages: CachedObject, page: int) -> None:
-        self.kept = True
+    __slots__ = ("_kept", "_left_bytes", "_page", "_pages", "_rest", "_written")
+
+    def __init__(self, pages: CachedObject, first: int, stop: int) -> None:
+        self._kept = True
         self._pages = pages
-        self._page = page
+        self._page = first
+        self._left_bytes = min(stop * pages.page_bytes, pages.size_bytes) - first * pages.page_bytes
         self._rest: list[memoryview] = []
+        self._written: list[_Written] = []
 
-    def append(self, piece: bytes, /) -> None:
-        """Take what comes next, in pieces of any length, and keep the pages that are whole now."""
+    def append(self, piece: bytes | memoryview, /) -> None:
+        """Take what comes next, in pieces of any length. Raises ValueError behind the last page."""
         data, size = memoryview(piece), self._pages.page_bytes
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise ValueError(f"{-self._left_bytes} bytes more than the pages hold")
         if self._rest:
             left = size - sum(map(len, self._rest))
             self._rest.append(data[:left])
@@ -411,21 +484,32 @@ class PageWriter:
                 self._rest = [memoryview(b"".join(self._rest))]
             data = data[left:]
             if self._is_whole(sum(map(len, self._rest))):
-                self._put(*self._rest)
+                self._write(*self._rest)
                 self._rest = []
         whole = len(data) if self._is_whole(len(data)) else len(data) - len(data) % size
         if whole:
-            self._put(data[:whole])
+            self._write(data[:whole])
         if whole < len(data):
             self._rest = [data[whole:]]
+
+    def finish(self) -> bool:
+        """Keep what was written, and let others have it, unless bytes are missing; whether all pages are kept."""
+        if self._left_bytes:
+            return False
+        kept = [self._pages.seal(written) for written in self._written]
+        return all(kept) and self._kept
 
     def _is_whole(self, length: int) -> bool:
         """Whether so many bytes from here on are whole pages."""
         size = self._pages.page_bytes
         return length % size == 0 or self._page * size + length == self._pages.size_bytes
 
-    def _put(self, *parts: memoryview) -> None:
-        self.kept = self._pages.put(self._page, *parts) and self.kept
+    def _write(self, *parts: memoryview) -> None:
+        for written in self._pages.write(self._page, parts):
+            if written is None:
+                self._kept = False
+            elif not (self._written and self._written[-1].extend(written)):
+                self._written.append(written)
         self._page += sum(map(len, parts)) // self._pages.page_bytes
 
 
@@ -517,6 +601,55 @@ def _made(path: str, size_bytes: int) -> int:
             os.unlink(temporary)
             raise
         return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """What a look at a file of pages found.
+
+    Attributes:
+        pages: That it has, with those that were damaged.
+        size_bytes: Of these.
+        damaged: Pages that were removed, as they are not what was written.
+        of_earlier_release: Whether it was removed as a whole, since no reader of this release looks at it.
+    """
+
+    pages: int = 0
+    size_bytes: int = 0
+    damaged: int = 0
+    of_earlier_release: bool = False
+
+
+def check_file(path: str, page_bytes: int, stretch_pages: int = 32) -> CheckedFile:
+    """Compare the pages of a file with their sums, and remove the others. Raises OSError."""
+    number = int(path.rpartition("-")[2], 16)
+    descriptor = os.open(path, os.O_RDWR | _FLAGS)
+    try:
+        header = os.pread(descriptor, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
+        sums = [header[at : at + _SUM_BYTES] for at in range(0, stretch_pages * _SUM_BYTES, _SUM_BYTES)]
+        there = [page for page in range(stretch_pages) if sums[page] != _NO_SUM]
+        size_bytes = int.from_bytes(header[_SIZE_AT:], "little")
+        if there and not size_bytes:
+            os.unlink(path)
+            return CheckedFile(of_earlier_release=True)
+        read = damaged = 0
+        for page in there:
+            left = size_bytes - (number * stretch_pages + page) * page_bytes
+            data = _readable(descriptor, max(0, min(page_bytes, left)), _HEADER_BYTES + page * page_bytes)
+            read += len(data)
+            if not data or _sum(data) != sums[page]:
+                damaged += 1
+                _write(descriptor, [_NO_SUM], page * _SUM_BYTES)
+        return CheckedFile(len(there), read, damaged)
+    finally:
+        os.close(descriptor)
+
+
+def _readable(descriptor: int, size_bytes: int, offset: int) -> bytes:
+    try:
+        return os.pread(descriptor, size_bytes, offset)
+    except OSError:  # a bad part of the disk
+        return b""
 
 
 def _write(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> None:

@@ -33,6 +33,7 @@ from energon_grain.storage.cores import over_forks
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.location import scheme_of, without_revision
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched, Pieces
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
@@ -187,8 +188,8 @@ class RemoteFiles:
         kept = True
         with version.pages.fetching(missing) as (mine, _):
             for _, begin, end in self._requests([(0, *version.extent(page)) for page in mine], 0):
-                writing = functools.partial(PageWriter, version.pages, begin // BLOCK_BYTES)
-                kept = self.versions.read(path, version, begin, end, writing).kept and kept
+                writing = functools.partial(PageWriter, version.pages, begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+                kept = self.versions.read(path, version, begin, end, writing).finish() and kept
         return kept
 
     def close(self) -> None:
@@ -211,9 +212,10 @@ class RemoteFiles:
             pieces = self.versions.read(paths[number], versions[number], begin, end, list)
             pages = versions[number].pages
             if pages is not None:
-                writer = PageWriter(pages, begin // BLOCK_BYTES)
+                writer = PageWriter(pages, begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
                 for piece in pieces:
                     writer.append(piece)
+                writer.finish()
             fetched.add(paths[number], begin, pieces)
 
         with ExitStack() as claims:
@@ -304,9 +306,15 @@ class ObjectVersions:
         Raises MissingObjectError, RangeError, ReadError, and StaleIndexError where it was replaced.
         """
 
-        def begin(generation: bytes) -> _Pieces:
+        def begin(generation: bytes, size_bytes: int) -> _Pieces:
             if generation != version.generation:
                 raise _changed(path, version.generation, generation)
+            if size_bytes != version.size_bytes and generation != UNVERSIONED:
+                raise ObjectError(
+                    f"the answer says that it has {size_bytes} bytes, and an earlier one of the same version that it "
+                    f"has {version.size_bytes}",
+                    passing=True,
+                )
             return pieces()
 
         try:

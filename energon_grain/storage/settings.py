@@ -80,8 +80,10 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         requests_in_flight: Requests of one process at a time, at most.
         request_bytes: Bytes of one request, about; longer ranges are cut.
         timeout_s: For one request, in seconds.
-        attempts: How often a request is made before its failure is an error. Before each new one there is a pause that
-            doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
+        retry_s: How long a request is made again while its failures may pass (too many requests, 500 to 599, no answer,
+            a broken connection, a name that does not resolve), in seconds, before they are an error. Before each new
+            attempt there is a pause that doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
+        attempts: How often a request is made, at most; default: as often as `retry_s` allows.
         cache_dir: Folder of what was read; default: `$XDG_CACHE_HOME/energon-grain/objects`. All processes of a host
             share it.
         cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
@@ -95,7 +97,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     requests_in_flight: int = 32
     request_bytes: int = 8 << 20
     timeout_s: float = 60.0
-    attempts: int = 6
+    retry_s: float = 600.0
+    attempts: int | None = None
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
     cache_dir: str | None = None
@@ -105,8 +108,11 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be {least} or more")
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise ConfigError(f"{name}={given}: must be {least} or more")
+        if not 0 <= self.retry_s <= _LONGEST_S:
+            raise ConfigError(f"retry_s={self.retry_s}: must be between 0 and {_LONGEST_S:g}")
         if not (0 < self.timeout_s <= _LONGEST_S and 0 <= self.first_pause_s <= self.longest_pause_s <= _LONGEST_S):
             raise ConfigError(
                 f"timeout_s={self.timeout_s} must be positive, first_pause_s={self.first_pause_s} between 0 and "

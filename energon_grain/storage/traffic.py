@@ -29,6 +29,7 @@ class Traffic:
         not_kept_bytes: What found no room in it.
         rereads: Attempts on local files that followed one that failed.
         paused_s: Seconds that threads waited between an attempt that failed and the next.
+        lost_s: Seconds that requests to object stores took before their last attempt: failed ones, and the pauses.
         files: (seconds, reads) of objects, and of local files while they come slower than from memory.
     """
 
@@ -42,6 +43,7 @@ class Traffic:
     not_kept_bytes: int = 0
     rereads: int = 0
     paused_s: float = 0.0
+    lost_s: float = 0.0
     files: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
 
     def __add__(self, other: Self) -> Self:

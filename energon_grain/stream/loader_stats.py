@@ -247,6 +247,7 @@ class LoaderStats:
             "dropped": self.dropped_total,
             "store/bytes_per_s": self.storage.bytes_read / seconds,
             "store/repeated": self.storage.repeated + self.storage.rereads,
+            "store/lost_s": self.storage.lost_s,
             "store/found": self.storage.found / max(1, self.storage.found + self.storage.missed),
         }
         for stage in self.stages:

@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_text_dataset(root / "fresh", n=24, shards=4, prepared=False)
     (root / "lines.jsonl").write_text('{"a": 1}\n')
     (root / "talking.py").write_text(ENCODER)
+    (root / "kept/pages").mkdir(parents=True)
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     with get_savable_loader(get_val_dataset(root / "text", batch_size=2, worker_config=config)) as loader:
         next(loader)
@@ -60,6 +61,7 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["which", "text", "--step", "0", "--batch-size", "2"], {}),
     (["preview", "text", "--html", "page.html"], {"path": "text", "html": "page.html"}),
     (["checkpoint", "info", "state.json"], {"step": 1, "seed": 0}),
+    (["cache", "check", "kept"], {"pages": 0, "damaged_pages": 0}),
     (
         ["bench", "text", "--seconds", "0.01", "--workers", "0", "--task-encoder", "talking:Talking"],
         {"path": "text", "batch_size": 32},

@@ -146,7 +146,7 @@ def test_a_failure_that_passes_is_not_noticed(
         assert len(bucket.server.requests("tar")) == 2
         assert reader.traffic.requests == 2
     assert url in caplog.text
-    assert f"attempt 2 of {reader.settings.attempts}" in caplog.text
+    assert f"attempt 2 of {reader.settings.attempts} in " in caplog.text
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=name_of)
@@ -156,6 +156,7 @@ def test_a_failure_that_stays_names_object_range_and_attempts(
     reader = client(**{**settings_for(fault), "attempts": 3})
     reader.list(bucket.url)
     reader.traffic = Traffic()
+    bucket.server.reset()
     bucket.server.inject(Fault(fault.kind, fault.sent, fault.status, times=None))
     with pytest.raises(ReadError, match=rf"reading {url} bytes 5 to 99999 failed: .* \(3 attempts in [0-9.]+ s\)"):
         reader.read(ObjectRange(url, 5, 99_999))

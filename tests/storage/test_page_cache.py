@@ -165,16 +165,47 @@ def test_a_range_may_lie_in_thousands_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [5, 100, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5, SIZE])
-def test_pages_are_kept_as_their_bytes_come(tmp_path: Path, piece_bytes: int) -> None:
+def test_pages_are_kept_once_the_whole_answer_was_checked(tmp_path: Path, piece_bytes: int) -> None:
     cached = opened(tmp_path)
-    writer = PageWriter(cached, 2)
+    writer = PageWriter(cached, 2, 11)
     for start in range(2 * PAGE, SIZE, piece_bytes):
         writer.append(CONTENT[start : start + piece_bytes])
-        whole = min(start + piece_bytes, SIZE) // PAGE
-        assert cached.read(2 * PAGE, whole * PAGE) == CONTENT[2 * PAGE : whole * PAGE]
-    assert writer.kept
+        assert opened(tmp_path).missing(0, 11) == list(range(11))
+        assert cached.missing(0, 11) == list(range(11))
+    assert taken_bytes(tmp_path) > 6 * PAGE or piece_bytes == SIZE  # they wait on the disk, not in memory
+    assert writer.finish()
     assert opened(tmp_path).missing(0, 11) == [0, 1]
     assert cached.read(2 * PAGE, SIZE) == CONTENT[2 * PAGE :]
+
+
+@pytest.mark.parametrize("piece_bytes", [100, PAGE, 5 * PAGE])
+def test_bytes_behind_the_last_page_are_refused(tmp_path: Path, piece_bytes: int) -> None:
+    cached = opened(tmp_path)
+    writer = PageWriter(cached, 2, 4)
+    with pytest.raises(ValueError, match="more than the pages hold"):
+        for start in range(2 * PAGE, SIZE, piece_bytes):
+            writer.append(CONTENT[start : start + piece_bytes])
+    assert opened(tmp_path).missing(0, 11) == list(range(11))
+
+
+def test_an_answer_that_is_cut_keeps_nothing(tmp_path: Path) -> None:
+    writer = PageWriter(opened(tmp_path), 2, 6)
+    writer.append(CONTENT[2 * PAGE : 5 * PAGE + 7])
+    assert not writer.finish()
+    assert opened(tmp_path).missing(0, 11) == list(range(11))
+
+
+def test_a_wrong_answer_does_not_replace_a_page_under_its_readers(tmp_path: Path) -> None:
+    """Two processes fetch the same page, and one of them is sent something else."""
+    reader, other = opened(tmp_path), opened(tmp_path)
+    with other.fetching([3]) as (mine, _):
+        assert mine == [3]
+        keep(reader, 3)
+        assert not other.put(3, bytes(PAGE))
+    assert reader.read(3 * PAGE, 4 * PAGE) == CONTENT[3 * PAGE : 4 * PAGE]
+    assert opened(tmp_path).read(3 * PAGE, 4 * PAGE) == CONTENT[3 * PAGE : 4 * PAGE]
+    with other.fetching([3]) as (mine, _):
+        assert mine == []
 
 
 def test_a_page_that_another_thread_fetches_is_waited_for(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ EVERYTHING: dict[str, Any] = {
     "request_bytes": 1 << 20,
     "timeout_s": 3,
     "attempts": 2,
+    "retry_s": 30.0,
     "first_pause_s": 0.5,
     "longest_pause_s": 1.5,
     "cache_dir": "/scratch",
@@ -86,7 +87,7 @@ def test_the_program_comes_before_the_variable_and_that_before_the_usual_file(
     write(home / ".config/energon-grain/storage.yaml", {"attempts": 3})
     assert storage_settings().attempts == 3
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "elsewhere"))
-    assert storage_settings().attempts == 6
+    assert storage_settings().attempts is None
     write(home / "elsewhere/energon-grain/storage.yaml", {"attempts": 4})
     assert storage_settings().attempts == 4
     write(home / "named.yaml", {"attempts": 5})
@@ -157,9 +158,9 @@ def test_what_is_wrong_names_the_file_and_the_key(
         storage_settings()
 
 
-@pytest.mark.parametrize("changed", [{"attempts": 0}, {"timeout_s": -1}, {"cache_bytes": -5}])
+@pytest.mark.parametrize("changed", [{"attempts": 0}, {"timeout_s": -1}, {"cache_bytes": -5}, {"retry_s": -1}])
 def test_settings_of_a_program_are_checked_too(changed: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"attempts=0: must|timeout_s=-1 must|cache_bytes=-5: must"):
+    with pytest.raises(ConfigError, match=r"attempts=0: must|timeout_s=-1 must|cache_bytes=-5: must|retry_s=-1: must"):
         StorageSettings(**changed)
 
 

@@ -1,0 +1,53 @@
+"""`energon-grain cache check`: whether what is kept of object stores on this machine is right."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from energon_grain.cli.terminal import Answer, counted, format_bytes
+
+
+def cache_check(
+    folder: Annotated[
+        str | None, typer.Argument(help="The cache folder. Default: cache_dir of the storage settings.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Also read this object, or all below this URL, and compare the pages that are kept of it."),
+    ] = None,
+) -> Answer:
+    """Check the pages of object stores that are kept on this machine, and remove those that are wrong.
+
+    Every page is compared with its check sum. With --against it is compared with what the store has, too: what a server
+    sent wrongly has a right check sum. Readers may go on meanwhile. Ends with 1 if something was wrong.
+    """
+    import msgspec
+
+    from energon_grain.storage.cache_check import check_sums, compare, pages_folder
+    from energon_grain.storage.object_client import shared_client
+    from energon_grain.storage.page_cache import PageCache
+    from energon_grain.storage.settings import storage_settings
+
+    settings = storage_settings()
+    pages = pages_folder(settings.cache_folder if folder is None else folder)
+    report = check_sums(pages)
+    if against is not None:
+        # Pages are only read, so that the limit does not matter.
+        compare(report, PageCache(pages, limit_bytes=1 << 62), shared_client(settings), against)
+    lines = [
+        f"{pages}: {counted(report.pages, 'page')} ({format_bytes(report.size_bytes)}) in "
+        f"{counted(report.files, 'file')}; {counted(report.damaged_pages, 'page')} damaged and removed",
+    ]
+    if report.earlier_files:
+        lines.append(f"removed {counted(report.earlier_files, 'file')} of earlier releases")
+    if report.unreadable_files:
+        lines.append(f"{counted(report.unreadable_files, 'file')} cannot be read or written by this user")
+    if against is not None:
+        lines.append(
+            f"{against}: {counted(report.compared_pages, 'page')} of {counted(report.compared_objects, 'object')} "
+            f"compared; {counted(len(report.wrong), 'page')} wrong and removed"
+        )
+        lines += [f"  {page.url} bytes {page.start} to {page.stop}" for page in report.wrong]
+    return Answer(document=msgspec.to_builtins(report), lines=lines, failed=not report.is_right)
