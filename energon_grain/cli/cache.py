@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from energon_grain.cli.terminal import Answer, counted, format_bytes
+from energon_grain.cli.terminal import Answer, format_bytes
+from energon_grain.words import counted
 
 
 def cache_check(
