@@ -177,7 +177,8 @@ def test_a_url_is_told_from_a_path_by_nothing_else(folder: Path, bucket: Bucket,
 
 def test_nothing(folder: Path, bucket: Bucket) -> None:
     url = bucket.upload(folder, "sets")
-    assert not_prepared(f"{folder}/bear") == f"{folder}/bear: no such file or folder"
+    near = f"Did you mean {folder}/bare?"
+    assert not_prepared(f"{folder}/bear") == f"{folder}/bear: no such file or folder. {near}"
     (folder / "bare" / ".nv-meta").mkdir()
     assert not_prepared(f"{folder}/bare/.nv-meta").endswith(
         f"belongs to the dataset in {folder}/bare; give that folder"
