@@ -197,8 +197,8 @@ from .stream.hooks import (
     current_draws as current_draws,
 )
 from .stream.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
+from .stream.run import SampleRecord as SampleRecord
 from .stream.stream import Stream as Stream
-from .stream.which import SampleRecord as SampleRecord
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,

@@ -10,174 +10,120 @@ something was dropped.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StateError
-from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.cursor import Cursor, restored
+from energon_grain.stream.cursor import restored
 from energon_grain.stream.equal_work import EqualWork
-from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.index_map import Draws, Sources
+from energon_grain.stream.index_map import Draws
 from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, next_pass, place_of
-from energon_grain.stream.spec import Program, StreamSpec
-from energon_grain.stream.stage import PureStage
+from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of
+from energon_grain.stream.remaking import Entry, Walk
+from energon_grain.stream.run import Run, SampleRecord, StepSamples
+from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
-from energon_grain.stream.statistics import Statistics
-from energon_grain.stream.steps import Production, Step
-from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import UnderWay
 
 _MOST_READ = 1 << 20
 _MOST_REPLAYED = 1 << 24
 """Items that are made again, or gone through, for one answer: some minutes."""
-_SAVED = 64
-_EMPTY_PASSES = 1000
-_UNREAD = object()
-"""Stands for the value of a sample that is not read."""
-_Key = tuple[Any, ...]
-_Entry = tuple[int, int, _Key]
-"""(item, its host, restore key)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRecord:
-    """One sample of a global batch.
+def which(run: Run, now: Progress, step: int, *, dropped: bool) -> StepSamples:
+    """The samples of the global batch of a step, past or future.
 
-    Attributes:
-        item: Its number in the stream (in its pass, where passes are finite). Where lanes make items of samples: of
-            the item that this one was given for. A hook that makes several items of several samples had all of them.
-        host: Host that delivers it, with the current number of hosts.
-        dataset: Folder of the leaf.
-        shard: Shard, relative to the dataset.
-        key: Key in the dataset.
-        start: First byte in the shard, headers included; in ArrayRecord files and arrays as if records or rows lay one
-            behind the other, uncompressed.
-        stop: One past its last byte, likewise.
-        index: Index in the leaf: among the samples that split part, subset and `where` leave.
-        epoch: Pass over the leaf.
+    Steps before the last change of the batch size are found through the history, later ones by going on with the
+    present batch size. Without reading, a host knows of drops in its own lanes only, until states of all hosts are
+    merged.
+
+    Args:
+        run: What the stream runs, and what it knows of the past.
+        now: Where the stream is.
+        step: Counted 0, 1, 2, …
+        dropped: Whether this stream is known to have dropped something.
+
+    Raises:
+        StateError: There is no such step, or it is too far from any place that is known, or the batches before it
+            were cut in another way than now; or hooks do not do again what they did.
     """
-
-    item: int
-    host: int
-    dataset: str
-    shard: str
-    key: str
-    start: int
-    stop: int
-    index: int
-    epoch: int
+    if step < 0:
+        raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
+    return _Question(run, now, step, dropped).answer()
 
 
-class StepSamples(list[SampleRecord]):
-    """The samples of a global batch, in the order of items.
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Which samples make a step; the fields are the arguments of `which`."""
 
-    Attributes:
-        read: Whether samples were read and hooks called to know them; else they follow from positions alone, and hold
-            as long as hooks drop nothing on the way.
-    """
+    run: Run
+    now: Progress
+    step: int
+    dropped: bool
 
-    read: bool = False
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class History:
-    """What a stream knows of its run, and where from.
-
-    Attributes:
-        since: Where it was restored; None: it began at the beginning.
-        state: What it was restored from.
-        changed: Whether that was of another configuration, or of other data.
-        saved: Places behind which it was saved since.
-    """
-
-    spec: StreamSpec
-    stage: PureStage
-    config: WorkerConfig
-    share: Share
-    since: Progress | None = None
-    state: Cursor | None = None
-    changed: bool = False
-    saved: list[Progress] = field(default_factory=list[Progress])
-
-    def restored(self, progress: Progress, state: Cursor, *, changed: bool) -> None:
-        """The stream went to the place of a state."""
-        self.since, self.state, self.changed = progress, state, changed
-        self.saved.clear()
-
-    def save(self, progress: Progress) -> None:
-        """A state of this place was saved."""
-        if len(self.saved) == _SAVED:
-            del self.saved[::2]
-        self.saved.append(progress)
-
-    def which(self, now: Progress, step: int, *, dropped: bool) -> StepSamples:
-        """The samples of the global batch of a step, past or future.
-
-        Steps before the last change of the batch size are found through the history, later ones by going on with the
-        present batch size. Without reading, a host knows of drops in its own lanes only, until states of all hosts are
-        merged.
-
-        Args:
-            now: Where the stream is.
-            step: Counted 0, 1, 2, …
-            dropped: Whether this stream is known to have dropped something.
-
-        Raises:
-            StateError: There is no such step, or it is too far from any place that is known, or the batches before it
-                were cut in another way than now; or hooks do not do again what they did.
-        """
-        if step < 0:
-            raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
-        spec = self.spec
-        arithmetic = spec.program is None and not _filtered(spec)
-        balanced = _balanced(spec)
-        if arithmetic and not now.drops.any() and step >= now.history[0][0] and not (balanced and dropped):
-            return self._arithmetic(now, step)
+    def answer(self) -> StepSamples:
+        spec = self.run.spec
+        if self._is_arithmetic():
+            return self._arithmetic()
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
-                f"which({step}): a function from stream to stream (IterMapDataset) makes items of this dataset, and "
-                f"only it knows of which samples; the `__sources__` of what is delivered may tell"
+                f"which({self.step}): a function from stream to stream (IterMapDataset) makes items of this dataset, "
+                f"and only it knows of which samples; the `__sources__` of what is delivered may tell"
             )
-        start = self._nearest(now, step) if not balanced or step < now.history[0][0] else self._at(now, step)
-        unknown = self.since if self.since is not None and start[0].step < self.since.step else None
-        by_positions = spec.program is not None and not dropped and not now.drops.any() and not _looks(spec)
-        if by_positions and (unknown is None or not any(feed.finite for feed in spec.program.feeds)):  # type: ignore[union-attr]
-            keys = self._replayed(now, step, start, check=unknown, read=False)
-            if keys is not None:
-                return self._records(keys)
-        # Batch sizes before the history are not known, but they led to a place that is.
-        check = unknown if unknown is not None and start[0].step < unknown.history[0][0] else None
-        keys = self._replayed(now, step, start, check=check, read=True)
-        if keys is None:
-            raise StateError(
-                f"which({step}): the batches before step {self._segments(now)[0][0]} were cut in another way than now "
-                f"(batch size, limit, last_batch, number of hosts), or hooks do not do again what they did; ask a "
-                f"stream that was just restored from a state before step {step}, with the settings of then"
-            )
-        found = self._records(keys)
+        start = self._at() if _balanced(spec) and self.step >= self.now.history[0][0] else self._nearest()
+        since = self.run.since
+        unknown = since if since is not None and start[0].step < since.step else None
+        keys = self._by_positions(start, unknown)
+        if keys is not None:
+            return self._records(keys)
+        found = self._records(self._by_reading(start, unknown))
         found.read = True
         return found
 
-    def _arithmetic(self, now: Progress, step: int) -> StepSamples:
-        order, hosts = self.spec.order, self.share.hosts
-        pass_number, item, size = place_of(self.spec, hosts, now.history, step)
+    def _is_arithmetic(self) -> bool:
+        """Whether the present place and arithmetic tell."""
+        if self.run.spec.program is not None or _filtered(self.run.spec):
+            return False
+        if self.now.drops.any() or self.step < self.now.history[0][0]:
+            return False
+        return not (_balanced(self.run.spec) and self.dropped)
+
+    def _by_positions(self, start: list[Progress], unknown: Progress | None) -> list[Entry] | None:
+        """An entry for each item, without reading; None: the positions do not tell."""
+        program = self.run.spec.program
+        if program is None or self.dropped or self.now.drops.any() or _looks(self.run.spec):
+            return None
+        if unknown is not None and any(feed.finite for feed in program.feeds):
+            return None
+        return self._replayed(start, check=unknown, read=False)
+
+    def _by_reading(self, start: list[Progress], unknown: Progress | None) -> list[Entry]:
+        """An entry for each item, of steps that are made again."""
+        # Batch sizes before the history are not known, but they led to a place that is.
+        check = unknown if unknown is not None and start[0].step < unknown.history[0][0] else None
+        keys = self._replayed(start, check=check, read=True)
+        if keys is None:
+            raise StateError(
+                f"which({self.step}): the batches before step {self._segments()[0][0]} were cut in another way than "
+                f"now (batch size, limit, last_batch, number of hosts), or hooks do not do again what they did; ask a "
+                f"stream that was just restored from a state before step {self.step}, with the settings of then"
+            )
+        return keys
+
+    def _arithmetic(self) -> StepSamples:
+        order, hosts = self.run.spec.order, self.run.share.hosts
+        pass_number, item, size = place_of(self.run.spec, hosts, self.now.history, self.step)
         length = order.length(pass_number)
         stop = item + size if length is None else min(item + size, length)
         if order.start(pass_number) + stop > POSITIONS:
-            raise StateError(f"which({step}): the order has no positions that far on: they are below 2**62")
+            raise StateError(f"which({self.step}): the order has no positions that far on: they are below 2**62")
         draws, items = order.draw(np.arange(item, stop), pass_number), np.arange(item, stop)
-        plan = dataclasses.replace(PassPlan.of(self.spec, hosts, pass_number), global_batch=size)
-        sources, share = self.stage.sources, self.share
-        work = EqualWork.of(self.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        plan = dataclasses.replace(PassPlan.of(self.run.spec, hosts, pass_number), global_batch=size)
+        sources, share = self.run.stage.sources, self.run.share
+        work = EqualWork.of(self.run.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
         if work is None or size % hosts:  # made when there were others
             of_hosts = items % hosts
         else:
@@ -185,16 +131,16 @@ class History:
         places = np.arange(stop - item) if draws.packs is None else draws.packs.owner()
         return self._located(items[places].tolist(), of_hosts[places].tolist(), draws)
 
-    def _at(self, now: Progress, step: int) -> list[Progress]:
+    def _at(self) -> list[Progress]:
         """The place before a step that does not depend on what lies before it, on all hosts."""
-        hosts = self.share.hosts
-        pass_number, item, size = place_of(self.spec, hosts, now.history, step)
-        drops = np.zeros(self.share.local_lanes, np.int64)
-        history = ((step, pass_number, 0, item, size),)
-        return [Progress(drops=drops, step=step, pass_number=pass_number, item=item, history=history)] * hosts
+        hosts = self.run.share.hosts
+        pass_number, item, size = place_of(self.run.spec, hosts, self.now.history, self.step)
+        drops = np.zeros(self.run.share.local_lanes, np.int64)
+        history = ((self.step, pass_number, 0, item, size),)
+        return [Progress(drops=drops, step=self.step, pass_number=pass_number, item=item, history=history)] * hosts
 
     def _located(self, items: Sequence[int], hosts: Sequence[int], draws: Draws) -> StepSamples:
-        found, sources = StepSamples(), self.stage.sources
+        found, sources = StepSamples(), self.run.stage.sources
         drawn = zip(items, hosts, draws.leaf.tolist(), draws.index.tolist(), draws.epoch.tolist(), strict=True)
         for item, host, leaf, index, epoch in drawn:
             place, path = sources[leaf].locate(index), sources[leaf].path
@@ -213,12 +159,33 @@ class History:
             )
         return found
 
-    def _records(self, keys: list[_Entry]) -> StepSamples:
+    def _records(self, keys: list[Entry]) -> StepSamples:
         """Of items, from their restore keys."""
+        program = self.run.spec.program
+        items, hosts, drawn = self._drawn(keys)
+        parts: list[Draws] = []
+        owners: list[npt.NDArray[np.int64]] = []
+        feeds, places = np.array(drawn, np.int64).reshape(-1, 2).T
+        for feed in np.unique(feeds).tolist():
+            at = np.flatnonzero(feeds == feed)
+            if program is not None:
+                draws = program.feeds[feed].draw(places[at])
+            else:
+                draws = self.run.spec.order.draw_children(np.full(len(at), feed, np.int32), places[at])
+            parts.append(draws.members)
+            owners.append(at if draws.packs is None else at[draws.packs.owner()])
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        entries = owner[order].tolist()
+        found = [items[entry] for entry in entries], [hosts[entry] for entry in entries]
+        return self._located(*found, Draws.joined(parts)[order])
+
+    def _drawn(self, keys: list[Entry]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Of each sample its item, host, and (feed, or the leaf where there is no program; position)."""
         items: list[int] = []
         hosts: list[int] = []
-        drawn: list[tuple[int, int]] = []  # feed, or the leaf where there is no program; and position
-        program = self.spec.program
+        drawn: list[tuple[int, int]] = []
+        program = self.run.spec.program
         form = () if program is None else program.root.reference_form
         for item, host, (kind, *rest) in sorted(keys, key=lambda entry: entry[0]):
             if kind == "pack":
@@ -228,255 +195,83 @@ class History:
             items += repeat(item, len(own))
             hosts += repeat(host, len(own))
             drawn += own
-        parts: list[Draws] = []
-        owners: list[npt.NDArray[np.int64]] = []
-        feeds, places = np.array(drawn, np.int64).reshape(-1, 2).T
-        for feed in np.unique(feeds).tolist():
-            at = np.flatnonzero(feeds == feed)
-            if program is not None:
-                draws = program.feeds[feed].draw(places[at])
-            else:
-                draws = self.spec.order.draw_children(np.full(len(at), feed, np.int32), places[at])
-            parts.append(draws.members)
-            owners.append(at if draws.packs is None else at[draws.packs.owner()])
-        owner = np.concatenate(owners)
-        order = np.argsort(owner, kind="stable")
-        entries = owner[order].tolist()
-        found = [items[entry] for entry in entries], [hosts[entry] for entry in entries]
-        return self._located(*found, Draws.joined(parts)[order])
+        return items, hosts, drawn
 
-    def _nearest(self, now: Progress, step: int) -> list[Progress]:
+    def _nearest(self) -> list[Progress]:
         """The nearest place before a step that is known of all hosts, on each of them."""
-        share, spec = self.share, self.spec
-        places: list[Progress] = [*self.saved, now]
-        if self.since is not None:
-            places.append(self.since)
-        before = [place for place in places if place.step <= step and (share.hosts == 1 or place is self.since)]
+        share, spec = self.run.share, self.run.spec
+        places: list[Progress] = [*self.run.saved, self.now]
+        if self.run.since is not None:
+            places.append(self.run.since)
+        before = [
+            place for place in places if place.step <= self.step and (share.hosts == 1 or place is self.run.since)
+        ]
         nearest = max(before, key=lambda place: place.step, default=None)
         if nearest is not None and share.hosts == 1:
             return [nearest]
         hosts = [Share(host, share.hosts, share.lanes) for host in range(share.hosts)]
-        if nearest is not None and self.state is not None and self.state["host"] == [0, 1]:
+        if nearest is not None and self.run.state is not None and self.run.state["host"] == [0, 1]:
             plan = PassPlan.of(spec, share.hosts)
-            return [restored(self.state, spec, host, plan, allow_changes=self.changed) for host in hosts]
-        if self.changed:
+            return [restored(self.run.state, spec, host, plan, allow_changes=self.run.changed) for host in hosts]
+        if self.run.changed:
+            since = -1 if self.run.since is None else self.run.since.step
             raise StateError(
-                f"which({step}): the run had another configuration or other data before the state that was restored "
-                f"with allow_changes, at step {-1 if self.since is None else self.since.step}; ask with those"
+                f"which({self.step}): the run had another configuration or other data before the state that was "
+                f"restored with allow_changes, at step {since}; ask with those"
             )
         if spec.program is not None:
             share.require_whole_lanes("items of this dataset are formed in lanes")
-        size = self._segments(now)[0][4]
+        size = self._segments()[0][4]
         return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=((0, 0, 0, 0, size),)) for host in hosts]
 
-    def _segments(self, now: Progress) -> list[Segment]:
+    def _segments(self) -> list[Segment]:
         """What is known of batch sizes."""
-        known = {segment[0]: segment for place in (self.since, now) if place is not None for segment in place.history}
+        known = {
+            segment[0]: segment
+            for place in (self.run.since, self.now)
+            if place is not None
+            for segment in place.history
+        }
         return [known[step] for step in sorted(known)]
 
-    def _replayed(
-        self, now: Progress, step: int, start: list[Progress], *, check: Progress | None, read: bool
-    ) -> list[_Entry] | None:
+    def _replayed(self, start: list[Progress], *, check: Progress | None, read: bool) -> list[Entry] | None:
         """An entry for each item of the step; None: the way to it does not lead to the place `check`."""
-        segments = self._segments(now)
-        until = step if check is None else max(step, check.step)
-        items = (until - start[0].step) * max(segment[4] for segment in segments)
+        segments = self._segments()
+        self._require_near(start[0].step, segments, check, read=read)
+        walk = Walk(self.run, segments, self._skipped(), read=read)
+        share = self.run.share
+        found: list[Entry] | None = None
+        for places, made in walk.behind_steps(start):
+            place = places[share.host if len(places) == share.hosts else 0]
+            if made is not None and place.step == self.step + 1:
+                found = [entry for each in made for entry in each]
+            if check is not None:
+                if place.step > check.step:
+                    return None
+                check = None if _same(place, check, lanes=len(places) == share.hosts) else check
+            if found is not None and check is None:
+                return found
+        raise AssertionError
+
+    def _require_near(self, begin: int, segments: list[Segment], check: Progress | None, *, read: bool) -> None:
+        """Check that an answer takes some minutes at most."""
+        until = self.step if check is None else max(self.step, check.step)
+        items = (until - begin) * max(segment[4] for segment in segments)
         most = _MOST_READ if read else _MOST_REPLAYED
         if items > most:
             what = "read and made" if read else "gone through"
             raise StateError(
-                f"which({step}): which samples make a batch of this dataset depends on what lies before it. The "
-                f"nearest place that is known is step {start[0].step}, and {items} items, more than {most}, would have "
-                f"to be {what} from there; ask a stream that was just restored from the nearest state before the step"
+                f"which({self.step}): which samples make a batch of this dataset depends on what lies before it. The "
+                f"nearest place that is known is step {begin}, and {items} items, more than {most}, would have to be "
+                f"{what} from there; ask a stream that was just restored from the nearest state before the step"
             )
-        skipped = () if self.spec.program is not None or _balanced(self.spec) else now.skipped
-        if any(first <= step < first + steps for first, steps in skipped):
-            raise StateError(f"which({step}): the step was jumped over (`skip`), and nothing of it was read")
-        found: list[_Entry] | None = None
-        checked = check is None
-        for places, made in self._walk(start, segments, dict(skipped), read=read):
-            place = places[self.share.host if len(places) == self.share.hosts else 0]
-            if made is not None and place.step == step + 1:
-                found = [entry for each in made for entry in each]
-            if check is not None and not checked:
-                if place.step > check.step:
-                    return None
-                checked = _same(place, check, lanes=len(places) == self.share.hosts)
-            if found is not None and checked:
-                return found
-        raise AssertionError
 
-    def _walk(
-        self, places: list[Progress], segments: list[Segment], skipped: dict[int, int], *, read: bool
-    ) -> Iterator[tuple[list[Progress], list[list[_Entry]] | None]]:
-        """The places of all hosts behind each step from some on, with what made it, and where passes begin."""
-        empty = 0
-        yield places, None
-        while True:
-            step = places[0].step
-            size = [segment for segment in segments if segment[0] <= step or segment is segments[0]][-1][4]
-            spec, hosts = self._cut_to(size)
-            if hosts != len(places):
-                raise StateError(
-                    f"batches of {size} items were made before a change of the batch size, which cannot be made again "
-                    f"on {self.share.hosts} hosts; ask on one"
-                )
-            plan = PassPlan.of(spec, hosts, places[0].pass_number)
-            if places[0].ended or plan.over(places[0].pass_step, places[0].item):
-                places = [next_pass(place, spec, plan, hosts) for place in places]
-                empty += 1
-                if empty > _EMPTY_PASSES:
-                    raise StateError(f"{_EMPTY_PASSES} passes in a row have no step")
-                yield places, None
-                continue
-            if jump := skipped.pop(step, 0):
-                behind = {"step": step + jump, "pass_step": places[0].pass_step + jump}
-                places = [place._replace(item=place.item + jump * size, **behind) for place in places]
-                yield places, None
-                continue
-            stop = min((at for at in (*(segment[0] for segment in segments), *skipped) if at > step), default=math.inf)
-            ended = True
-            for made in self._steps(spec, plan, places, read=read):
-                empty = 0
-                places = [each.progress for each in made]
-                yield places, [each.batch for each in made]
-                if places[0].step >= stop:
-                    ended = False
-                    break
-            if ended:
-                places = [place._replace(ended=True) for place in places]
-
-    def _cut_to(self, global_batch: int) -> tuple[StreamSpec, int]:
-        """The dataset with batches of this size in all, and on how many hosts."""
-        batch, hosts = self.spec.batch, self.share.hosts
-        if batch is None:
-            return self.spec, hosts
-        size, rest = divmod(global_batch, hosts)
-        if rest:
-            return self.spec, 0
-        return self.spec if size == batch.size else dataclasses.replace(
-            self.spec, batch=dataclasses.replace(batch, size=size)
-        ), hosts
-
-    def _steps(self, spec: StreamSpec, plan: PassPlan, places: list[Progress], *, read: bool) -> Iterator[list[Step]]:
-        """The steps of a pass, made again on all hosts; in place of a batch each has an entry an item."""
-        hosts = len(places)
-        if not read:
-            assert spec.program is not None
-            program = Program(root=_without_hooks(spec.program.root), feeds=spec.program.feeds)
-            spec = dataclasses.replace(spec, program=program)
-        stage = _Stage(self.stage, read=read)
-        under_way = UnderWay()
-        under_way.begin()
-        try:
-            productions = [
-                iter(
-                    Production(
-                        spec=spec,
-                        share=Share(host, hosts, self.share.lanes),
-                        stage=cast("PureStage", stage),
-                        batches=cast("BatchStage", _Batches(spec, stage, statistics, host, hosts, place, read=read)),
-                        statistics=statistics,
-                        config=self.config,
-                        pool=None,
-                        under_way=under_way,
-                        progress=place,
-                    )
-                )
-                for host, place in enumerate(places)
-                for statistics in [Statistics(["/".join(leaf.key) for leaf in spec.leaves], _no_handler)]
-            ]
-            empty = 0
-            agrees = spec.program is not None and not spec.endless and hosts > 1
-            while True:
-                made = [next(production, None) for production in productions]
-                there = [step for step in made if step is not None]
-                if agrees and plan.pads and not any(step.samples for step in there):
-                    if not any(step.more for step in there):
-                        return
-                    empty += 1
-                elif len(there) < hosts:
-                    return
-                else:
-                    yield [step._replace(progress=step.progress.without(empty)) for step in there]
-        finally:
-            under_way.close()
-
-
-class _Stage:
-    """The pure stage; where nothing is to be read, one that gives positions their places without samples."""
-
-    def __init__(self, stage: PureStage, *, read: bool) -> None:
-        self._stage = stage if read else None
-        self.hook_lock = stage.hook_lock
-        self.sources = stage.sources if read else _NoSources()
-
-    def run(self, chunk: Chunk) -> Encoded:
-        if self._stage is not None:
-            return self._stage.run(dataclasses.replace(chunk, numbers=None))
-        draws = chunk.draws
-        keys: list[_Key] = list(zip(repeat("sample"), draws.leaf.tolist(), draws.child.tolist(), strict=False))
-        return Encoded(outcomes=[_UNREAD] * len(draws), restore_keys=keys, drops=0, size_bytes=0)
-
-
-class _NoSources(Sources):
-    """In place of sources of which nothing is read."""
-
-    def sizes(self, draws: Draws) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.zeros(len(draws), np.int64)
-
-
-class _Batches:
-    """Notes what batches are made of; where samples are read it makes them, as a hook on them may drop one."""
-
-    def __init__(
-        self,
-        spec: StreamSpec,
-        stage: _Stage,
-        statistics: Statistics,
-        host: int,
-        hosts: int,
-        place: Progress,
-        *,
-        read: bool,
-    ) -> None:
-        self._stage = (
-            BatchStage(spec.batch, seed=spec.seed, hosts=hosts, hook_lock=stage.hook_lock, statistics=statistics)
-            if read
-            else None
-        )
-        self._first = spec.first_item(place.pass_number)
-        plan = PassPlan.of(spec, hosts, place.pass_number)
-        self._work = EqualWork.of(
-            spec,
-            stage.sources,
-            Share(host, hosts, spec.lanes),
-            pass_number=place.pass_number,
-            first=place.item,
-            plan=plan,
-        )
-        self._lanes, self._host, self._hosts = spec.lanes, host, hosts
-
-    def make(self, samples: list[Any], restore_keys: list[_Key], *, item: int, valid: Any, **numbers: Any) -> Any:
-        """An entry for each item of a batch, or `NO_BATCH`."""
-        if self._stage is not None:
-            made = self._stage.make(samples, restore_keys, item=item, valid=valid, **numbers)
-            if made is NO_BATCH:
-                return NO_BATCH
-        at = item - self._first
-        places = np.arange(at, at + len(restore_keys) * self._hosts, self._hosts)
-        items: list[int] = (places if self._work is None else self._work.items(places)).tolist()
-        found: list[_Entry] = []
-        for place, key in enumerate(restore_keys):
-            if valid is not None and not valid[place]:
-                continue
-            if key[0] == "item":  # lanes that ended are passed over
-                at += (key[2] - at) % self._lanes
-                found.append((at, self._host, key))
-                at += 1
-            else:
-                found.append((items[place], self._host, key))
-        return found
+    def _skipped(self) -> dict[int, int]:
+        """How many steps were jumped over, by the first of them. Raises StateError if this one was."""
+        skipped = () if self.run.spec.program is not None or _balanced(self.run.spec) else self.now.skipped
+        if any(first <= self.step < first + steps for first, steps in skipped):
+            raise StateError(f"which({self.step}): the step was jumped over (`skip`), and nothing of it was read")
+        return dict(skipped)
 
 
 def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
@@ -485,10 +280,6 @@ def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
     if any(getattr(place, name) != getattr(other, name) for name in numbers):
         return False
     return not lanes or (np.array_equal(place.drops, other.drops) and place.lanes == other.lanes)
-
-
-def _no_handler(error: Exception, sample: Any, sources: Any = None) -> None:
-    """What is dropped again was told when it was dropped first."""
 
 
 def _balanced(spec: StreamSpec) -> bool:
@@ -526,22 +317,3 @@ def _hides(form: Form) -> bool:
             return _hides(form.value)
         case _:
             return False
-
-
-def _without_hooks(value: Any) -> Any:
-    """An operator with all below it, whose hooks hand on what they are given."""
-    if isinstance(value, HookSpec):
-        return dataclasses.replace(value, function=_handed_on, restore_seeds=False, concurrent=True)
-    if isinstance(value, tuple):
-        return tuple(map(_without_hooks, cast("tuple[Any, ...]", value)))
-    if not isinstance(value, LaneOperator) or not dataclasses.is_dataclass(value):
-        return value
-    parts = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    operators = (LaneOperator, HookSpec, tuple)
-    return dataclasses.replace(
-        value, **{name: _without_hooks(part) for name, part in parts.items() if isinstance(part, operators)}
-    )
-
-
-def _handed_on(value: Any) -> Any:
-    return value

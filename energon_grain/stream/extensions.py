@@ -1,0 +1,17 @@
+"""What the engine asks of extensions, by dotted name: each is imported when it is needed, and never by the kernel."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+WHICH = "energon_grain.stream.which.which"
+"""The samples of a global batch: (`Run`, place of the stream, step, dropped=) -> `StepSamples`."""
+RESTORE_SAMPLE = "energon_grain.stream.replay.restore_sample"
+"""A sample or batch again: (`Run`, restore key) -> sample."""
+
+
+def extension(name: str) -> Any:
+    """What has this dotted name."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
