@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-WHICH = "energon_grain.stream.which.which"
+WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place of the stream, step, dropped=) -> `StepSamples`."""
-RESTORE_SAMPLE = "energon_grain.stream.replay.restore_sample"
+RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """A sample or batch again: (`Run`, restore key) -> sample."""
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StateError
+from energon_grain.history.remaking import Entry, Walk
 from energon_grain.stream.cursor import restored
 from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.lanes import LaneOperator
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of
-from energon_grain.stream.remaking import Entry, Walk
 from energon_grain.stream.run import Run, SampleRecord, StepSamples
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
