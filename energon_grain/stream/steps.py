@@ -24,7 +24,7 @@ from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
+from energon_grain.stream.workers import UnderWay, WorkerPool, interrupts_held
 
 
 class Step(NamedTuple):
@@ -91,7 +91,7 @@ class Production:
         first = not (start.item or start.pass_number)
         self.statistics.begin(lambda: self.progress.step, first=first, item=start.item)
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
-        self._ahead = Prefetch(self.stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+        self._ahead = Prefetch(self.stage.sources, in_process=pool is None or pool.shares == "memory")
         self._ahead.on_wait = self._fetched
         if self._ahead:
             self.under_way.add(self._ahead.close)

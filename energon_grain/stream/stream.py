@@ -61,13 +61,12 @@ from energon_grain.stream.watchdog import Watchdog
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
     MakePool,
-    ProcessPool,
     ThreadPool,
     UnderWay,
     WorkerPool,
     close_with,
-    interpreters,
     interrupts_held,
+    own_pool,
 )
 from energon_grain.tracebacks import public, shorten
 
@@ -99,19 +98,6 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     if not hasattr(dataset, "compiled"):
         raise ConfigError(f"loader: {no_dataset(dataset)}")
     return given or dataset.worker_config
-
-
-def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
-    """So many workers of the configured kind; None: hooks may not run in threads."""
-    if config.worker_type == "process":
-        return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
-    if spec.stage_seeds_globals:
-        _logger.warning(
-            "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
-            "threads; let them use self.rng, or use worker processes"
-        )
-        return None
-    return ThreadPool(stage, workers, config.prefetch_bytes)
 
 
 @public

@@ -530,16 +530,12 @@ class Channel:
         self._end.close()
 
 
-def serve_interpreter(end: int) -> None:
-    """Serve chunks in a fresh interpreter.
-
-    Args:
-        end: Descriptor of the channel to the parent, which `worker_start.main` watches.
-    """
+def serve_interpreter() -> None:
+    """Serve chunks in a fresh interpreter, whose first argument is the descriptor of the channel to the parent."""
     # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
-    channel = Channel(socket.socket(fileno=end))
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
