@@ -375,7 +375,7 @@ class WorkerPool(Protocol):
 MakePool = Callable[[StreamSpec, PureStage], WorkerPool]
 OwnPool = Callable[[StreamSpec, PureStage, WorkerConfig, int], WorkerPool | None]
 """The workers of a stream, and how many; None: hooks may not run there."""
-_EXTENSIONS = {"process": "energon_grain.stream.worker_pool.process_pool"}
+_EXTENSIONS = {"process": "energon_grain.processes.pool.process_pool"}
 """`OwnPool` by type of worker. Threads are here."""
 
 

@@ -22,7 +22,7 @@ import pytest
 from patience import PATIENCE_S
 
 from energon_grain import Batch, Stream, TaskEncoder, WorkerError
-from energon_grain.stream.worker_process import ResultFiles, write_parts
+from energon_grain.processes.worker import ResultFiles, write_parts
 
 Train = Callable[..., Any]
 RunScript = Callable[..., Any]

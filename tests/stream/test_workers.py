@@ -31,8 +31,11 @@ from energon_grain import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_grain.processes import pool as worker_pool
+from energon_grain.processes.pool import PROGRAM, worker_death
+from energon_grain.processes.worker import SampleUnpickler, WorkerStage
 from energon_grain.storage.given_up import GivenUp, Over
-from energon_grain.stream import auto_workers, stream as stream_module, worker_pool
+from energon_grain.stream import auto_workers, stream as stream_module
 from energon_grain.stream.auto_workers import Window, climb
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
@@ -40,8 +43,6 @@ from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import Flow, PureStage
-from energon_grain.stream.worker_pool import PROGRAM, worker_death
-from energon_grain.stream.worker_process import SampleUnpickler, WorkerStage
 from energon_grain.stream.workers import OrderedWorkers, ThreadPool
 
 

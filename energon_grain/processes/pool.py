@@ -24,18 +24,18 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol, cast
 
 from energon_grain.errors import WorkerError
+from energon_grain.processes.worker import Channel, ResultFiles, SampleUnpickler, pickled_spec
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.worker_process import Channel, ResultFiles, SampleUnpickler, pickled_spec
 from energon_grain.stream.workers import OrderedWorkers, most_under_way
 
 PROGRAM = (
-    "from energon_grain.stream.worker_start import main; main()\n"
-    "from energon_grain.stream.worker_process import serve_interpreter; serve_interpreter()"
+    "from energon_grain.processes.start import main; main()\n"
+    "from energon_grain.processes.worker import serve_interpreter; serve_interpreter()"
 )
 """For `python -c`, with the descriptor of the channel and the process id of the parent as arguments."""
 _END_SECONDS = 5.0

@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.processes.start import end_with
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
 from energon_grain.storage.traffic import traffic
@@ -55,7 +56,6 @@ from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
-from energon_grain.stream.worker_start import end_with
 from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
