@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.child import program
 from energon_grain.datasets.planned_packing import PackingPlan, PlannedPacks
-from energon_grain.samplers.balance import divide
+from energon_grain.planning.balance import divide
 from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.samplers.hashing import fold_array
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable

@@ -27,7 +27,7 @@ from .datasets.aux_stores import (
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
-from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
+from .datasets.batching import Balance as Balance, BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
     BaseCoreDataset as BaseCoreDataset,
@@ -143,7 +143,6 @@ from .metadataset.documents import (
 from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
 from .prepare.samples import Columns as Columns, open_columns as open_columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
-from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch
 from .samples.sample import (
     Sample as Sample,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from energon_grain.datasets.batching import BatchDataset
+from energon_grain.datasets.batching import Balance, BatchDataset
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.grouping import GroupBatchDataset
@@ -45,7 +45,6 @@ from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatD
 from energon_grain.datasets.planned_packing import CostBudget, PackingPlan, PlannedPackingDataset
 from energon_grain.datasets.watching import LogSampleDataset
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws

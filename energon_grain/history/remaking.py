@@ -13,11 +13,10 @@ import numpy as np
 from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.passes import PassPlan, Progress, Segment, Share, next_pass
+from energon_grain.stream.passes import PassPlan, Progress, Segment, Share, next_pass, places_of
 from energon_grain.stream.run import Run
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -191,7 +190,7 @@ class _Batches:
         )
         self._first = spec.first_item(place.pass_number)
         plan = PassPlan.of(spec, hosts, place.pass_number)
-        self._work = EqualWork.of(
+        self._work = places_of(
             spec,
             stage.sources,
             Share(host, hosts, spec.lanes),

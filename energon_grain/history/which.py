@@ -20,10 +20,9 @@ import numpy.typing as npt
 from energon_grain.errors import StateError
 from energon_grain.history.remaking import Entry, Walk
 from energon_grain.stream.cursor import restored
-from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.lanes import LaneOperator
-from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of
+from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of, places_of
 from energon_grain.stream.run import Run, SampleRecord, StepSamples
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
@@ -123,7 +122,7 @@ class _Question:
         draws, items = order.draw(np.arange(item, stop), pass_number), np.arange(item, stop)
         plan = dataclasses.replace(PassPlan.of(self.run.spec, hosts, pass_number), global_batch=size)
         sources, share = self.run.stage.sources, self.run.share
-        work = EqualWork.of(self.run.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        work = places_of(self.run.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
         if work is None or size % hosts:  # made when there were others
             of_hosts = items % hosts
         else:
@@ -284,7 +283,7 @@ def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
 
 def _balanced(spec: StreamSpec) -> bool:
     """Whether hosts get equal work: then no step depends on what was dropped, or jumped over, before it."""
-    return spec.batch is not None and spec.batch.balance is not None
+    return spec.batch is not None and spec.batch.placing is not None
 
 
 def _filtered(spec: StreamSpec) -> bool:

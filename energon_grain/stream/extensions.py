@@ -10,6 +10,9 @@ WHICH = "energon_grain.history.which.which"
 RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """A sample or batch again: (`Run`, restore key) -> sample."""
 
+EQUAL_WORK = "energon_grain.planning.equal_work.EqualWork"
+"""Gives hosts equal work: (`Balance`) -> `Placing`."""
+
 
 def extension(name: str) -> Any:
     """What has this dotted name."""
