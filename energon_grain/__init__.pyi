@@ -61,15 +61,11 @@ from .datasets.multi_epoch import (
     SizedDataset as SizedDataset,
 )
 from .datasets.packing import PackingDataset as PackingDataset
+from .datasets.packing_plans import CostBudget as CostBudget, PackingPlan as PackingPlan
 from .datasets.passes import (
     EpochizeDataset as EpochizeDataset,
     LimitDataset as LimitDataset,
     RepeatDataset as RepeatDataset,
-)
-from .datasets.planned_packing import (
-    CostBudget as CostBudget,
-    PackingPlan as PackingPlan,
-    PlannedPackingDataset as PlannedPackingDataset,
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
@@ -140,6 +136,7 @@ from .metadataset.documents import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
+from .planning.planned_packing import PlannedPackingDataset as PlannedPackingDataset
 from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
 from .prepare.samples import Columns as Columns, open_columns as open_columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset

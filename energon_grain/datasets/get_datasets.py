@@ -21,7 +21,7 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import Balance, choose_balance, choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.planned_packing import CostBudget, PackingPlan
+from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError

@@ -12,6 +12,10 @@ RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 
 EQUAL_WORK = "energon_grain.planning.equal_work.EqualWork"
 """Gives hosts equal work: (`Balance`) -> `Placing`."""
+BLEND_BY_COST = "energon_grain.planning.blend_by_cost.blend_by_cost"
+"""Lowers a blend by cost: (`Lowering`, parts, schedule, unit of the weights) -> `Part`."""
+PLANNED_PACKING = "energon_grain.planning.planned_packing.PlannedPackingDataset"
+"""The node of planned packs, and of batches by budget."""
 
 
 def extension(name: str) -> Any:
