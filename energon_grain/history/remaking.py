@@ -98,7 +98,7 @@ class Walk:
 
     def _steps(self, spec: StreamSpec, plan: PassPlan, places: list[Progress]) -> Iterator[list[Step]]:
         """The steps of a pass, made again on all hosts; in place of a batch each has an entry an item."""
-        agrees = spec.program is not None and not spec.endless and len(places) > 1
+        agrees = spec.program is not None and not spec.endless and len(places) > 1 and plan.pads
         if not self._read:
             assert spec.program is not None
             program = Program(root=_without_hooks(spec.program.root), feeds=spec.program.feeds)
@@ -106,19 +106,7 @@ class Walk:
         under_way = UnderWay()
         under_way.begin()
         try:
-            productions = [iter(each) for each in self._productions(spec, places, under_way)]
-            empty = 0
-            while True:
-                made = [next(production, None) for production in productions]
-                there = [step for step in made if step is not None]
-                if agrees and plan.pads and not any(step.samples for step in there):
-                    if not any(step.more for step in there):
-                        return
-                    empty += 1
-                elif len(there) < len(places):
-                    return
-                else:
-                    yield [step._replace(progress=step.progress.without(empty)) for step in there]
+            yield from _together([iter(each) for each in self._productions(spec, places, under_way)], agrees=agrees)
         finally:
             under_way.close()
 
@@ -144,6 +132,22 @@ class Walk:
                 )
             )
         return productions
+
+
+def _together(hosts: list[Iterator[Step]], *, agrees: bool) -> Iterator[list[Step]]:
+    """The steps that all hosts have; `agrees`: those that all found empty are passed over, as `Stream` does."""
+    empty = 0
+    while True:
+        made = [next(steps, None) for steps in hosts]
+        there = [step for step in made if step is not None]
+        if agrees and not any(step.samples for step in there):
+            if not any(step.more for step in there):
+                return
+            empty += 1
+        elif len(there) < len(hosts):
+            return
+        else:
+            yield [step._replace(progress=step.progress.without(empty)) for step in there]
 
 
 class _Stage:

@@ -198,30 +198,35 @@ class _Question:
 
     def _nearest(self) -> list[Progress]:
         """The nearest place before a step that is known of all hosts, on each of them."""
-        share, spec = self.run.share, self.run.spec
-        places: list[Progress] = [*self.run.saved, self.now]
-        if self.run.since is not None:
-            places.append(self.run.since)
-        before = [
-            place for place in places if place.step <= self.step and (share.hosts == 1 or place is self.run.since)
-        ]
-        nearest = max(before, key=lambda place: place.step, default=None)
-        if nearest is not None and share.hosts == 1:
+        run = self.run
+        since = [] if run.since is None else [run.since]
+        places = [*run.saved, self.now, *since] if run.share.hosts == 1 else since
+        nearest = max((each for each in places if each.step <= self.step), key=lambda each: each.step, default=None)
+        if nearest is None:
+            return self._beginning()
+        if run.share.hosts == 1:
             return [nearest]
-        hosts = [Share(host, share.hosts, share.lanes) for host in range(share.hosts)]
-        if nearest is not None and self.run.state is not None and self.run.state["host"] == [0, 1]:
-            plan = PassPlan.of(spec, share.hosts)
-            return [restored(self.run.state, spec, host, plan, allow_changes=self.run.changed) for host in hosts]
+        if run.state is None or run.state["host"] != [0, 1]:  # of one host alone
+            return self._beginning()
+        plan, changed = PassPlan.of(run.spec, run.share.hosts), run.changed
+        return [restored(run.state, run.spec, host, plan, allow_changes=changed) for host in self._hosts()]
+
+    def _hosts(self) -> list[Share]:
+        share = self.run.share
+        return [Share(host, share.hosts, share.lanes) for host in range(share.hosts)]
+
+    def _beginning(self) -> list[Progress]:
+        """The beginning of the run, on all hosts. Raises StateError if that was of another configuration."""
         if self.run.changed:
             since = -1 if self.run.since is None else self.run.since.step
             raise StateError(
                 f"which({self.step}): the run had another configuration or other data before the state that was "
                 f"restored with allow_changes, at step {since}; ask with those"
             )
-        if spec.program is not None:
-            share.require_whole_lanes("items of this dataset are formed in lanes")
-        size = self._segments()[0][4]
-        return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=((0, 0, 0, 0, size),)) for host in hosts]
+        if self.run.spec.program is not None:
+            self.run.share.require_whole_lanes("items of this dataset are formed in lanes")
+        history = ((0, 0, 0, 0, self._segments()[0][4]),)
+        return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=history) for host in self._hosts()]
 
     def _segments(self) -> list[Segment]:
         """What is known of batch sizes."""

@@ -19,13 +19,7 @@ def blend_by_cost(
     to: Lowering, parts: Sequence[Part], schedule: Sequence[tuple[int, Sequence[Weight]]], unit: Expression
 ) -> Part:
     """The blend of parts, by what samples cost. Raises ConfigError if that is not known before they are made."""
-    arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
-    if len(arithmetic) < len(parts):
-        raise ConfigError(
-            f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
-            f"its items cost is not known before they are made: do that above it; in place of a filter, give "
-            f"the leaf a `where` of columns"
-        )
+    arithmetic = _require_known(parts, unit)
     said_by = f"weight_unit='{unit}'"
     costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
     router = CostBlend(
@@ -46,3 +40,15 @@ def blend_by_cost(
         },
         one_pass=sum(part.items() for part in arithmetic),
     )
+
+
+def _require_known(parts: Sequence[Part], unit: Expression) -> list[IndexPart]:
+    """The parts, whose costs are known before items are made. Raises ConfigError if some are not."""
+    arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
+    if len(arithmetic) < len(parts):
+        raise ConfigError(
+            f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
+            f"its items cost is not known before they are made: do that above it; in place of a filter, give "
+            f"the leaf a `where` of columns"
+        )
+    return arithmetic

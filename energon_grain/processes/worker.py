@@ -398,9 +398,13 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from ((name, cell.cell_contents) for name, cell in cells)
     else:
-        yield from getattr(value, "__dict__", {}).items()
-        slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-        yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
 
 def _has_fields(value: Any) -> bool:

@@ -440,26 +440,11 @@ class JoinLoader:
         for loader, member in zip(self._members, joined.members, strict=True):
             if isinstance(loader, ArrayColumn):
                 columns.append(loader.values(member, rows))
-                continue
-            if member.batch is None:
+            elif member.batch is None:
                 columns.append([None] * rows)
-                continue
-            assert isinstance(member.batch, RawBatch)
-            whole = len(member.places) == rows
-            places = [] if whole else member.places.tolist()
-            own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
-            part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
-            flow = flow or part
-            if whole and not part.dropped:
-                columns.append(part.values)
-                continue
-            column: list[Any] = [None] * rows
-            columns.append(column)
-            places = places or range(rows)
-            for place, value in zip(part.places, part.values, strict=True):
-                column[places[place]] = value
-            for place, dropped in part.dropped.items():
-                flow.dropped.setdefault(places[place], dropped)
+            else:
+                column, flow = self._of_member(loader, member, draws, rows, flow)
+                columns.append(column)
         assert flow is not None
         sources = list(map(LazySources, repeat(self._source), joined.indices.tolist()))
         flow.sources = sources.__getitem__
@@ -475,6 +460,25 @@ class JoinLoader:
         if self._joins_sources:
             _add_sources(flow, columns[0], sources)
         return flow
+
+    def _of_member(
+        self, loader: LeafLoader, member: MemberBatch, draws: Numbers, rows: int, flow: Flow | None
+    ) -> tuple[list[Any], Flow]:
+        """The samples of a member, one a row, and the flow of the first member, which notes what all of them drop."""
+        assert isinstance(member.batch, RawBatch)
+        whole = len(member.places) == rows
+        places = range(rows) if whole else member.places.tolist()
+        own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
+        part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
+        flow = flow or part
+        if whole and not part.dropped:
+            return part.values, flow
+        column: list[Any] = [None] * rows
+        for place, value in zip(part.places, part.values, strict=True):
+            column[places[place]] = value
+        for place, dropped in part.dropped.items():
+            flow.dropped.setdefault(places[place], dropped)
+        return column, flow
 
 
 def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> None:
