@@ -12,7 +12,7 @@ from functools import cache, lru_cache, partial
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from types import MethodType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,11 @@ from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
-from energon_grain.stream.batches import PackMaker
 from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.clock import Clock, Work
+from energon_grain.stream.clock import Clock, Span, Work
+from energon_grain.stream.extensions import PACK_MAKER, extension
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
-from energon_grain.stream.index_map import Draws, Sources
+from energon_grain.stream.index_map import Draws, Packs, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
 from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
 from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
@@ -600,6 +600,15 @@ def _which(function: Any) -> Hashable:
     return id(function)
 
 
+class PackMaker(Protocol):
+    """Makes items of several samples each."""
+
+    def make(
+        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[tuple[Any, ...]]
+    ) -> tuple[list[Any], list[tuple[Any, ...]], int, list[Span]]:
+        """The items of a chunk, their restore keys, how many are not whole, and what the hooks took."""
+
+
 class PureStage:
     """Reads and encodes chunks. Thread-safe: several threads may encode different chunks at once.
 
@@ -622,7 +631,7 @@ class PureStage:
         self._kind_of = np.zeros(len(spec.leaves), np.int32)
         for kind, leaves in enumerate(alike.values()):
             self._kind_of[[*leaves]] = kind
-        self._packs = PackMaker(spec.packs, self.hook_lock)
+        self._packs: PackMaker | None = extension(PACK_MAKER)(spec.packs, self.hook_lock) if spec.packs else None
         self._told: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
@@ -651,7 +660,7 @@ class PureStage:
                     break
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
-            if packs is not None:
+            if packs is not None and self._packs is not None:
                 outcomes, restore_keys, drops, spans = self._packs.make(chunk, packs, outcomes, restore_keys)
                 clock.spans += spans
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)

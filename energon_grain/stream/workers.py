@@ -28,7 +28,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
-from energon_grain.stream.extensions import extension
+from energon_grain.stream.extensions import POOLS, extension
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
@@ -375,13 +375,11 @@ class WorkerPool(Protocol):
 MakePool = Callable[[StreamSpec, PureStage], WorkerPool]
 OwnPool = Callable[[StreamSpec, PureStage, WorkerConfig, int], WorkerPool | None]
 """The workers of a stream, and how many; None: hooks may not run there."""
-_EXTENSIONS = {"process": "energon_grain.processes.pool.process_pool"}
-"""`OwnPool` by type of worker. Threads are here."""
 
 
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
     """So many workers of the configured kind; None: hooks may not run in threads."""
-    name = _EXTENSIONS.get(str(config.worker_type))
+    name = POOLS.get(str(config.worker_type))
     make: OwnPool = _thread_pool if name is None else extension(name)
     return make(spec, stage, config, workers)
 
