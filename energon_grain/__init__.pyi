@@ -27,7 +27,7 @@ from .datasets.aux_stores import (
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
-from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
+from .datasets.batching import Balance as Balance, BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
     BaseCoreDataset as BaseCoreDataset,
@@ -61,15 +61,11 @@ from .datasets.multi_epoch import (
     SizedDataset as SizedDataset,
 )
 from .datasets.packing import PackingDataset as PackingDataset
+from .datasets.packing_plans import CostBudget as CostBudget, PackingPlan as PackingPlan
 from .datasets.passes import (
     EpochizeDataset as EpochizeDataset,
     LimitDataset as LimitDataset,
     RepeatDataset as RepeatDataset,
-)
-from .datasets.planned_packing import (
-    CostBudget as CostBudget,
-    PackingPlan as PackingPlan,
-    PlannedPackingDataset as PlannedPackingDataset,
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
@@ -140,10 +136,10 @@ from .metadataset.documents import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
+from .planning.planned_packing import PlannedPackingDataset as PlannedPackingDataset
 from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
 from .prepare.samples import Columns as Columns, open_columns as open_columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
-from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch
 from .samples.sample import (
     Sample as Sample,
@@ -197,8 +193,8 @@ from .stream.hooks import (
     current_draws as current_draws,
 )
 from .stream.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
+from .stream.run import SampleRecord as SampleRecord
 from .stream.stream import Stream as Stream
-from .stream.which import SampleRecord as SampleRecord
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,

@@ -22,8 +22,8 @@ from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from energon_grain.stream.cursor import Cursor
+    from energon_grain.stream.run import SampleRecord
     from energon_grain.stream.spec import StreamSpec
-    from energon_grain.stream.which import SampleRecord
 
 _DEPTH = 3
 """Folders of a checkpoint below each other: of a step, of an item of it."""

@@ -542,9 +542,9 @@ def _lowered(steps: Steps, settings: Settings, hosts: int) -> tuple[Lowering, Pa
 
 
 def _check_balance(steps: Steps, part: Part) -> None:
-    if steps.batch is not None and steps.batch.balance is not None and (isinstance(part, LanePart) or part.drops):
+    if steps.batch is not None and steps.batch.placing is not None and (isinstance(part, LanePart) or part.drops):
         raise ConfigError(
-            f"balance={steps.batch.balance.by!r}: which samples make a step of this dataset depends on what is in them "
+            f"{steps.batch.placing.asked}: which samples make a step of this dataset depends on what is in them "
             f"(it filters, groups, packs or generates), so hosts cannot know beforehand what each costs: filter by "
             f"columns (where=…) and pack by a plan (packing=PackingPlan(…)), or leave balance out"
         )

@@ -21,13 +21,12 @@ from energon_grain.datasets.dataset import SavableDataset, check_dataset, put
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.blend import Blend, StepBlend
-from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import Concat, Router, RouteTree
-from energon_grain.sources.costs import Costs
-from energon_grain.stream.index_map import CostsOfStream, EqualPasses
+from energon_grain.stream.extensions import BLEND_BY_COST, extension
+from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number, OneOf
 from energon_grain.stream.worker_config import WorkerConfig
@@ -96,7 +95,7 @@ class BlendDataset(SavableDataset):
         """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
         parts = to.children(self.datasets, endless=True)
         if self.weight_unit is not None:
-            return self._by_cost(to, parts, self.weight_unit)
+            return extension(BLEND_BY_COST)(to, parts, self.schedule, self.weight_unit)
         router, width = self._router(to)
         mixture: dict[str, Any] = {
             "blend": [list(map(list, router.weights)), list(router.starts)],
@@ -125,36 +124,6 @@ class BlendDataset(SavableDataset):
             shares=tuple(weight / sum(weights) for weight in weights),
         )
         return LanePart(blend, mixture, batches)
-
-    def _by_cost(self, to: Lowering, parts: Sequence[Part], unit: Expression) -> Part:
-        """The blend by what samples cost."""
-        arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
-        if len(arithmetic) < len(parts):
-            raise ConfigError(
-                f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
-                f"its items cost is not known before they are made: do that above it; in place of a filter, give "
-                f"the leaf a `where` of columns"
-            )
-        said_by = f"weight_unit='{unit}'"
-        costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
-        router = CostBlend(
-            self.schedule,
-            [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
-            key=fold(to.seed, "blend", to.place),
-        )
-        return IndexPart(
-            leaves=[leaf for part in arithmetic for leaf in part.leaves],
-            routes=RouteTree(router, [part.routes for part in arithmetic]),
-            passes=None,
-            mixture={
-                "blend": [list(map(list, router.weights)), list(router.starts)],
-                "unit": str(unit),
-                "columns": [each.ids for own in costs for each in own],
-                "means": [round(mean, 6) for mean in router.means],
-                "of": [part.mixture for part in arithmetic],
-            },
-            one_pass=sum(part.items() for part in arithmetic),
-        )
 
     def _router(self, to: Lowering) -> tuple[Blend | StepBlend, int]:
         """The arithmetic, and how many items share a choice (0: each has its own)."""

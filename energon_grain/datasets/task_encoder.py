@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from energon_grain.datasets.batching import BatchDataset
+from energon_grain.datasets.batching import Balance, BatchDataset
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.grouping import GroupBatchDataset
@@ -41,13 +41,13 @@ from energon_grain.datasets.mixtures import (
     Schedule,
 )
 from energon_grain.datasets.packing import PackingDataset
+from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
-from energon_grain.datasets.planned_packing import CostBudget, PackingPlan, PlannedPackingDataset
 from energon_grain.datasets.watching import LogSampleDataset
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
+from energon_grain.stream.extensions import PLANNED_PACKING, extension
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
@@ -517,7 +517,7 @@ def _planned(
             "packing_buffer_size=… lets the hook choose",
             name,
         )
-    return PlannedPackingDataset(
+    return extension(PLANNED_PACKING)(
         _mapped(encoder, dataset, "postencode_sample", worker_config),
         plan,
         pack,
@@ -540,7 +540,7 @@ def _budgeted(
         )
     if last_batch == "pad":
         raise ConfigError("last_batch='pad' with batch_size=CostBudget(…): such batches are never padded; use 'drop'")
-    return PlannedPackingDataset(
+    return extension(PLANNED_PACKING)(
         dataset,
         budget,
         owner_of_hook(encoder, "batch").batch,

@@ -22,10 +22,9 @@ from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.cursor import with_agreement
-from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.loader_stats import LoaderStats
-from energon_grain.stream.passes import PassPlan, Share
+from energon_grain.stream.passes import PassPlan, Share, places_of
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.stream import Stream, config_to_run
@@ -186,7 +185,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         number = self._spec.order.start(pass_number) + int(positions[0])
         valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
         sources = self._stage.sources
-        work = EqualWork.of(self._spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        work = places_of(self._spec, sources, share, pass_number=pass_number, first=item, plan=plan)
         if work is not None:
             positions = work.items(positions)
         if plan.length is not None and int(positions.max()) >= plan.length:

@@ -22,7 +22,7 @@ import pytest
 from patience import PATIENCE_S
 
 from energon_grain import Batch, Stream, TaskEncoder, WorkerError
-from energon_grain.stream.worker_process import ResultFiles, write_parts
+from energon_grain.processes.worker import ResultFiles, write_parts
 
 Train = Callable[..., Any]
 RunScript = Callable[..., Any]
@@ -108,7 +108,7 @@ class Slow(TaskEncoder):
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "worker_process" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children() if "serve_interpreter" in " ".join(p.cmdline())]
 
 
 def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.processes.start import end_with
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
 from energon_grain.storage.traffic import traffic
@@ -55,7 +56,6 @@ from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
-from energon_grain.stream.worker_start import end_with
 from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
@@ -398,9 +398,13 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from ((name, cell.cell_contents) for name, cell in cells)
     else:
-        yield from getattr(value, "__dict__", {}).items()
-        slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-        yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
 
 def _has_fields(value: Any) -> bool:
@@ -530,16 +534,12 @@ class Channel:
         self._end.close()
 
 
-def serve_interpreter(end: int) -> None:
-    """Serve chunks in a fresh interpreter.
-
-    Args:
-        end: Descriptor of the channel to the parent, which `worker_start.main` watches.
-    """
+def serve_interpreter() -> None:
+    """Serve chunks in a fresh interpreter, whose first argument is the descriptor of the channel to the parent."""
     # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
-    channel = Channel(socket.socket(fileno=end))
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):

@@ -7,8 +7,6 @@ import sys
 import threading
 import time
 
-PROGRAM = "from energon_grain.stream.worker_start import main; main()"
-"""For `python -c`, with the descriptor of the channel and the process id of the parent as arguments."""
 _LOOK_SECONDS = 0.2
 
 
@@ -30,8 +28,5 @@ def _watch(parent: int) -> None:
 
 
 def main() -> None:
-    """Serve chunks in a fresh interpreter."""
-    end_with(int(sys.argv[2]))
-    from energon_grain.stream.worker_process import serve_interpreter
-
-    serve_interpreter(int(sys.argv[1]))
+    """End this interpreter with the parent whose process id is its last argument."""
+    end_with(int(sys.argv[-1]))
