@@ -35,12 +35,6 @@ from .datasets.dataset import (
     SavableDataset as SavableDataset,
 )
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
-from .datasets.get_datasets import (
-    get_dataset_from_config as get_dataset_from_config,
-    get_train_dataset as get_train_dataset,
-    get_val_dataset as get_val_dataset,
-    get_val_datasets as get_val_datasets,
-)
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -111,6 +105,12 @@ from .errors import (
     WorkerError as WorkerError,
 )
 from .gallery.preview import Preview as Preview, preview as preview
+from .get_datasets import (
+    get_dataset_from_config as get_dataset_from_config,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
