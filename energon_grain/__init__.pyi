@@ -140,8 +140,9 @@ from .metadataset.documents import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
-from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
-from .prepare.samples import Columns as Columns, open_columns as open_columns
+from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
+from .prepare.measure import column_function as column_function
+from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch
