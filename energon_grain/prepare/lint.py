@@ -37,8 +37,8 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.columnar_build import scan_checked
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar, scan_checked
 from energon_grain.formats.columns import ATTACHED
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
