@@ -35,12 +35,6 @@ from .datasets.dataset import (
     SavableDataset as SavableDataset,
 )
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
-from .datasets.get_datasets import (
-    get_dataset_from_config as get_dataset_from_config,
-    get_train_dataset as get_train_dataset,
-    get_val_dataset as get_val_dataset,
-    get_val_datasets as get_val_datasets,
-)
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -107,6 +101,12 @@ from .errors import (
     WorkerError as WorkerError,
 )
 from .gallery.preview import Preview as Preview, preview as preview
+from .get_datasets import (
+    get_dataset_from_config as get_dataset_from_config,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
@@ -136,9 +136,10 @@ from .metadataset.documents import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
+from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
 from .planning.planned_packing import PlannedPackingDataset as PlannedPackingDataset
-from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
-from .prepare.samples import Columns as Columns, open_columns as open_columns
+from .prepare.measure import column_function as column_function
+from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samples.batch import Batch as Batch
 from .samples.sample import (

@@ -663,7 +663,7 @@ def measure(
     The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None where there is none.
     Its module is looked for in the current folder, too. After a kill, the same command goes on where it was.
     """
-    from energon_grain.prepare.measure import measure_dataset
+    from energon_grain.metadataset.samples import measure_dataset
 
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
     if not columns and not files:

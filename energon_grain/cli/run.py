@@ -76,7 +76,7 @@ class Run:
         worker_type: Literal["thread", "process"] = "thread",
     ) -> SavableDataset:
         """The dataset of the run, for host 0; `task_encoder` in place of the run's. Raises ConfigError."""
-        from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+        from energon_grain.get_datasets import get_train_dataset, get_val_dataset
         from energon_grain.stream.worker_config import WorkerConfig
 
         settings: dict[str, Any] = {

@@ -36,8 +36,8 @@ import msgspec
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import COLUMNS_JSON, columnar_folder, index_cache_folder
 from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, kind_at, open_folder

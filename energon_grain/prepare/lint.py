@@ -37,8 +37,8 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.columnar_build import scan_checked
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar, scan_checked
 from energon_grain.formats.columns import ATTACHED
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
@@ -60,7 +60,7 @@ from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.prepare.repeated_members import RepeatedMembers
-from energon_grain.prepare.samples import Columns, open_columns
+from energon_grain.prepare.samples import Columns, columns_of
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample
 from energon_grain.storage.cores import map_in_order, usable_cores
@@ -661,12 +661,14 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
     return False
 
 
-def about_columns(location: str, trusted_modules: Collection[str], split_part: str = "train") -> Iterator[LintFinding]:
-    """What is odd about the columns of a file, of files or of the join in a metadataset, and not in a dataset itself.
+def about_columns(
+    location: str, trusted_modules: Collection[str], columns: Columns | None = None
+) -> Iterator[LintFinding]:
+    """What is odd about the columns of a file or files, or those that were opened, and not in a dataset itself.
 
     Raises IndexFileError if they are not what was written.
     """
-    columns = open_columns(location, split_part=split_part)
+    columns = columns_of(location) if columns is None else columns
     for name in columns.stored:
         _read_column(columns, name)
     yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)

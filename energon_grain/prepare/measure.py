@@ -39,7 +39,7 @@ from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.forms import Form
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.executors import outcomes, own_executor
-from energon_grain.prepare.samples import Columns, MeasurableSource, opened_samples
+from energon_grain.prepare.samples import Columns, MeasurableSource
 from energon_grain.prepare.scan import RecordLog, as_record, take_apart
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
@@ -50,7 +50,6 @@ from energon_grain.sources.source import PartValue, RawBatch, Source
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
-from energon_grain.tracebacks import public
 
 Parts = dict[str, PartValue]
 Function = Callable[[Any], Any]
@@ -159,64 +158,17 @@ class MeasureReport:
     elapsed_s: float
 
 
-@public
-def measure_dataset(
-    path: str | os.PathLike[str],
-    columns: Mapping[str, Function | str] | None = None,
+def carry_out(
+    plan: MeasurePlan,
+    opened: Callable[[], MeasurableSource],
     *,
-    attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]] | None = None,
-    parts: Collection[str] | None = None,
-    version: int | None = None,
-    split_part: str = "train",
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Callable[[MeasureProgress], None] | None = None,
+    num_workers: int | None,
+    executor: Executor | None,
+    progress: Callable[[MeasureProgress], None] | None,
 ) -> MeasureReport:
-    """Have a function say a number of every sample of a dataset, and keep these as columns; or take them from files.
-
-    A function gets the parts of one sample, as they lie in its shard: `{"jpg": b"…", "txt": b"…"}`, of a JSONL file
-    `{"json": b"…"}`; of a record of numbers their array, of Parquet files columns. Of a join it gets the parts of the
-    primary, and those of every other member with its name and a dot before: `{"jpg": b"…", "captions.txt": b"…"}`; the
-    row of an array by its name alone. It returns an int, a float or a bool; None (or NaN) stands for
-    a sample that has no such number. `column_function` marks functions that take many samples at once, and gives a
-    version. Where all numbers of a column are ints it is of int64, else of float64.
-
-    All samples are read once for all functions, in pieces that workers measure. A run that was killed, or ended by an
-    error, is taken up by the same call. The columns appear together when all samples are measured; those of the same
-    names are replaced, others stay. Where shards were appended since all columns that are asked for were measured, by
-    the same functions in the same versions, only their samples are read, and 32 of the others, to see whether the
-    functions still say the same. Columns stay, too, when the same samples are prepared again, whatever their shards are
-    called then; of other samples they are not given out any more.
-
-    Args:
-        path: A prepared dataset, tars, a JSONL file or Parquet files; or their URL. Or a metadataset that has one join
-            in `split_part`: then it is the rows of the join that are measured.
-        columns: By name a function, or where it is to be imported from: `my_module:count_tokens`. A name is made of
-            letters, digits and underscores; there may be dots between.
-        attach: By name a file to take a column from. Of `.npy` a number a sample, in the order of the shards; an array
-            in memory is as good. Of `.parquet`, `.csv` and `.jsonl` the field of that name, by the field `key`
-            (`__key__`), or by row where there is none; `scores.csv:aesthetic` is another field. What the file does not
-            say of a sample is missing.
-        parts: Names of the parts that functions get; None: all. Tars are read at these alone.
-        version: Of all functions, instead of their own.
-        split_part: Of a metadataset, the split that the join is in. Of a dataset all samples are measured.
-        num_workers: As in `prepare_dataset`: processes at most, 0 for none, None for one a core. Functions of the
-            program itself (`__main__`), and others that cannot be pickled, run in this process.
-        executor: As in `prepare_dataset`: runs the pieces instead, as `RayExecutor` does; its workers must be able to
-            import the functions, and see `path`.
-        progress: Called after every piece.
-
-    Raises:
-        DatasetNotFoundError: There is no dataset, or no such file to attach.
-        ConfigError: A name, a function or a file does not fit; or it is no kind of data that has columns.
-        FatalSampleError: A function raised, or gave no number; names the sample. What was measured is kept.
-        RefusedError: Another process prepares or measures the dataset right now.
-        ReadError: A store cannot be read or written.
-        WorkerError: A process died, or the executor failed.
-    """
+    """Make the columns of a plan; `opened` opens the samples, anew each time. See `measure_dataset`."""
     begun_s = time.perf_counter()
-    plan = _MeasurePlan.of(path, columns or {}, attach or {}, parts, version)
-    source = opened_samples(plan.location, parts, split_part)
+    source = opened()
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
         held = _place_for_columns(source, plan.names)
@@ -238,7 +190,7 @@ def measure_dataset(
             log.remove()
         if folder.mirrored is not None and isinstance(source, PreparedSource):
             look_again(open_folder(plan.location))
-    with contextlib.closing(opened_samples(plan.location, parts, split_part)) as again:
+    with contextlib.closing(opened()) as again:
         return MeasureReport(
             path=plan.location,
             samples=len(source),
@@ -250,7 +202,7 @@ def measure_dataset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MeasurePlan:
+class MeasurePlan:
     """Which columns are made of which dataset: `measures` by functions, `files` from files or arrays.
 
     `wanted` are the parts as the caller gave them, `parts` the same, sorted.
@@ -270,7 +222,7 @@ class _MeasurePlan:
         attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]],
         parts: Collection[str] | None,
         version: int | None,
-    ) -> _MeasurePlan:
+    ) -> MeasurePlan:
         """Raises ConfigError: a function or a name does not fit, or there is no column to make."""
         measures = tuple(Measurement.of(name, function, version) for name, function in columns.items())
         files = {name: file if isinstance(file, np.ndarray) else os.fspath(file) for name, file in attach.items()}

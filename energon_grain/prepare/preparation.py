@@ -23,8 +23,8 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file
-from energon_grain.formats.columnar import ColumnarIndex, find_columnar, open_columnar
-from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
+from energon_grain.formats.columnar import ColumnarIndex, find_columnar
+from energon_grain.formats.columnar_build import open_columnar, remove_old_generations, write_columnar
 from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming

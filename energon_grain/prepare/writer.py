@@ -25,7 +25,8 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
 from energon_grain.formats.array_record import read_records_file
-from energon_grain.formats.columnar import find_columnar, open_columnar
+from energon_grain.formats.columnar import find_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
 from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter

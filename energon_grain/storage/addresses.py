@@ -25,8 +25,8 @@ import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 from energon_grain.storage.settings import StorageSettings, StoreSettings, as_msc, check_endpoint, storage_settings
+from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 
 _KINDS = {"hf": "hub", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
 """Schemes that differ from the kind of store that they stand for."""

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
 from energon_grain.storage.hub import HubStore
-from energon_grain.storage.location import with_revisions
 from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
 from energon_grain.storage.settings import StorageSettings
+from energon_grain.storage.urls import with_revisions
 
 UNVERSIONED = b"\x10"
 """The generation of all objects of a server that tells none (`https://` without entity tags)."""

@@ -17,7 +17,7 @@ import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Form, Place, as_mapping, wrong
-from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
 from energon_grain.tracebacks import public
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"

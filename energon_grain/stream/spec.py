@@ -25,7 +25,7 @@ from energon_grain.sources.costs import Costs
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
-from energon_grain.storage.location import revision_of
+from energon_grain.storage.urls import revision_of
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator

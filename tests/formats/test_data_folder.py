@@ -20,7 +20,7 @@ from energon_grain import StorageSettings, StoreSettings, Stream, WorkerConfig, 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.formats.array_folder import arrays_of, is_array_folder, look_at
-from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.commit_journal import (
     JOURNAL,
     PREPARE_FOLDER,

@@ -28,7 +28,8 @@ from web_server import running_web_server
 from energon_grain import StorageSettings, Stream, get_train_dataset, use_storage
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError, IndexFileError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import (

@@ -15,7 +15,7 @@ from arrays import numbered, write_array, write_group
 
 from energon_grain import EPath, Source, SourceInfo, WebDatasetSource, measure_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.join_index import JoinIndex
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinedArray, build_join
