@@ -108,11 +108,11 @@ class SampleRestorer:
         Codec(self._spec.program.root.reference_form).check(reference)
 
     def _check_batch(self, pass_number: Any, step: Any, item: Any, padding: Any, *members: Any) -> None:
-        if padding is not None and not isinstance(padding, tuple):
+        if not isinstance(padding, tuple | None):
             raise ValueError(f"its padding is {padding!r}")
         for number in (pass_number, step, item, *(padding or ())):
             _number(number)
-        if self._spec.batch is None or not members or any(place >= len(members) for place in padding or ()):
+        if self._spec.batch is None or not members or max(padding or (0,)) >= len(members):
             raise ValueError("there is no such batch")
         for member in members:
             self._check(member)

@@ -18,7 +18,7 @@ from energon_grain.stream.spec import BatchSpec
 from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
 
 RestoreKey = tuple[Any, ...]
-"""See `stream.replay`."""
+"""See `history.replay`."""
 _NO_LOCK = nullcontext()
 NO_BATCH = object()
 """Stands for a batch whose hooks dropped it."""

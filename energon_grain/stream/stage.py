@@ -607,6 +607,7 @@ class PackMaker(Protocol):
         self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[tuple[Any, ...]]
     ) -> tuple[list[Any], list[tuple[Any, ...]], int, list[Span]]:
         """The items of a chunk, their restore keys, how many are not whole, and what the hooks took."""
+        ...
 
 
 class PureStage:
