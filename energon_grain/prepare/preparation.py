@@ -48,7 +48,7 @@ from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
-from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, PreparePlan, PrepareRequest, plan_of
+from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, JsonlPlan, PreparePlan, PrepareRequest, plan_of
 from energon_grain.prepare.prefixing import finish_prefixes, prefix_members
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.scan import (
@@ -578,28 +578,35 @@ def prepare_jsonl(
         ReadError: There is no such object, or it cannot be reached.
         OSError: The index cannot be written.
     """
-    location, begun_s = located(path), time.monotonic()
-    is_remote = is_url(location)
-    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
+    plan, begun_s = plan_jsonl(path), time.monotonic()
 
     def tell(done: int, samples: int) -> None:
         if progress is not None:
-            progress(done, size_bytes, samples)
+            progress(done, plan.size_bytes, samples)
 
-    if is_remote:
+    if is_url(plan.path):
         with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
             index = Path(folder, "index")
-            samples = write_jsonl_index(location, target=index, progress=tell)
-            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
+            samples = write_jsonl_index(plan.path, target=index, progress=tell)
+            shared_client(storage_settings()).write(plan.write, index.read_bytes())
     else:
-        samples = write_jsonl_index(location, progress=tell)
+        samples = write_jsonl_index(plan.path, progress=tell)
+    kind = str if is_url(plan.path) else Path
     return JsonlReport(
-        path=location if is_remote else Path(location),
-        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
+        path=kind(plan.path),
+        index=kind(plan.write),
         samples=samples,
-        size_bytes=size_bytes,
+        size_bytes=plan.size_bytes,
         elapsed_s=time.monotonic() - begun_s,
     )
+
+
+def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
+    """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
+    location = located(path)
+    size_bytes = ObjectBytes(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
+    index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
+    return JsonlPlan(path=location, size_bytes=size_bytes, write=index)
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
