@@ -103,9 +103,7 @@ class Run:
             "trusted_modules": own_modules(self.trust_module),
         }
         if self.validation:
-            for name in _OF_TRAINING:
-                if getattr(self, name) != _DEFAULTS[name]:
-                    raise ConfigError(f"--{name.replace('_', '-')} is of training, and goes without --validation")
+            self._refuse_training()
             return get_val_dataset(path, split_part=self.split_part or "val", limit=self.limit, **settings)
         if self.limit is not None:
             raise ConfigError("--limit cuts the passes of validation: add --validation")
@@ -116,6 +114,11 @@ class Run:
             **{name: getattr(self, name) for name in _OF_TRAINING if name != "shuffle_over_epochs_multiplier"},
             **settings,
         )
+
+    def _refuse_training(self) -> None:
+        for name in _OF_TRAINING:
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise ConfigError(f"--{name.replace('_', '-')} is of training, and goes without --validation")
 
     def _range(self) -> list[int | str] | None:
         if self.subset is None:

@@ -303,7 +303,15 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         put = (*staged.put, *small)
         put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
         _clean_up(plan, means, scanned, staged.generation)
+    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - means.begun_s - asked_s)
+
+
+def _report(
+    plan: PreparePlan, scanned: ScannedDataset, staged: _Staged, put: Sequence[str], *, elapsed_s: float
+) -> PrepareReport:
     split_parts = {} if plan.splits is None else plan.splits.split_parts
+    repeated = [f"{staged.repeated}."] if staged.repeated.count else []
+    growth = _notes_on_growth(plan.dataset) if plan.mode == "append" else ()
     return PrepareReport(
         root=plan.dataset.location if plan.dataset.is_remote else plan.root,
         shard_counts=scanned.shard_counts,
@@ -313,12 +321,8 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         written=tuple(path for path in put if not path.startswith(f"{COLUMNAR}/")),
         shards_reused=scanned.shards_reused,
         media=None if plan.media is None else scanned.media,
-        notes=(
-            *_notes(plan.shards, split_parts),
-            *([f"{staged.repeated}."] if staged.repeated.count else ()),
-            *(_notes_on_growth(plan.dataset) if plan.mode == "append" else ()),
-        ),
-        elapsed_s=time.perf_counter() - means.begun_s - asked_s,
+        notes=(*_notes(plan.shards, split_parts), *repeated, *growth),
+        elapsed_s=elapsed_s,
     )
 
 
@@ -391,10 +395,14 @@ def _stage_small_files(
     if plan.splits is not None and plan.split_file is not None:
         write_split_config(meta / plan.split_file, plan.splits)
     if plan.writes_info:
-        if (plan.root / META_FOLDER / INFO_YAML).exists():
-            (meta / INFO_YAML).touch()  # then `write_info` writes both
-        info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
-        write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
+        _write_info(plan, meta, scanned)
+
+
+def _write_info(plan: PreparePlan, meta: Path, scanned: ScannedDataset) -> None:
+    if (plan.root / META_FOLDER / INFO_YAML).exists():
+        (meta / INFO_YAML).touch()  # then `write_info` writes both
+    info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+    write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
 
 
 def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generation: str) -> None:
