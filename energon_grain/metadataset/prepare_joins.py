@@ -7,7 +7,7 @@ import filecmp
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from energon_grain.prepare.join_build import (
 )
 from energon_grain.prepare.join_members import JoinMember
 from energon_grain.storage.location import absolute, is_url
+from energon_grain.words import counted
 
 JoinProgress = Callable[[str, int, int], None]
 """Called with the place of a join, the keys gone through in all joins so far, and how many there are in all."""
@@ -41,7 +42,7 @@ class PreparedJoin:
     """One join of a metadataset.
 
     Attributes:
-        places: Where it stands; several where splits share it.
+        places: Where it is; several where splits share it.
         folder: The cache folder with its index.
         name: The digits of its name there.
         rows: Number of rows.
@@ -116,6 +117,34 @@ def prepare_joins(
         removed=removed,
         notes=notes,
         elapsed_s=time.monotonic() - started,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinPlan:
+    """A join of a metadataset that gets an index.
+
+    Attributes:
+        places: Where it is; several where splits share it.
+        keys: Number of keys that are compared, in all its datasets.
+        write: The folder of its index. One that is there and valid is left alone.
+    """
+
+    places: tuple[str, ...]
+    keys: int
+    write: Path
+
+    def lines(self) -> Iterator[str]:
+        """The plan in words, a line each."""
+        yield f"  join    {', '.join(self.places)}: {counted(self.keys, 'key')}"
+        yield f"  write   {self.write}, unless it is there and valid"
+
+
+def plan_joins(joins: Sequence[JoinedLeafDataset]) -> tuple[JoinPlan, ...]:
+    """What `prepare_joins` writes."""
+    return tuple(
+        JoinPlan(places=tuple(each.places), keys=each.keys, write=join_folder(each.folder, each.name))
+        for each in _without_repetitions(joins)
     )
 
 

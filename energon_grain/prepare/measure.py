@@ -179,8 +179,7 @@ def carry_out(
             notes += attach_column(stage, name, file, source)
         log = stack.enter_context(contextlib.closing(plan.log(folder.local, source))) if plan.measures else None
         if log is not None:
-            if not log.samples:
-                _begin_with(log, held, source, plan.measures, plan.parts)
+            _begin_with(log, held, source, plan.measures, plan.parts)
             reused, tell = log.samples, progress or (lambda _: None)
             _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, tell=tell)
             plan.stage(stage, log)
@@ -374,10 +373,12 @@ class _Log(RecordLog):
 def _begin_with(
     log: _Log, held: KeptColumns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
 ) -> None:
-    """Note what is known of the samples that there were before shards were appended, if the functions still say so.
+    """Begin an empty log with the numbers of the samples from before shards were appended.
 
-    Which they are asked for a few of these.
+    The functions must return the same numbers for a few of these samples.
     """
+    if log.samples:
+        return
     known: list[npt.NDArray[Any]] = []
     for measure in measures:
         found = held.of_first(measure.name)
@@ -421,15 +422,9 @@ def _measure(
     storage, pickled = storage_settings(), pickle.dumps(source)
     with contextlib.ExitStack() as stack:
         if executor is None:
-            if _only_here(measures):
-                if num_workers:
-                    raise ConfigError(
-                        "functions of the program itself, and others that cannot be pickled, cannot be called in other "
-                        "processes: put them into a module, or measure with num_workers=0"
-                    )
-                num_workers = 0
-            worth = size_bytes + _COST_BYTES * total if num_workers is None else sys.maxsize
-            executor = stack.enter_context(own_executor(num_workers, jobs=len(tasks), size_bytes=worth))
+            processes = _processes(measures, num_workers)
+            worth = size_bytes + _COST_BYTES * total if processes is None else sys.maxsize
+            executor = stack.enter_context(own_executor(processes, jobs=len(tasks), size_bytes=worth))
             ahead = _AHEAD
         else:
             ahead = _AHEAD if num_workers is None else max(1, num_workers)
@@ -459,6 +454,18 @@ def _measure(
                 tell(MeasureProgress(done=log.samples, total=total))
     if failed:
         raise failed[0]
+
+
+def _processes(measures: Sequence[Measurement], num_workers: int | None) -> int | None:
+    """Number of processes; none where functions cannot be called in others. Raises ConfigError."""
+    if not _only_here(measures):
+        return num_workers
+    if num_workers:
+        raise ConfigError(
+            "functions of the program itself, and others that cannot be pickled, cannot be called in other "
+            "processes: put them into a module, or measure with num_workers=0"
+        )
+    return 0
 
 
 def _only_here(measures: Sequence[Measurement]) -> bool:
@@ -512,16 +519,22 @@ def parts_of(source: Source, batch: RawBatch) -> list[Parts]:
     samples = _own_parts(batch)
     if isinstance(source, JoinedSource) and isinstance(batch, JoinedBatch):
         for name, member in source.others(batch):
-            read, places = member.batch, member.places.tolist()
-            if isinstance(read, RawBatch):
-                for place, parts in zip(places, _own_parts(read), strict=True):
-                    samples[place].update({f"{name}.{part}": value for part, value in parts.items()})
-            else:
-                for place, row in zip(places, read or (), strict=True):
-                    samples[place][name] = row
+            _add_member(samples, name, member.batch, member.places.tolist())
         if (wanted := source.wanted) is not None:  # of some kinds of members more is read
             samples = [{part: value for part, value in each.items() if part in wanted} for each in samples]
     return samples
+
+
+def _add_member(
+    samples: list[Parts], name: str, read: RawBatch | list[npt.NDArray[Any]] | None, places: Sequence[int]
+) -> None:
+    """Add the parts of a member of a join to samples, or the rows of an array."""
+    if isinstance(read, RawBatch):
+        for place, parts in zip(places, _own_parts(read), strict=True):
+            samples[place].update({f"{name}.{part}": value for part, value in parts.items()})
+    else:
+        for place, row in zip(places, read or (), strict=True):
+            samples[place][name] = row
 
 
 def _own_parts(batch: RawBatch) -> list[Parts]:

@@ -48,7 +48,7 @@ from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
-from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, PreparePlan, PrepareRequest, plan_of
+from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, JsonlPlan, PreparePlan, PrepareRequest, plan_of
 from energon_grain.prepare.prefixing import finish_prefixes, prefix_members
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.scan import (
@@ -303,7 +303,15 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         put = (*staged.put, *small)
         put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
         _clean_up(plan, means, scanned, staged.generation)
+    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - means.begun_s - asked_s)
+
+
+def _report(
+    plan: PreparePlan, scanned: ScannedDataset, staged: _Staged, put: Sequence[str], *, elapsed_s: float
+) -> PrepareReport:
     split_parts = {} if plan.splits is None else plan.splits.split_parts
+    repeated = [f"{staged.repeated}."] if staged.repeated.count else []
+    growth = _notes_on_growth(plan.dataset) if plan.mode == "append" else ()
     return PrepareReport(
         root=plan.dataset.location if plan.dataset.is_remote else plan.root,
         shard_counts=scanned.shard_counts,
@@ -313,12 +321,8 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         written=tuple(path for path in put if not path.startswith(f"{COLUMNAR}/")),
         shards_reused=scanned.shards_reused,
         media=None if plan.media is None else scanned.media,
-        notes=(
-            *_notes(plan.shards, split_parts),
-            *([f"{staged.repeated}."] if staged.repeated.count else ()),
-            *(_notes_on_growth(plan.dataset) if plan.mode == "append" else ()),
-        ),
-        elapsed_s=time.perf_counter() - means.begun_s - asked_s,
+        notes=(*_notes(plan.shards, split_parts), *repeated, *growth),
+        elapsed_s=elapsed_s,
     )
 
 
@@ -391,10 +395,14 @@ def _stage_small_files(
     if plan.splits is not None and plan.split_file is not None:
         write_split_config(meta / plan.split_file, plan.splits)
     if plan.writes_info:
-        if (plan.root / META_FOLDER / INFO_YAML).exists():
-            (meta / INFO_YAML).touch()  # then `write_info` writes both
-        info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
-        write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
+        _write_info(plan, meta, scanned)
+
+
+def _write_info(plan: PreparePlan, meta: Path, scanned: ScannedDataset) -> None:
+    if (plan.root / META_FOLDER / INFO_YAML).exists():
+        (meta / INFO_YAML).touch()  # then `write_info` writes both
+    info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+    write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
 
 
 def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generation: str) -> None:
@@ -578,28 +586,35 @@ def prepare_jsonl(
         ReadError: There is no such object, or it cannot be reached.
         OSError: The index cannot be written.
     """
-    location, begun_s = located(path), time.monotonic()
-    is_remote = is_url(location)
-    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
+    plan, begun_s = plan_jsonl(path), time.monotonic()
 
     def tell(done: int, samples: int) -> None:
         if progress is not None:
-            progress(done, size_bytes, samples)
+            progress(done, plan.size_bytes, samples)
 
-    if is_remote:
+    if is_url(plan.path):
         with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
             index = Path(folder, "index")
-            samples = write_jsonl_index(location, target=index, progress=tell)
-            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
+            samples = write_jsonl_index(plan.path, target=index, progress=tell)
+            shared_client(storage_settings()).write(plan.write, index.read_bytes())
     else:
-        samples = write_jsonl_index(location, progress=tell)
+        samples = write_jsonl_index(plan.path, progress=tell)
+    kind = str if is_url(plan.path) else Path
     return JsonlReport(
-        path=location if is_remote else Path(location),
-        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
+        path=kind(plan.path),
+        index=kind(plan.write),
         samples=samples,
-        size_bytes=size_bytes,
+        size_bytes=plan.size_bytes,
         elapsed_s=time.monotonic() - begun_s,
     )
+
+
+def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
+    """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
+    location = located(path)
+    size_bytes = ObjectBytes(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
+    index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
+    return JsonlPlan(path=location, size_bytes=size_bytes, write=index)
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:
