@@ -161,6 +161,12 @@ class _Pending:
     has_arrays: bool
     energon_name: str | None
 
+    def stored_names(self) -> list[str]:
+        """Names of what it has in its folder."""
+        files = (index_file_name(self.name), self.energon_name)
+        there = [name for name in files if name and (self.folder / name).exists()]
+        return [join_folder(self.folder, self.name).name, *there]
+
 
 def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
     found: dict[tuple[Path, str], _Pending] = {}
@@ -210,11 +216,7 @@ def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
     for metadataset in filter(can_hold_joins, metadatasets):
         cache = cache_folder(metadataset)
         own = [each for each in pending if each.folder == cache]
-        names: list[str] = []
-        for each in own:
-            files = [index_file_name(each.name), each.energon_name]
-            names += [join_folder(each.folder, each.name).name]
-            names += [name for name in files if name and (each.folder / name).exists()]
+        names = [name for each in own for name in each.stored_names()]
         removed += store_joins(metadataset, {each.name for each in own}, names, only=metadataset == path)
     return removed
 

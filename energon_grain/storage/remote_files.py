@@ -223,12 +223,7 @@ class RemoteFiles:
             for number in dict.fromkeys(number for number, _, _ in wanted):
                 version = versions[number]
                 if version.pages is not None:
-                    first = [
-                        version.pages.missing(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-                        for of, begin, end in wanted
-                        if of == number
-                    ]
-                    pages = sorted(set(itertools.chain.from_iterable(first)))
+                    pages = _missing_pages(version.pages, (each for each in wanted if each[0] == number))
                     mine, others = claims.enter_context(version.pages.fetching(pages))
                     missing += [(number, *version.extent(page)) for page in mine]
                     coming |= others
@@ -237,9 +232,7 @@ class RemoteFiles:
         for place, (number, begin, end) in zip(left, wanted, strict=True):
             found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
         for each in coming:
-            while not each.wait(LOOK_SECONDS):
-                if given_up():
-                    raise ReadError(f"reading {paths[wanted[0][0]]} failed: {GIVEN_UP}")
+            _wait_for(each, paths[wanted[0][0]])
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
         """What to ask for: ranges with what lies between them, in even parts of about the bytes of a request."""
@@ -261,6 +254,18 @@ class RemoteFiles:
 def _are_listed(paths: Sequence[str]) -> bool:
     """Whether the version of each is known without asking for it: those of the Hub stand in its lists."""
     return len(paths) > 0 and scheme_of(paths[0]) == "hf"
+
+
+def _missing_pages(pages: CachedObject, ranges: Iterable[_Range]) -> list[int]:
+    missing = (pages.missing(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) for _, begin, end in ranges)
+    return sorted(set(itertools.chain.from_iterable(missing)))
+
+
+def _wait_for(fetched: threading.Event, path: str) -> None:
+    """Wait for a page that another thread fetches."""
+    while not fetched.wait(LOOK_SECONDS):
+        if given_up():
+            raise ReadError(f"reading {path} failed: {GIVEN_UP}")
 
 
 def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import msgspec
@@ -120,12 +120,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
         if self.cache_bytes is not None and self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
-        for prefix in self.stores:
-            if not is_url(check_url(prefix)):
-                raise ConfigError(
-                    f"stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
-                    "or what else the URLs begin with"
-                )
+        _check_prefixes(self.stores)
 
     @property
     def cache_folder(self) -> str:
@@ -141,6 +136,15 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         fitting = [prefix for prefix in stores if f"{as_msc(url)}/".startswith(f"{prefix.rstrip('/')}/")]
         best = max(fitting, key=len, default=None)
         return ("", StoreSettings()) if best is None else (best, stores[best])
+
+
+def _check_prefixes(prefixes: Iterable[str]) -> None:
+    for prefix in prefixes:
+        if not is_url(check_url(prefix)):
+            raise ConfigError(
+                f"stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
+                "or what else the URLs begin with"
+            )
 
 
 def as_msc(url: str) -> str:
