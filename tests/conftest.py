@@ -55,13 +55,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     if config.option.slice == "all":
         return "slice: all tests"
     return (
-        f"slice: quarter {config.option.slice} (of 0 to {slices.QUARTERS - 1}) of the {len(slices.SLICED)} slowest modules, "
-        f"and all others. Everything: make test-all, or --slice=all. The same again: --slice={config.option.slice}"
+        f"slice: quarter {config.option.slice} (of 0 to {slices.QUARTERS - 1}) of the {len(slices.SLICED)} slowest "
+        f"modules, and all others. Everything: make test-all, or --slice=all. This again: --slice={config.option.slice}"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the other quarters out, and put files that take long first: no process waits for another one's last file."""
+    """Leave the other quarters out, and begin with files that take long: no process waits for another one's last."""
     chosen = slices.quarter(config.option.slice)
     if chosen is not None:
         run, left = slices.split([item.nodeid for item in items], chosen)

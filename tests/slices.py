@@ -36,7 +36,9 @@ def tree() -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return _digest(path for folder in ("energon_grain", "adapters", "tests") for path in (ROOT / folder).rglob("*.py"))
+        return _digest(
+            path for folder in ("energon_grain", "adapters", "tests") for path in (ROOT / folder).rglob("*.py")
+        )
 
 
 def _digest(paths: Iterable[Path]) -> str:
