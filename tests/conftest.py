@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import slices
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from object_server import Bucket, ObjectServer, running_object_server
 from patience import PATIENCE_S
 
@@ -30,6 +30,7 @@ os.environ.setdefault("ENERGON_GRAIN_TRACEBACK", "full")  # a test that fails sh
 _NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", _NO_DEADLINE, max_examples=50)
 settings.register_profile("night", _NO_DEADLINE, max_examples=200)
+settings.register_profile("unshrunk", _NO_DEADLINE, phases=[Phase.explicit, Phase.generate])  # for `mutations`
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
