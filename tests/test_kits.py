@@ -1,4 +1,4 @@
-"""The kits, on every source, store and node of ours; and on some that break the contract, which they name."""
+"""The kits, on every source and node of ours, and on some that break the contract. Stores: test_file_stores.py."""
 
 from __future__ import annotations
 
@@ -34,15 +34,12 @@ from energon_grain import (
     RepeatDataset,
     ShuffleBufferDataset,
     SourceInfo,
-    SystemFileStore,
-    WebdatasetFileStore,
     WebDatasetSource,
     WorkerConfig,
     current_draw,
     get_train_dataset,
     homogeneous_concat_mix,
 )
-from energon_grain.datasets.aux_stores import store_at
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinedArray, build_join
@@ -280,28 +277,6 @@ def test_other_contents_are_found(data: Path) -> None:
 
 
 # Stores.
-
-PARTS = {f"{each['__key__']}.{name}": value for each in samples() for name, value in each.items() if name != "__key__"}
-STORES: dict[str, tuple[Callable[[Path], FileStore[Any]], dict[str, Any], tuple[str, ...]]] = {
-    "tars": (lambda root: WebdatasetFileStore(root / "tars"), PARTS, ("", "plain000", "plain000.jpg", ".txt")),
-    "records": (lambda root: store_at(root / "records"), PARTS, ("", "plain000", "plain000.jpg", ".txt")),
-    "lines": (
-        lambda root: store_at(root / "x.jsonl"),
-        {f"{i}.json": line for i, line in enumerate(LINES)},
-        ("40.json", "-1.json", "01.json", "1", "1.txt", "", "\u00b2.json"),
-    ),
-    "files": (
-        lambda root: SystemFileStore(root),
-        {"x.jsonl": b"".join(LINES)},
-        ("", "..", "/etc/hostname", "tars", "none", "x.jsonl/b", "a\0"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STORES)
-def test_every_store(data: Path, name: str) -> None:
-    make, expected, missing = STORES[name]
-    check_store(lambda: make(data), expected, missing)
 
 
 def test_objects(bucket: Bucket) -> None:
