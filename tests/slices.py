@@ -85,7 +85,7 @@ SLICED = frozenset(
 
 ALWAYS = re.compile(
     r"tests/(golden|samplers)/|state|checkpoint|restore|resum|cursor|secur|secret|credential|hostile|forged|untrusted"
-    r"|fault|fuzz|machine|damag|broken|corrupt|bad_|defect|limits|killed|failure"
+    r"|fault|fuzz|machine|damag|hole|_cut|wrong|hash|refused|broken|corrupt|bad_|defect|limits|killed|failure"
 )
 """Tests that each run takes, by words of their ids: golden streams, order, state, security, faults and fuzzing."""
 
