@@ -183,7 +183,7 @@ def first_failure(root: Path, fault: Fault, options: list[str]) -> tuple[int, st
     paths = os.pathsep.join([str(root), str(root / "adapters")])
     environment = {**os.environ, "PYTHONPATH": paths, "HYPOTHESIS_PROFILE": "unshrunk"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return done.returncode, failed[1] if failed else done.stdout[-2000:]
 
 
