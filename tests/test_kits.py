@@ -396,14 +396,14 @@ def test_every_node(text_dataset: Callable[..., Path], name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"), [("counts", "step 0 differs made again: it is 2, not 0"), ("nothing", "nothing was checked")]
+    ("wrong", "says"), [("counts", r"step 0 differs made again: it is \d+, not 1$"), ("nothing", "nothing was checked")]
 )
 def test_broken_nodes_are_found(text_dataset: Callable[..., Path], wrong: str, says: str) -> None:
     seen: list[int] = []
 
     def counting(sample: Any) -> int:
         seen.append(1)
-        return len(seen) // 100
+        return len(seen)
 
     folder = text_dataset(11)
     node: dict[str, Callable[[Any], Any]] = {
@@ -411,7 +411,7 @@ def test_broken_nodes_are_found(text_dataset: Callable[..., Path], wrong: str, s
         "nothing": lambda below: FilterDataset(below, lambda _: False),
     }
     with pytest.raises(AssertionError, match=says):
-        check_node(lambda config: node[wrong](small(folder, config, endless=wrong == "counts")), steps=150)
+        check_node(lambda config: node[wrong](small(folder, config, endless=wrong == "counts")), steps=20)
 
 
 def test_what_is_no_dataset() -> None:
