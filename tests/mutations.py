@@ -201,6 +201,11 @@ def main() -> int:
         for name in ("energon_grain", "adapters", "tests"):
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
         shutil.copy(ROOT / "pyproject.toml", root)
+        every = " ".join(sorted({name for number in numbers for name in FAULTS[number].tests.split()}))
+        whole_run = Fault(area="no fault", before="", after="", tests=every)
+        status, said = first_failure(root, whole_run, [f"--slice={arguments.slice}"])
+        if status != 0:  # else such a failure would pass for finding a fault
+            raise RuntimeError(f"without any fault, pytest ends with {status}: {said}")
         for number in numbers:
             fault = FAULTS[number]
             path = place_of(fault, root)
