@@ -91,6 +91,9 @@ def prepare(
         bool, _flag("--fix-duplicates", "Where tars have a key in common, put their paths before members' names.")
     ] = False,
     sqlite: Annotated[bool, _option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True,
+    digest: Annotated[
+        bool, _flag("--digest", "Keep digests of the shards, for `verify` of the storage settings; reads all bytes.")
+    ] = False,
     split_ratio: Annotated[
         str | None, _option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
     ] = None,
@@ -140,6 +143,7 @@ def prepare(
     decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
     decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
     decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
+    decides_shards |= {"--digest": digest}
     looks = media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension
     ways = ("glob", "header", "extension")
     decides_media = {f"--media-metadata-by-{way}": look for way, look in zip(ways, looks, strict=True)}
@@ -221,6 +225,7 @@ def prepare(
             media_filter=media,
             num_workers=num_workers,
             sqlite=sqlite,
+            digest=digest,
             progress=_shown_by(bar),
             executor=executor,
         )

@@ -171,6 +171,18 @@ def _tag(tag: str | None) -> Change:
     return change
 
 
+def _flipped(answer: Answer) -> None:
+    middle = len(answer.body) // 2
+    answer.body = answer.body[:middle] + bytes([answer.body[middle] ^ 4]) + answer.body[middle + 1 :]
+
+
+def _of_another_place(answer: Answer) -> None:
+    if answer.span is not None:
+        first, stop = answer.span
+        moved = answer.whole[512:] + answer.whole[:512]
+        answer.body = moved[first:stop]
+
+
 def _html(answer: Answer) -> None:
     answer.status, answer.body = 200, b"<html><body>Sign in</body></html>"
     answer.headers = {"Content-Type": "text/html"}
@@ -233,6 +245,9 @@ FAULTS: dict[str, Change] = {
 }
 """What answers for objects may have wrong. Bytes that are flipped under right headers are not here: nothing that S3
 sends would show it."""
+
+UNSEEN: dict[str, Change] = {"flipped bit": _flipped, "bytes of another place": _of_another_place}
+"""What only digests of the data show."""
 
 
 @functools.lru_cache(maxsize=64)
