@@ -530,8 +530,8 @@ class Channel:
         self._end.close()
 
 
-def serve_interpreter(end: int) -> None:
-    """Serve chunks in a fresh interpreter.
+def serve_interpreter(end: int) -> bool:
+    """Serve chunks in a fresh interpreter; whether the parent said that there are no more.
 
     Args:
         end: Descriptor of the channel to the parent, which `worker_start.main` watches.
@@ -543,8 +543,8 @@ def serve_interpreter(end: int) -> None:
     try:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
-        return
-    _serve(channel, number, None)
+        return False
+    return _serve(channel, number, None)
 
 
 def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
@@ -561,7 +561,8 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
     _serve(channel, number, spec)
 
 
-def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
+def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
+    """Serve chunks; whether the parent said that there are no more."""
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
@@ -577,7 +578,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
         while True:
             message, file = channel.receive()
             if file is None:
-                return
+                return True
             began_ns = time.perf_counter_ns()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
             ended_ns = time.perf_counter_ns()
@@ -586,4 +587,4 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
             channel.send(pickle.dumps(([part.nbytes for part in parts], began_ns, ended_ns)))
             del message, parts  # or they would live until the next ones are there
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
-        return
+        return False

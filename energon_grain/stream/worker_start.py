@@ -10,6 +10,8 @@ import time
 PROGRAM = "from energon_grain.stream.worker_start import main; main()"
 """For `python -c`, with the descriptor of the channel and the process id of the parent as arguments."""
 _LOOK_SECONDS = 0.2
+_CLOSED_SECONDS = 0.05
+"""The system closes what a process that ends had open a moment before its children have another parent."""
 
 
 def end_with(parent: int) -> None:
@@ -30,8 +32,15 @@ def _watch(parent: int) -> None:
 
 
 def main() -> None:
-    """Serve chunks in a fresh interpreter."""
-    end_with(int(sys.argv[2]))
+    """Serve chunks in a fresh interpreter.
+
+    Without a parent it ends at once: taking down an interpreter takes seconds on a busy machine.
+    """
+    parent = int(sys.argv[2])
+    end_with(parent)
     from energon_grain.stream.worker_process import serve_interpreter
 
-    serve_interpreter(int(sys.argv[1]))
+    if not serve_interpreter(int(sys.argv[1])):
+        time.sleep(_CLOSED_SECONDS)
+        if os.getppid() != parent:
+            os._exit(1)
