@@ -75,7 +75,7 @@ _DECIDE_SPLIT = ("split_ratio", "split_parts", "exclude", "shuffle_tars")
 _DECIDE_TYPE = ("sample_type", "field_map", "crude")
 _DECIDE_MEDIA = ("media_metadata_by_glob", "media_metadata_by_header", "media_metadata_by_extension")
 _OF_FOLDERS = (
-    *(*_DECIDE_SPLIT, *_DECIDE_TYPE, "records", "tar_index_only", "fix_duplicates", *_DECIDE_MEDIA),
+    *(*_DECIDE_SPLIT, *_DECIDE_TYPE, "records", "tar_index_only", "fix_duplicates", "digest", *_DECIDE_MEDIA),
     *("runner", "ray_address"),
 )
 
@@ -101,6 +101,9 @@ class Options:
         bool, _flag("--fix-duplicates", "Where tars have a key in common, put their paths before members' names.")
     ] = False
     sqlite: Annotated[bool, _option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True
+    digest: Annotated[
+        bool, _flag("--digest", "Keep digests of the shards, for `verify` of the storage settings; reads all bytes.")
+    ] = False
     split_ratio: Annotated[
         str | None, _option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
     ] = None
@@ -194,6 +197,7 @@ class Options:
             tar_index_only=self.tar_index_only,
             append=self.append,
             fix_duplicates=self.fix_duplicates,
+            digest=self.digest,
             sqlite=self.sqlite,
         )
 

@@ -43,12 +43,14 @@ from energon_grain.prepare.listing import (
     split_by_ratio,
 )
 from energon_grain.prepare.writing import OF_A_WRITER, REQUEST, WRITING_FOLDER, WRITTEN_FOLDER, check_written
+from energon_grain.storage.digests import DIGESTS_JSON
 from energon_grain.storage.location import is_url, join
 from energon_grain.words import counted
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
+DIGESTS = f"{COLUMNAR}/{DIGESTS_JSON}"
 Mode = Literal["new", "again", "indices", "append"]
 
 
@@ -80,6 +82,7 @@ class PrepareRequest:
     fix_duplicates: bool = False
     sqlite: bool = True
     media_filter: MediaFilterConfig | None = None
+    digest: bool = False
 
     @property
     def mode(self) -> Mode:
@@ -132,6 +135,11 @@ class PreparePlan:
     same_uuid: bool = False
 
     @property
+    def digest(self) -> bool:
+        """Whether digests of the shards are kept: where that is asked for, or was when it was prepared before."""
+        return self.request.digest or (self.mode == "append" and (self.root / DIGESTS).exists())
+
+    @property
     def mode(self) -> Mode:
         """As asked for."""
         return self.request.mode
@@ -162,6 +170,7 @@ class PreparePlan:
             self.request.dataset_yaml_name if defined else None,
             self.kept_split[1] if self.kept_split is not None else None,
             self.split_file,
+            f"{COLUMNAR_FOLDER}/{DIGESTS_JSON}" if self.digest else None,
             INFO_JSON if self.writes_info else None,
             INFO_YAML if self.writes_info and (self.root / META_FOLDER / INFO_YAML).exists() else None,
         ]
@@ -171,7 +180,8 @@ class PreparePlan:
     def removes(self) -> tuple[str, ...]:
         """Paths of what does not fit any more, relative to the dataset; they need not exist."""
         bare = () if self.dataset.is_remote else (f"{META_FOLDER}/{BARE_FOLDER}",)  # of when it was not prepared yet
-        return (*(() if self.sqlite else SQLITE_FILES), *bare)
+        digests = () if self.digest or self.mode == "new" else (DIGESTS,)  # of how the shards were
+        return (*(() if self.sqlite else SQLITE_FILES), *bare, *digests)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -288,6 +298,11 @@ def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
 def _check_request(dataset: DataFolder, request: PrepareRequest) -> None:
     if request.split_ratio is not None and request.split_patterns is not None:
         raise ConfigError("give a split ratio or split patterns, not both.")
+    if request.digest and dataset.is_remote:
+        raise ConfigError(
+            f"{dataset.location}: digests are made where the files were before they were uploaded: run `energon-grain "
+            f"prepare --digest` there, and upload .nv-meta with the shards."
+        )
     if not request.append:
         return
     defines = (request.sample_type, request.field_map, request.crude, request.asks, request.subflavors)

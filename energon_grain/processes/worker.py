@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
-from energon_grain.processes.start import end_with
+from energon_grain.processes.start import end_with, end_without_parent
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
 from energon_grain.storage.traffic import traffic
@@ -543,8 +543,10 @@ def serve_interpreter() -> None:
     try:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
+        end_without_parent()
         return
-    _serve(channel, number, None)
+    if not _serve(channel, number, None):
+        end_without_parent()
 
 
 def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
@@ -561,7 +563,8 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
     _serve(channel, number, spec)
 
 
-def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
+def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
+    """Serve chunks; whether the parent said that there are no more."""
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
@@ -577,7 +580,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
         while True:
             message, file = channel.receive()
             if file is None:
-                return
+                return True
             began_ns = time.perf_counter_ns()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
             ended_ns = time.perf_counter_ns()
@@ -586,4 +589,4 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
             channel.send(pickle.dumps(([part.nbytes for part in parts], began_ns, ended_ns)))
             del message, parts  # or they would live until the next ones are there
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
-        return
+        return False

@@ -289,6 +289,9 @@ def _skipped(response: BaseHTTPResponse, host: str, start: int, stop: int, size_
         if told is None or (int(told[1]), int(told[2]) + 1) != (start, stop):
             shown = shortened(response.headers.get("Content-Range", "nothing"))
             raise ObjectError(f"{host} sends {shown} for bytes {start} to {stop}", passing=True)
+        length = response.headers.get("Content-Length", str(stop - start))
+        if length != str(stop - start):
+            raise ObjectError(f"{host} sends {shortened(length)} bytes for bytes {start} to {stop}", passing=True)
         whole = told[3]
     else:
         whole = response.headers.get("Content-Length", "*")

@@ -91,6 +91,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             memory where blocks are not kept. 0: every chunk of samples fetches what it takes.
         largest_group_bytes: What one row group, record batch or shard of a table (Parquet, Arrow, MDS) may take in
             memory; a larger one is an error before it is decoded. Of files of this machine, too.
+        verify: Compare what a store sends of tars and ArrayRecord files with the digests that `energon-grain prepare
+            --digest` kept; a difference is an error before a sample of it is delivered.
     """
 
     stores: dict[str, StoreSettings] = {}
@@ -105,6 +107,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cache_bytes: int | None = None
     ahead_bytes: int = 1 << 30
     largest_group_bytes: int = 1 << 30
+    verify: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
