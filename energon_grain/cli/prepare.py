@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from energon_grain.cli.info import column_rows
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
-    format_bytes,
     note,
     own_modules,
     own_sample_type,
-    table,
     with_samples,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
-from energon_grain.gallery.visible import visible
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, located, no_such_path
-from energon_grain.words import counted
+from energon_grain.words import counted, format_bytes, table, visible
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
     from energon_grain.prepare.measure import MeasureProgress
     from energon_grain.prepare.preparation import PrepareReport
     from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
+    from energon_grain.sources.kinds import Described, IndexProgress, Kind
 
 _SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Metadata of media", "How it runs"
 _SHOWN_PARTS = 10
@@ -144,11 +141,14 @@ def prepare(
     ways = ("glob", "header", "extension")
     decides_media = {f"--media-metadata-by-{way}": look for way, look in zip(ways, looks, strict=True)}
     cluster = {"--runner": runner != "processes", "--ray-address": ray_address}
-    is_jsonl = is_file_of(location, ".jsonl")
-    if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
-        kind = "a JSONL file, which is only indexed" if is_jsonl else "a metadataset, of which only joins are prepared"
-        _refuse(f"{path}: {kind}", {**decides_split, **decides_type, **decides_shards, **decides_media, **cluster})
-        return _jsonl(location, progress) if is_jsonl else _metadataset(location, progress)
+    everything = {**decides_split, **decides_type, **decides_shards, **decides_media, **cluster}
+    if is_file_of(location, METADATASET_ENDINGS):
+        _refuse(f"{path}: a metadataset, of which only joins are prepared", everything)
+        return _metadataset(location, progress)
+    kind = _kind_by_name(location)
+    if kind is not None and kind.index is not None:
+        _refuse(f"{path}: {kind.described}, which is only indexed", everything)
+        return _index(kind.index, location, progress)
     _check_kind(location)
     if skip_dataset_yaml:
         _refuse("--skip-dataset-yaml contradicts what decides the sample type", decides_type)
@@ -329,18 +329,17 @@ def _refuse(why: str, options: Mapping[str, object]) -> None:
         raise ConfigError(f"{why}: leave out {' and '.join(given)}.")
 
 
-def _jsonl(path: str, progress: bool) -> Answer:
-    """Index a file."""
-    from energon_grain.prepare.preparation import prepare_jsonl
+def _kind_by_name(path: str) -> Kind | None:
+    from energon_grain.sources.kinds import kind_by_name
 
+    return kind_by_name(path)
+
+
+def _index(index: Callable[[str, IndexProgress], Described], path: str, progress: bool) -> Answer:
+    """Index data that have neither splits nor sample types."""
     with ProgressBar("Indexing", shown=progress) as bar:
-        report = prepare_jsonl(
-            path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
-        )
-    prepared = f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}"
-    found = f"Found {counted(report.samples, 'sample')}."
-    lines = [found, f"{prepared}, in {report.elapsed_s:.2f} s.", f"  index: {report.index}"]
-    return Answer(document=report, lines=lines)
+        report = index(path, lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples"))
+    return Answer(document=report, lines=report.lines())
 
 
 def _metadataset(path: str, progress: bool) -> Answer:
@@ -372,7 +371,8 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
-    from energon_grain.formats.nv_meta import READ_AS_IT_IS, compressed_lines, dataset_kind
+    from energon_grain.formats.nv_meta import compressed_lines
+    from energon_grain.sources.kinds import kind_at
 
     if is_url(path):
         return
@@ -382,7 +382,7 @@ def _check_kind(path: str) -> None:
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
 
-    if (kind := dataset_kind(path)) in READ_AS_IT_IS:
+    if (kind := kind_at(path)).open is not None:
         raise RefusedError(f"{path}: is {kind.described}, which is read as it is: there is nothing to prepare.")
 
 
@@ -505,9 +505,9 @@ def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | N
 
 def _ask_overwrite(root: Path) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    from energon_grain.formats.nv_meta import dataset_kind
+    from energon_grain.formats.nv_meta import is_prepared
 
-    if not dataset_kind(root).has_shards:
+    if not is_prepared(root):
         return False
     if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
         raise typer.Exit(1)
@@ -689,6 +689,8 @@ def measure(
     lines = [f"Measured {counted(report.samples, 'sample')} of {report.path} in {report.elapsed_s:.2f} s."]
     if report.samples_reused:
         lines.append(f"  {counted(report.samples_reused, 'sample')} had been measured by a run that did not finish.")
+    from energon_grain.prepare.summary import column_rows
+
     lines += [*table(*column_rows(report.columns)), *(f"  {note(each)}" for each in report.notes)]
     return Answer(document=report, lines=lines)
 

@@ -26,7 +26,7 @@ from energon_grain.formats.nv_meta import (
     RECORD_SUFFIX,
     RECORDS_JSON,
     DatasetInfo,
-    dataset_kind,
+    is_prepared,
     read_info,
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config
@@ -218,7 +218,7 @@ def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
     """
     _check_request(dataset, request)
     mark = request.text(dataset.local)
-    if request.mode == "new" and dataset_kind(dataset.local).has_shards and not is_unfinished(dataset.local, mark):
+    if request.mode == "new" and is_prepared(dataset.local) and not is_unfinished(dataset.local, mark):
         raise RefusedError(
             f"{dataset.location}: already prepared. append (--append) adds the shards that it does not have yet; "
             f"force_overwrite (--force-overwrite) prepares it again and replaces its splits; tar_index_only "

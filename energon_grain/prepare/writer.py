@@ -27,7 +27,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainErr
 from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import find_columnar, open_columnar
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
+from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, read_info
 from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
 from energon_grain.prepare.dataset_definition import define_dataset
 from energon_grain.prepare.listing import name_ratio, printable
@@ -312,7 +312,7 @@ class _Target:
             if found not in (None, "msgpack") or (found is None) != (container == "tar"):
                 kind = "tars" if found is None else f"ArrayRecord files with {found} records"
                 raise ConfigError(f"{self.root}: its shards are {kind}; container={container!r} cannot be appended")
-        elif dataset_kind(self.root).has_shards:
+        elif is_prepared(self.root):
             self.indexed = read_info(self.root).shard_counts
         first = self._first_free() if append else 0
         # An append that was killed when its shards were in the index already is still the same one. The plan is read

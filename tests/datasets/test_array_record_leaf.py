@@ -41,9 +41,9 @@ from energon_grain import (
 )
 from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.formats.jsonl import write_jsonl_index
+from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
-from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.sources import remote_runs
 from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
