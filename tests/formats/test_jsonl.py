@@ -64,7 +64,7 @@ from energon_grain.formats.jsonl import (
 )
 from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
-from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.storage.local import LocalFiles
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON")

@@ -57,7 +57,7 @@ def test_a_kind_of_another_package_is_found_by_its_entry_point(lines: Path, inst
         max_samples_per_sequence=None,
     )
     with Stream.of(dataset) as stream:
-        assert sorted(each["n"] for each in next(stream)["json"]) == [*range(8)]
+        assert sorted(map(int, next(stream)["json"]["n"])) == [*range(8)]
 
 
 def test_packages_are_not_searched_where_an_own_kind_decides(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_grain.sources.jsonl import PART, JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
 from energon_grain.sources.kinds import Described, IndexProgress, Kind, LintAsk, Opened
 from energon_grain.sources.source import PartFilter
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.prepare.samples import Columns
 from energon_grain.prepare.summary import (
     ColumnSummary,
@@ -14,7 +15,6 @@ from energon_grain.prepare.summary import (
     sizes_of_samples,
     summarize_columns,
 )
-from energon_grain.sources.jsonl import JsonlSource
 from energon_grain.words import counted, format_bytes
 
 

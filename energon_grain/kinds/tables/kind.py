@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from energon_grain.formats.arrow_files import ArrowFiles
-from energon_grain.formats.mds_compression import COMPRESSED_ENDINGS
-from energon_grain.formats.mds_files import MdsFiles
 from energon_grain.formats.nv_meta import INDEX_JSON
-from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles
+from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS
+from energon_grain.kinds.tables.mds_files import MdsFiles
+from energon_grain.kinds.tables.parquet import ParquetFiles
+from energon_grain.kinds.tables.source import TableFileStore, TableSource
 from energon_grain.sources.kinds import Described, Kind, Listing, Opened
 from energon_grain.sources.source import PartFilter
-from energon_grain.sources.tables import TableFileStore, TableSource
 
 _MDS_SHARDS = (".mds", *COMPRESSED_ENDINGS)
 

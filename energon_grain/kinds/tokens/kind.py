@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from os.path import isfile
 
+from energon_grain.kinds.tokens.source import PART, TokenSource
 from energon_grain.sources.kinds import Described, Kind, Listing, Opened
 from energon_grain.sources.source import PartFilter
-from energon_grain.sources.token_files import PART, TokenSource
 
 
 def _open(location: str, parts: PartFilter) -> Opened:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare.summary import TableSummary
-from energon_grain.sources.token_files import TokenSource
 
 
 def summarize_tokens(path: str | os.PathLike[str]) -> TableSummary:
