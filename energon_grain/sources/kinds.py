@@ -119,7 +119,6 @@ class Kind:
         store: Opens single parts by key.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
-        are_plain_bytes: Whether the bytes of a sample are those of its place in the file.
         summary: Describes it; None: in general words.
         lint: Checks it; None: every sample is read and decoded.
         index: Indexes it; None: there is nothing to prepare.
@@ -140,7 +139,6 @@ class Kind:
     store: Callable[[str], FileStore[Any]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
-    are_plain_bytes: bool = False
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
     index: Callable[[str, IndexProgress], Described] | None = None

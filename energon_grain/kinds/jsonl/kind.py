@@ -37,7 +37,6 @@ JSONL = Kind(
     open=_open,
     endings=(".jsonl",),
     store=JsonlFileStore,
-    are_plain_bytes=True,
     summary=_summary,
     lint=_lint,
     index=_index,
