@@ -20,8 +20,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, container_of
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import (
     ConfigError,
     DecodingError,
@@ -34,7 +32,7 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar
-from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.jsonl import is_object
 from energon_grain.formats.key_order import duplicate_keys
 from energon_grain.formats.nv_meta import (
@@ -43,8 +41,7 @@ from energon_grain.formats.nv_meta import (
     META_FOLDER,
     RECORDS_JSON,
     DatasetInfo,
-    DatasetKind,
-    dataset_kind,
+    holds_records,
     write_info,
 )
 from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, Sample, UnfitSampleError
@@ -54,14 +51,13 @@ from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.write_shards import ShardJob, check_container, parts_of, records_of, write_shards
 from energon_grain.prepare.writing import begin_writing, end_writing
+from energon_grain.sources.kinds import METADATASET, Kind, kind_at
 from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
-from energon_grain.sources.tables import TableSource
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_file_of, is_url, located
-from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public
 from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 
@@ -71,10 +67,6 @@ _AT_ONCE_BYTES = 16 << 20
 _SHARD_SAMPLES = 5000
 _COPIED = (".yaml", ".yml", ".py", ".json")
 _NOT_COPIED = (INFO_YAML, RECORDS_JSON)
-_CONTAINERS: dict[DatasetKind, Container] = {
-    DatasetKind.WEBDATASET: "tar",
-    DatasetKind.ARRAY_RECORD: "array-record",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,12 +213,12 @@ def _origin(location: str, to: Container | None, shard_samples: int | None) -> _
     if is_file_of(location, LINES):
         return _Samples.of_lines(location, to or "tar", shard_samples or _SHARD_SAMPLES)
     kind = kind_at(location)
-    if kind is DatasetKind.METADATASET:
+    if kind is METADATASET:
         raise ConfigError(
             f"{location}: a conversion takes one dataset, but this is a metadataset: convert its datasets one by one, "
             f"`energon-grain info` names them"
         )
-    if kind in (*_CONTAINERS, DatasetKind.INVALID, DatasetKind.FILESYSTEM):
+    if kind.is_configured:
         if shard_samples is not None:
             raise ConfigError(f"shard_samples={shard_samples}: shards of {location} keep theirs; leave it out")
         return _Shards(location, to)
@@ -256,7 +248,7 @@ class _Shards:
         self._folder = folder = open_folder(location)
         with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
             self._index = index = open_columnar(folder)
-        old = _CONTAINERS[dataset_kind(folder.local)]
+        old: Container = "array-record" if holds_records(folder.local) else "tar"
         self.container: Container = to or ("array-record" if old == "tar" else "tar")
         if self.container == old:
             raise ConfigError(f"{folder.location}: its shards are {old} files already")
@@ -388,21 +380,18 @@ class _Samples:
         self._runs, self._where = runs, location
 
     @classmethod
-    def of_source(cls, location: str, kind: DatasetKind, container: Container, count: int) -> _Samples:
+    def of_source(cls, location: str, kind: Kind, container: Container, count: int) -> _Samples:
         """Whatever a leaf can be."""
-        leaf = LeafDataset(
-            path=location,
-            split_part="train",
-            task_encoder=DefaultTaskEncoder(),
-            definition=SampleDefinition(),
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        )
-        source = container_of(kind).open(leaf, True).source
-        if kind is DatasetKind.BARE_TARS:
-            _check_keys(location, open_columnar(open_data(location)))
+        endings: Mapping[str, str] = {}
+        if kind.open is not None:
+            found = kind.open(location, None)
+            source, endings = found.source, found.endings
+        else:
+            folder = open_data(location)
+            source = open_prepared(folder)
+            _check_keys(location, open_columnar(folder))
 
         def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
-            endings = source.endings if isinstance(source, TableSource) else {}
             for start in range(0, len(source), count):
                 stop = min(start + count, len(source))
                 size_bytes = sum(int(source.sizes(block).sum()) for block in _blocks(source, start, stop))

@@ -1,6 +1,8 @@
-"""Numbers of things in messages and answers."""
+"""Numbers of things, sizes, tables and texts of the data in messages and answers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def plural(what: str) -> str:
@@ -26,3 +28,64 @@ def counted(number: int, what: str) -> str:
     ('1 record batch', '12,000 record batches')
     """
     return f"{number:,} {what if number == 1 else plural(what)}"
+
+
+def table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
+    """Lay out rows of equal length, indented, of what may come from data; columns are aligned by `<` or `>`.
+
+    >>> table([("jpg", "9"), ("caption", "10")], "<>")
+    ['  jpg       9', '  caption  10']
+    """
+    rows = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = list(zip(alignment, widths, strict=False))
+    cells = ([f"{text:{side}{width}}" for text, (side, width) in zip(row, columns, strict=True)] for row in rows)
+    return [f"  {'  '.join(row)}".rstrip() for row in cells]
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a number of bytes with a decimal unit.
+
+    >>> format_bytes(559_000_000)
+    '559 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size_bytes < 999.5 or unit == "TB":
+            break
+        size_bytes /= 1000
+    return f"{size_bytes:.0f} {unit}" if size_bytes >= 99.5 or unit == "B" else f"{size_bytes:.3g} {unit}"
+
+
+def binary_bytes(size_bytes: int) -> str:
+    """Write a power of two.
+
+    >>> binary_bytes(512), binary_bytes(1024)
+    ('512 B', '1 KiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024 or unit == "TiB":
+            break
+        size_bytes //= 1024
+    return f"{size_bytes} {unit}"
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""A text with nothing in it that acts on a terminal or on the order of letters: such characters are written out.
+
+    >>> visible("a\x1b[31mb\n\u202ec")
+    'a␛[31mb␊\\u202ec'
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, text)) if not lines else "".join(c if c in "\n\t" else _visible(c) for c in text)
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if character.isspace() and code not in (0x85, 0x2028, 0x2029):
+        return " "
+    return "␡" if code == 0x7F else f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -29,7 +29,7 @@ from parquet_files import FILE, features, files
 from table_forms import damaged, write_arrow, write_feather, write_mds, write_parquet_file, write_tokens
 
 from energon_grain import WorkerConfig, get_val_dataset
-from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, container_at
+from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, open_leaf
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import EnergonGrainError
 from energon_grain.testing import write_tars
@@ -86,7 +86,7 @@ def container_source(path: Path) -> Any:
         definition=SampleDefinition(),
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
     )
-    return container_at(path).open(leaf, True).source
+    return open_leaf(leaf, True).source
 
 
 def read_all(path: Path) -> None:

@@ -14,7 +14,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no command does linear algebra, and its threads cost start-up
     from energon_grain.cli.app import app
     from energon_grain.errors import ConfigError, EnergonGrainError, RefusedError
-    from energon_grain.gallery.visible import visible
+    from energon_grain.words import visible
 
     try:
         app(prog_name="energon-grain")  # which completion goes by, however it was started

@@ -11,14 +11,12 @@ from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
-    format_bytes,
     note,
     own_task_encoder,
     significant,
-    table,
 )
 from energon_grain.errors import ConfigError
-from energon_grain.words import counted
+from energon_grain.words import counted, format_bytes, table
 
 if TYPE_CHECKING:
     from energon_grain.bench import Figures

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from energon_grain.cli.terminal import Answer, format_bytes
-from energon_grain.words import counted
+from energon_grain.cli.terminal import Answer
+from energon_grain.words import counted, format_bytes
 
 
 def cache_check(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from energon_grain.cli.run import DataPath, Run, of_a_run
-from energon_grain.cli.terminal import Answer, significant, table
+from energon_grain.cli.terminal import Answer, significant
 from energon_grain.errors import ConfigError, StateError
-from energon_grain.words import counted
+from energon_grain.words import counted, table
 
 if TYPE_CHECKING:
     from energon_grain.stream.cursor import Cursor

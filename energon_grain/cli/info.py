@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from energon_grain.cli.run import DataPath, DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, binary_bytes, format_bytes, own_modules, table
+from energon_grain.cli.terminal import Answer, own_modules
 from energon_grain.errors import ConfigError
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
-from energon_grain.words import counted
+from energon_grain.words import counted, format_bytes, table
 
 if TYPE_CHECKING:
-    from energon_grain.prepare.summary import (
-        ArraySummary,
-        ColumnSummary,
-        DatasetSummary,
-        SizeBin,
-        TableSummary,
-    )
+    from energon_grain.prepare.summary import DatasetSummary
 
-_BAR_WIDTH = 40
-_BARS = " ▁▂▃▄▅▆▇█"
 _PLOTS, _MIXTURES = "Plots", "Metadatasets"
 
 
@@ -107,32 +98,22 @@ def info(
 
 
 def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
-    from energon_grain.formats.data_folder import kind_at
-    from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind
-    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl, summarize_tables
+    from energon_grain.prepare.summary import summarize_dataset, summarize_samples
+    from energon_grain.sources.kinds import kind_at
 
-    lines = is_file_of(path, ".jsonl")
-    found_kind = DatasetKind.JSONL if lines else kind_at(path)
-    if found_kind in READ_AS_IT_IS - {DatasetKind.BARE_TARS}:
-        if split_config is not None or dataset_config is not None:
-            raise ConfigError(f"{path}: {found_kind.described} has neither --split-config nor --dataset-config")
-    else:
+    kind = kind_at(path)
+    if kind.open is None:
         summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
         return Answer(document=summary, lines=_lines(summary))
-    if found_kind.is_table or found_kind is DatasetKind.TOKENS:
-        tables = summarize_tables(path, found_kind)
-        return Answer(document=tables, lines=_lines_of_tables(tables))
-    if not lines:
-        arrays = summarize_arrays(path)
-        return Answer(document=arrays, lines=_lines_of_arrays(arrays))
-    found = summarize_jsonl(path)
-    samples = f"  {counted(found.samples, 'sample')}, {format_bytes(found.size_bytes)}"
-    kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
-    shown = [found.path, samples, kind, "", *_columns(found.columns, found.stale_columns), *_histogram(found.sizes)]
-    return Answer(document=found, lines=shown)
+    if split_config is not None or dataset_config is not None:
+        raise ConfigError(f"{path}: {kind.described} has neither --split-config nor --dataset-config")
+    described = summarize_samples(kind.open(path, None)) if kind.summary is None else kind.summary(path)
+    return Answer(document=described, lines=described.lines())
 
 
 def _lines(summary: DatasetSummary) -> list[str]:
+    from energon_grain.prepare.summary import column_lines, histogram_lines, sparkline
+
     tags = ", ".join(f"{name}={value}" for name, value in summary.subflavors.items())
     files = "tar files" if summary.records is None else f"ArrayRecord files ({summary.records})"
     lines = [
@@ -163,88 +144,7 @@ def _lines(summary: DatasetSummary) -> list[str]:
         drawn = sparkline([size.samples for size in part.sizes])
         rows.append((name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn))
     lines += [*table(rows, "<>><<"), ""]
-    return [*lines, *_columns(summary.columns, summary.stale_columns), *_histogram(summary.sizes)]
-
-
-def _columns(columns: Mapping[str, ColumnSummary], stale: Sequence[str]) -> list[str]:
-    lines = ["Columns", *table(*column_rows(columns)), ""] if columns else []
-    if stale:
-        lines += [f"Columns of samples that are not here any more: {', '.join(stale)}.", ""]
-    return lines
-
-
-def column_rows(columns: Mapping[str, ColumnSummary]) -> tuple[list[tuple[str, ...]], str]:
-    """A row for each column, and how they are aligned, for `table`."""
-    from energon_grain.media.headers import HEADER_FUNCTION
-
-    return [_column(*item, HEADER_FUNCTION) for item in columns.items()], "<>><<<"
-
-
-def _column(name: str, column: ColumnSummary, of_media: str) -> tuple[str, ...]:
-    missing = f"{column.missing:,} missing" if column.missing else ""
-    version = f" (version {column.version})" if column.version != 1 else ""
-    made_by = "" if column.function == of_media else f"{column.function}{version}"
-    if column.mean is None:
-        return name, "no values", missing, "", "", made_by
-    extent = f"mean {column.mean:,.6g} ({column.smallest:,.6g} to {column.largest:,.6g})"
-    scale = " log" if column.is_log else ""
-    return name, f"{column.values:,} values", missing, extent, sparkline(column.bins) + scale, made_by
-
-
-def sparkline(counts: Sequence[int]) -> str:
-    """A histogram in one line: the height of each bar is in proportion, and one that is not empty shows.
-
-    >>> sparkline([0, 1, 4, 8])
-    ' ▁▄█'
-    """
-    most = max(counts, default=0)
-    return "".join(_BARS[-(-count * 8 // most) if most else 0] for count in counts)
-
-
-def _lines_of_tables(summary: TableSummary) -> list[str]:
-    measured = _columns(summary.measured, summary.stale_columns)
-    groups: list[str] = []
-    if summary.row_groups is not None:
-        mean, largest = map(format_bytes, summary.row_group_bytes)
-        groups = [f"  {counted(summary.row_groups, summary.group_word)} of {mean} in the mean, {largest} at most; "]
-        groups[0] += "a shuffle is in as many at a time as it has lanes (48)" if summary.are_blocks else "any is near"
-    return [
-        summary.path,
-        f"  {counted(summary.samples, 'sample')} in {counted(summary.files, 'file')}, "
-        f"{format_bytes(summary.size_bytes)} of columns, not compressed",
-        *groups,
-        "  samples are plain dicts, to be cooked by the program (crude); their parts are columns",
-        "",
-        "Parts",
-        *table([*summary.columns.items()], "<<"),
-        *([""] if measured else []),
-        *measured[:-1],
-    ]
-
-
-def _lines_of_arrays(summary: ArraySummary) -> list[str]:
-    rows = [
-        (name, f"{array.type}{list(array.row_shape)}", format_bytes(array.row_bytes), f"in chunks of {chunk:,} rows")
-        for name, array in summary.arrays.items()
-        for chunk in [array.chunk_rows]
-    ]
-    return [
-        summary.path,
-        f"  {counted(summary.samples, 'sample')}, {format_bytes(summary.size_bytes)} of rows, not compressed",
-        "  samples are plain dicts, to be cooked by the program (crude); their parts are rows of arrays",
-        "",
-        "Parts",
-        *table(rows, "<<><"),
-    ]
-
-
-def _histogram(sizes: Sequence[SizeBin]) -> list[str]:
-    most = max((size.samples for size in sizes), default=0)
-    rows: list[tuple[str, ...]] = []
-    for size in sizes:
-        bar = "█" * max(round(size.samples / most * _BAR_WIDTH), int(size.samples > 0))
-        rows.append((f"{binary_bytes(size.from_bytes)} to {binary_bytes(size.below_bytes)}", f"{size.samples:,}", bar))
-    return ["Sample sizes", *table(rows, "<><")]
+    return [*lines, *column_lines(summary.columns, summary.stale_columns), *histogram_lines(summary.sizes)]
 
 
 def _sample_type(summary: DatasetSummary) -> str:

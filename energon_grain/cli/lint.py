@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from energon_grain.prepare.lint import LintFinding, LintProgress, LintReport
 
 _LISTED_ALIKE = 3
-_ROWS_AT_ONCE = 256
 
 
 def lint(
@@ -55,8 +53,9 @@ def lint(
     metadataset, every split is opened with all that it refers to, and the first sample of each shard is decoded. Exit
     code 1 if anything is wrong.
     """
-    from energon_grain.formats.data_folder import kind_at
-    from energon_grain.prepare.lint import lint_dataset, lint_jsonl
+    from energon_grain.prepare.lint import lint_dataset
+    from energon_grain.prepare.lint_samples import lint_samples
+    from energon_grain.sources.kinds import LintAsk, kind_at
 
     path = located(path)
     parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
@@ -82,16 +81,16 @@ def lint(
                     f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config"
                 )
             report = _lint_metadataset(path, parts, trusted, lint_folder)
-        elif is_file_of(path, ".jsonl"):
-            if split_parts or split_config or dataset_config or allow_pickle:
-                raise ConfigError(f"{path}: a JSONL file has neither splits nor a configuration to name.")
-            report = lint_jsonl(
-                path,
-                trusted_modules=trusted,
-                progress=lambda done, total, found: bar.advance_to(done, total, counted(found, "problem"), "Lines"),
-            )
-        elif kind_at(path).is_table:
-            report = _lint_tables(path, trusted, allow_pickle, show)
+        elif (kind := kind_at(path)).open is not None:
+            if split_parts or split_config or dataset_config:
+                raise ConfigError(f"{path}: {kind.described} has neither splits nor a configuration to name.")
+
+            def show_samples(done: int, total: int, found: int, what: str) -> None:
+                count = f"{done:,}/{total:,} {what}, " if what else ""
+                bar.advance_to(done, total, f"{count}{counted(found, 'problem')}", "Samples")
+
+            ask = LintAsk(trusted_modules=tuple(trusted), allow_pickle=allow_pickle, progress=show_samples)
+            report = lint_samples(kind, path, ask) if kind.lint is None else kind.lint(path, ask)
         else:
 
             def open_part(part: str) -> None:
@@ -119,7 +118,7 @@ def _lines(report: LintReport, limit: int) -> list[str]:
     hidden = [f"… and {len(problems) - limit:,} more lines (--limit)"] if len(problems) > limit else []
     warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
     found = counted(counts["error"], "problem") if counts["error"] else "No problems"
-    shards = "" if is_file_of(report.root, ".jsonl") else f" and {counted(report.shards, 'shard')}"
+    shards = "" if report.shards is None else f" and {counted(report.shards, 'shard')}"
     colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
     return [
         *problems[:limit],
@@ -150,12 +149,10 @@ def _lint_metadataset(
     """
     from energon_grain.datasets.aux_stores import open_aux
     from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-    from energon_grain.formats.data_folder import kind_at
-    from energon_grain.formats.nv_meta import DatasetKind
     from energon_grain.metadataset.documents import datasets_of, read_document
     from energon_grain.metadataset.samples import open_columns
     from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, opened
-    from energon_grain.sources.tables import TABLES
+    from energon_grain.sources.kinds import kind_at
 
     findings: list[LintFinding] = []
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
@@ -182,8 +179,9 @@ def _lint_metadataset(
             )
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
-        if not kind_at(root).has_shards:
-            if kind_at(root) in (DatasetKind.JSONL, *TABLES) and root not in files:
+        kind = kind_at(root)
+        if not kind.has_shards:
+            if kind.open is not None and not kind.takes_no_columns and root not in files:
                 files.add(root)
                 opened(root, findings, lambda root=root: findings.extend(about_columns(root, trusted)))
             continue
@@ -194,7 +192,7 @@ def _lint_metadataset(
             dataset_config=dataset_config,
             first_samples=True,
         )
-        samples, shards = samples + report.samples, shards + report.shards
+        samples, shards = samples + report.samples, shards + (report.shards or 0)
         for finding in report.findings:
             where = finding.where if finding.where.startswith(report.root) else f"{report.root}/{finding.where}"
             findings.append(replace(finding, where=where))
@@ -203,35 +201,6 @@ def _lint_metadataset(
         way_out = "`energon-grain lint` of a dataset decodes all of them"
         findings.append(LintFinding(severity="note", where=path, what=what, way_out=way_out))
     return LintReport.of(path, findings, shards=shards, samples=samples)
-
-
-def _lint_tables(
-    path: str, trusted: Collection[str], allow_pickle: bool, progress: Callable[[LintProgress], None]
-) -> LintReport:
-    """Read all rows, decode what is in them, and compare columns that were measured of them."""
-    import numpy as np
-
-    from energon_grain.formats.data_folder import kind_at
-    from energon_grain.prepare.lint import LintFinding, LintProgress, LintReport, about_columns, opened
-    from energon_grain.sources.tables import TABLES, TableSource
-    from energon_grain.transforms.decode import ColumnDecoder, SampleDecoder
-
-    findings: list[LintFinding] = []
-    source = opened(path, findings, lambda: TableSource(TABLES[kind_at(path)](path)))
-    if source is None:
-        return LintReport.of(path, findings, shards=0, samples=0)
-    decoder = ColumnDecoder(SampleDecoder(image_decode="rgb8", allow_pickle=allow_pickle or None), source.endings)
-    for first, stop in pairwise(source.files.groups.first.tolist()):
-        for begin in range(first, stop, _ROWS_AT_ONCE):
-            rows = np.arange(begin, min(begin + _ROWS_AT_ONCE, stop))
-            for row in opened(path, findings, partial(source.read, rows)) or ():
-                try:
-                    decoder({part: data for part, data in row.parts.items() if isinstance(data, bytes)})
-                except Exception as error:  # decoders may raise anything
-                    findings.append(LintFinding(where=source.place_of(row.index), what=f"{error}"))
-            progress(LintProgress(stage="samples", done=begin, total=len(source), findings=len(findings)))
-    opened(path, findings, lambda: findings.extend(about_columns(path, trusted)))
-    return LintReport.of(path, findings, shards=len(source.files.names), samples=len(source))
 
 
 def _leaves(

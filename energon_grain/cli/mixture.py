@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from energon_grain.cli.terminal import table
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.lowering import compile_dataset
@@ -23,7 +22,7 @@ from energon_grain.sources.costs import Costs
 from energon_grain.sources.source import Selected, Source
 from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.words import counted
+from energon_grain.words import counted, table
 
 NodeKind = Literal["blend", "blend_epochized", "concat", "dataset"]
 MILLION = 1_000_000

@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.cli.mixture import MixtureSummary, NodeSummary
-from energon_grain.cli.terminal import binary_bytes
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.prepare.summary import DatasetSummary, JsonlSummary, SizeBin
+from energon_grain.prepare.summary import DatasetSummary, SizeBin
 from energon_grain.samplers.share_tree import RUN
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.words import counted
+from energon_grain.words import binary_bytes, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,11 +124,13 @@ def _mark(panels: Sequence[Axes], places: Iterable[int], positions: int, batch_s
 
 def draw_sizes(path: str, summary: object) -> Figure:
     """Draw histograms of the sizes of samples, and of the parts of each name. Raises ConfigError if it has none."""
-    if not isinstance(summary, DatasetSummary | JsonlSummary):
+    sizes: tuple[SizeBin, ...] | None = getattr(summary, "sizes", None)
+    if sizes is None:
         raise ConfigError(f"{path}: the size of a row is not known unless it is read, so there is nothing to plot")
     figure, panels = _axes(2 if isinstance(summary, DatasetSummary) else 1)
-    _stairs(panels[0], summary.sizes, fill=True, color=_COLORS[0], label="samples")
-    panels[0].set(ylabel="samples", title=f"{Path(path).name}: sizes of {counted(summary.samples, 'sample')}")
+    _stairs(panels[0], sizes, fill=True, color=_COLORS[0], label="samples")
+    samples = counted(sum(size.samples for size in sizes), "sample")
+    panels[0].set(ylabel="samples", title=f"{Path(path).name}: sizes of {samples}")
     if isinstance(summary, DatasetSummary):
         for number, (name, part) in enumerate(summary.parts.items()):
             _stairs(panels[1], part.sizes, color=_COLORS[number % len(_COLORS)], label=_cut(name), linewidth=1.5)

@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from energon_grain.cli.info import column_rows
 from energon_grain.cli.run import options_of
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
-    format_bytes,
     note,
     own_modules,
     own_sample_type,
-    table,
     with_samples,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
-from energon_grain.gallery.visible import visible
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, located, no_such_path
-from energon_grain.words import counted
+from energon_grain.words import counted, format_bytes, table, visible
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -40,6 +36,7 @@ if TYPE_CHECKING:
     from energon_grain.prepare.plan import PrepareRequest
     from energon_grain.prepare.preparation import PrepareReport
     from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
+    from energon_grain.sources.kinds import Described, IndexProgress, Kind
 
 _SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Metadata of media", "How it runs"
 _SHOWN_PARTS = 10
@@ -220,12 +217,13 @@ def prepare(
     written; after a kill, the same command continues where it was.
     """
     location = located(path)
-    if is_file_of(location, ".jsonl"):
-        options.refuse(f"{path}: a JSONL file, which is only indexed", *_OF_FOLDERS)
-        return _plan_of_jsonl(location) if options.dry_run else _jsonl(location, options.progress)
     if is_file_of(location, METADATASET_ENDINGS):
         options.refuse(f"{path}: a metadataset, of which only joins are prepared", *_OF_FOLDERS)
         return _plan_of_metadataset(location) if options.dry_run else _metadataset(location, options.progress)
+    kind = _kind_by_name(location)
+    if kind is not None and kind.index is not None:
+        options.refuse(f"{path}: {kind.described}, which is only indexed", *_OF_FOLDERS)
+        return _plan_of_index(kind, location) if options.dry_run else _index(kind.index, location, options.progress)
     _check_kind(location)
     options.check()
     own_sample_type(options.sample_type)
@@ -285,12 +283,12 @@ def _with_split(location: str, options: Options, request: PrepareRequest, unaske
 
 def _is_replaced(location: str, options: Options, unasked: list[str]) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    from energon_grain.formats.nv_meta import dataset_kind
+    from energon_grain.formats.nv_meta import is_prepared
     from energon_grain.prepare.writing import open_to_prepare
 
     if options.force_overwrite or options.append or options.non_interactive:
         return False
-    if not dataset_kind(open_to_prepare(location).local).has_shards:
+    if not is_prepared(open_to_prepare(location).local):
         return False
     if options.dry_run:
         unasked.append("whether to prepare the dataset again and replace its splits")
@@ -440,25 +438,24 @@ def _lines_of_media(media: MediaReport | None) -> Iterator[str]:
         yield from (f"    {each}" for each in media.failed)
 
 
-def _plan_of_jsonl(path: str) -> Answer:
-    from energon_grain.prepare.preparation import plan_jsonl
-
-    plan = plan_jsonl(path)
+def _plan_of_index(kind: Kind, path: str) -> Answer:
+    if kind.index_plan is None:
+        raise ConfigError(f"{path}: {kind.described}, which cannot be planned: leave --dry-run out.")
+    plan = kind.index_plan(path)
     return Answer(document=plan, lines=plan.lines())
 
 
-def _jsonl(path: str, progress: bool) -> Answer:
-    """Index a file."""
-    from energon_grain.prepare.preparation import prepare_jsonl
+def _kind_by_name(path: str) -> Kind | None:
+    from energon_grain.sources.kinds import kind_by_name
 
+    return kind_by_name(path)
+
+
+def _index(index: Callable[[str, IndexProgress], Described], path: str, progress: bool) -> Answer:
+    """Index data that have neither splits nor sample types."""
     with ProgressBar("Indexing", shown=progress) as bar:
-        report = prepare_jsonl(
-            path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
-        )
-    prepared = f"Prepared {report.path}: {counted(report.samples, 'sample')}, {format_bytes(report.size_bytes)}"
-    found = f"Found {counted(report.samples, 'sample')}."
-    lines = [found, f"{prepared}, in {report.elapsed_s:.2f} s.", f"  index: {report.index}"]
-    return Answer(document=report, lines=lines)
+        report = index(path, lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples"))
+    return Answer(document=report, lines=report.lines())
 
 
 def _plan_of_metadataset(path: str) -> Answer:
@@ -500,7 +497,8 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
-    from energon_grain.formats.nv_meta import READ_AS_IT_IS, compressed_lines, dataset_kind
+    from energon_grain.formats.nv_meta import compressed_lines
+    from energon_grain.sources.kinds import kind_at
 
     if is_url(path):
         return
@@ -510,7 +508,7 @@ def _check_kind(path: str) -> None:
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
 
-    if (kind := dataset_kind(path)) in READ_AS_IT_IS:
+    if (kind := kind_at(path)).open is not None:
         raise RefusedError(f"{path}: is {kind.described}, which is read as it is: there is nothing to prepare.")
 
 
@@ -810,6 +808,8 @@ def measure(
     lines = [f"Measured {counted(report.samples, 'sample')} of {report.path} in {report.elapsed_s:.2f} s."]
     if report.samples_reused:
         lines.append(f"  {counted(report.samples_reused, 'sample')} had been measured by a run that did not finish.")
+    from energon_grain.prepare.summary import column_rows
+
     lines += [*table(*column_rows(report.columns)), *(f"  {note(each)}" for each in report.notes)]
     return Answer(document=report, lines=lines)
 

@@ -16,14 +16,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from energon_grain.errors import ConfigError
-from energon_grain.gallery.visible import visible
+from energon_grain.words import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -97,45 +97,6 @@ def with_samples(report: PrepareReport | ConversionReport) -> dict[str, Any]:
 def note(text: str, *, kind: str = "note") -> str:
     """A line that is no error, in yellow on terminals."""
     return typer.style(f"{kind}: {text}", fg=typer.colors.YELLOW)
-
-
-def table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Lay out rows of equal length, indented, of what may come from data; columns are aligned by `<` or `>`.
-
-    >>> table([("jpg", "9"), ("caption", "10")], "<>")
-    ['  jpg       9', '  caption  10']
-    """
-    rows = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    columns = list(zip(alignment, widths, strict=False))
-    cells = ([f"{text:{side}{width}}" for text, (side, width) in zip(row, columns, strict=True)] for row in rows)
-    return [f"  {'  '.join(row)}".rstrip() for row in cells]
-
-
-def format_bytes(size_bytes: float) -> str:
-    """Write a number of bytes with a decimal unit.
-
-    >>> format_bytes(559_000_000)
-    '559 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size_bytes < 999.5 or unit == "TB":
-            break
-        size_bytes /= 1000
-    return f"{size_bytes:.0f} {unit}" if size_bytes >= 99.5 or unit == "B" else f"{size_bytes:.3g} {unit}"
-
-
-def binary_bytes(size_bytes: int) -> str:
-    """Write a power of two.
-
-    >>> binary_bytes(512), binary_bytes(1024)
-    ('512 B', '1 KiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size_bytes < 1024 or unit == "TiB":
-            break
-        size_bytes //= 1024
-    return f"{size_bytes} {unit}"
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, DecodingError
-from energon_grain.formats.data_folder import kind_at, naming, open_folder
-from energon_grain.formats.nv_meta import DatasetKind
+from energon_grain.errors import ConfigError, DatasetNotFoundError, DecodingError
+from energon_grain.formats.nv_meta import not_prepared
 from energon_grain.forms import Place, expected, unknown, wrong
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
-from energon_grain.prepare.bare_tars import open_data
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.sources.array_record import ArrayRecordFileStore
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
-from energon_grain.sources.jsonl import JsonlFileStore
-from energon_grain.sources.tables import TABLES, TableFileStore, part_of_key
-from energon_grain.sources.webdataset import WebdatasetFileStore
+from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.location import absolute, check_url, is_url, located
 from energon_grain.words import plural
 
@@ -128,24 +123,7 @@ def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_ty
 
 
 def _decoded(store: FileStore[Any], decoder: FileStoreDecoder | None) -> FileStore[Any]:
-    if decoder is None:
-        return store
-    if isinstance(store, TableFileStore):
-        decoder = _ColumnFileDecoder(decoder, store.endings)
-    return DecodeFileStore(store, decoder=decoder)
-
-
-@dataclass(frozen=True, slots=True)
-class _ColumnFileDecoder:
-    """Decodes parts of rows of tables, which are called as columns; see `TableFileStore`."""
-
-    inner: FileStoreDecoder
-    endings: Mapping[str, str] = field(hash=False)
-
-    def decode(self, fname: str, data: bytes, /) -> Any:
-        part = part_of_key(fname)[1]
-        ending = self.endings.get(part) or self.endings.get(part.rpartition(".")[0])
-        return self.inner.decode(f"{fname}.{ending}" if ending else fname, data)
+    return store if decoder is None else DecodeFileStore(store, decoder=decoder)
 
 
 def _open(reference: AuxReference) -> FileStore[bytes]:
@@ -189,6 +167,10 @@ class _Over(FileStore[T_co]):
     def stored(self, key: str) -> tuple[Any, SourceInfo]:
         """As the inner store has it."""
         return self.inner.stored(self._full(key))
+
+    def _decoded_as(self, key: str) -> str:
+        """As the inner store says."""
+        return self.inner._decoded_as(self._full(key))
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
         """As the inner store knows it."""
@@ -237,7 +219,7 @@ class DecodeFileStore(_Over[Any]):
         if isinstance(data, np.ndarray):
             return data  # numbers of a record, which need no decoding
         try:
-            return self.decoder.decode(key, data)
+            return self.decoder.decode(self.inner._decoded_as(key), data)
         except DecodingError as error:
             raise DecodingError(f"{self.get_path()}: {key}: {error}") from error
 
@@ -267,34 +249,16 @@ class PrimaryFileStore(_Over[T_co]):
 
 
 def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
-    """What lies at a path, by key. What is not there, or unknown, is taken for a WebDataset, which says so.
+    """What is at a path, by key.
 
-    Raises DatasetNotFoundError if `path` is not a prepared dataset, and ConfigError if it holds arrays, whose rows have
-    no keys.
+    Raises DatasetNotFoundError if there is no dataset, and ConfigError if it is of a kind whose samples have no keys.
     """
-    return _STORES.get(kind_at(located(path)), _store_of_shards)(path)
-
-
-def _store_of_shards(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    folder = open_data(path)
-    with naming(folder):
-        return WebdatasetFileStore(folder)
-
-
-def _no_store(path: str | os.PathLike[str]) -> FileStore[bytes]:
-    kind = kind_at(located(path)).described
-    raise ConfigError(f"{path}: is {kind}, whose samples cannot be read by key; give the cooker no `need_primary`")
-
-
-_STORES: dict[DatasetKind, Callable[[str | os.PathLike[str]], FileStore[Any]]] = {
-    DatasetKind.ARRAY_RECORD: lambda path: ArrayRecordFileStore(open_folder(path)),
-    DatasetKind.JSONL: JsonlFileStore,
-    DatasetKind.ARRAY: _no_store,
-    DatasetKind.TOKENS: _no_store,
-    **{kind: lambda path, files=files: TableFileStore(files(path)) for kind, files in TABLES.items()},
-}
-
-
-def may_be_auxiliary(kind: DatasetKind) -> bool:
-    """Whether what lies at a path can be read by key."""
-    return kind.has_shards or _STORES.get(kind, _no_store) is not _no_store
+    location = located(path)
+    kind = kind_at(location)
+    if kind.store is not None:
+        return kind.store(location)
+    if kind.open is None:
+        raise DatasetNotFoundError(not_prepared(location))
+    raise ConfigError(
+        f"{path}: is {kind.described}, whose samples cannot be read by key; give the cooker no `need_primary`"
+    )

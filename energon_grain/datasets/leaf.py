@@ -1,6 +1,6 @@
 """A dataset as it stands in a configuration: what kinds of files it can be read from, and how samples are made.
 
-A further kind is one more entry in `_KINDS`. Samples are made as the `dataset.yaml` says, or the program.
+Samples are made as the `dataset.yaml` says, or the program.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, cast
 
 from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -21,33 +20,26 @@ from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError, SplitError, UntrustedCodeError
 from energon_grain.formats.class_ref import function_beside, resolve_class
 from energon_grain.formats.columns import ColumnFolder
-from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import (
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
-    READ_AS_IT_IS,
     DatasetInfo,
-    DatasetKind,
     read_info,
 )
 from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
-from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Place, asked_at, did_you_mean
 from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
 from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
-from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.kinds import FileSource, Kind, Opened, kind_at
+from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import PartFilter, Source
-from energon_grain.sources.tables import TABLES, TableSource
-from energon_grain.sources.token_files import TokenSource
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, without_revision
 from energon_grain.storage.object_client import shared_client
@@ -180,7 +172,7 @@ class LeafDataset(SavableDataset):
     """
 
     path: str
-    kind: DatasetKind | None = None
+    kind: Kind | None = None
     split_part: str
     split_config: str | None = None
     split_ratio: SplitRatio | None = None
@@ -221,11 +213,15 @@ class LeafDataset(SavableDataset):
         return [EPath(self.path)]
 
     @property
+    def kind_there(self) -> Kind:
+        """What is at its path."""
+        return self.kind or kind_at(located(self.path))
+
+    @property
     def subflavors(self) -> dict[str, Any]:
         """Tags of its samples: those of its own configuration, which is read for them, and `tags`, which win."""
-        kind = self.kind or kind_at(located(self.path))
         own: Mapping[str, Any] = {}
-        if self.definition is None and kind not in READ_AS_IT_IS:
+        if self.definition is None and self.kind_there.is_configured:
             own = read_dataset_config(open_folder(self.path).local, self.dataset_config).subflavors
         return {**own, **self.tags}
 
@@ -249,9 +245,8 @@ class LeafDataset(SavableDataset):
                 f"{self.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
                 "take a `subset` of the join, or `where` with a column that says which part a sample is in"
             )
-        kind = self.kind or kind_at(located(self.path))
-        if kind in READ_AS_IT_IS and not kind.has_shards:
-            source = self._container().open(self, True).source
+        if self.kind_there.open is not None:
+            source = open_leaf(self, True).source
             return JoinedFiles(source, keys, nonmatch=nonmatch, written=self.written)
         if keys != Keys():
             raise ConfigError(f"{self.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
@@ -283,7 +278,7 @@ class LeafDataset(SavableDataset):
         with asked_at(self.place):
             pinned = shared_client(storage_settings()).pinned(self.path) if is_url(self.path) else self.path
             leaf = self if pinned == self.path else replace(self, path=pinned)
-            content = leaf._container().open(leaf, whole)
+            content = open_leaf(leaf, whole)
             definition = content.definition
             check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(
@@ -300,10 +295,7 @@ class LeafDataset(SavableDataset):
         """Raise what `resolve` would, as far as it can be told without an index, and without asking a store."""
         if not is_url(self.path):
             with asked_at(self.place):
-                self._container().check(self, whole)
-
-    def _container(self) -> Container:
-        return container_at(self.path) if self.kind is None else container_of(self.kind)
+                _check_leaf(self, whole)
 
     def ordering(self, config: DatasetConfig | None = None, said_by: str = "") -> Ordering:
         """How samples are ordered: as the program asks, or as the dataset's own configuration insists.
@@ -344,27 +336,25 @@ class Content:
     definition: SampleDefinition
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Container:
-    """One kind of files.
+def open_leaf(leaf: LeafDataset, whole: bool) -> Content:
+    """Open a leaf; `whole`: all samples at its path, whatever its split and subset say.
 
-    Attributes:
-        open: Opens a leaf; True as second argument: all samples at its path, whatever its split and subset say.
-        check: Raises what `open` would, as far as it can be told without an index; likewise.
+    What is not there, or unknown, is opened as a prepared dataset, and the error says so.
     """
-
-    open: Callable[[LeafDataset, bool], Content]
-    check: Callable[[LeafDataset, bool], None]
-
-
-def container_of(kind: DatasetKind) -> Container:
-    """How data of a kind are opened. What is not there, or unknown, is taken for a WebDataset, which says so."""
-    return _KINDS.get(kind, _KINDS[DatasetKind.WEBDATASET])
+    kind = leaf.kind_there
+    return _open_shards(leaf, whole) if kind.open is None else _open_files(leaf, whole, kind)
 
 
-def container_at(path: str | os.PathLike[str]) -> Container:
-    """How what lies at a path is opened."""
-    return container_of(kind_at(located(path)))
+def _check_leaf(leaf: LeafDataset, whole: bool) -> None:
+    """Raise what `open_leaf` would, as far as it can be known without an index."""
+    kind = leaf.kind_there
+    if kind.open is not None:
+        _check_files(leaf, kind)
+    elif kind.is_configured:
+        _check_shards(leaf, whole)
+    else:
+        _runs_of(leaf, {})
+        find_tars(leaf.path)
 
 
 def _check_shards(leaf: LeafDataset, whole: bool) -> None:
@@ -381,14 +371,9 @@ def _check_shards(leaf: LeafDataset, whole: bool) -> None:
         leaf.chosen.put(chosen, files, stamps)
 
 
-def _check_tars(leaf: LeafDataset, _: bool) -> None:
-    _runs_of(leaf, {})
-    find_tars(leaf.path)
-
-
 def _runs_of(leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, int]] | None:
     """Runs of bare tars that are in the split part; None: all of each."""
-    _refuse_configuration(leaf, DatasetKind.BARE_TARS.described)
+    _refuse_configuration(leaf, leaf.kind_there.described)
     if leaf.split_ratio is not None:
         return leaf.split_ratio.runs(leaf.split_part, counts)
     if leaf.split_part == ALL_OF_THEM:
@@ -400,14 +385,14 @@ def _runs_of(leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, in
     )
 
 
-def _open_shards(leaf: LeafDataset, whole: bool, *, kind: type[WebDatasetSource] | type[ArrayRecordSource]) -> Content:
+def _open_shards(leaf: LeafDataset, whole: bool) -> Content:
     folder = open_data(leaf.path)
     with naming(folder):
         chosen = (None if whole else leaf.chosen.take()) or _choose(folder, leaf, whole)
         definition = _define(leaf, chosen)
         field_map = definition.field_map
-        decoder = None if definition.load is not None or kind is ArrayRecordSource else definition.decoder
-        source = kind(
+        decoder = None if definition.load is not None else definition.decoder
+        source = open_prepared(
             folder,
             info=chosen.info,
             lazy=getattr(decoder, "lazy_from", None),
@@ -467,62 +452,45 @@ def _choose(folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
     )
 
 
-def _open_files(
-    leaf: LeafDataset, whole: bool, *, opened: Callable[[LeafDataset, SampleDefinition], Opened]
-) -> Content:
+def _open_files(leaf: LeafDataset, whole: bool, kind: Kind) -> Content:
     """Files that are read as they are, of crude samples: one split part, whatever it is called, unless by a ratio."""
-    _check_files(leaf, whole)
+    assert kind.open is not None
+    _check_files(leaf, kind)
     definition = leaf.definition
     if definition is None:
         definition = SampleDefinition(decoder=leaf.task_encoder.decoder, part_filter=leaf.part_filter)
     if definition.field_map is not None:
         definition = replace(definition, part_filter=frozenset(definition.field_map.parts))
-    source, definition = opened(leaf, definition)
-    if not whole:
-        ratio, subset = leaf.split_ratio, leaf.subset
-        runs = None if ratio is None else ratio.runs(leaf.split_part, source.shard_counts)
-        total = len(source) if runs is None else sum(end - begin for begin, end in runs)
-        start, stop = (0, total) if subset is None else subset.resolve(total, of=leaf.path)
-        if runs is not None or subset is not None or leaf.where is not None:
-            source = source.cut(start, stop, leaf.where, runs)
+    found = kind.open(leaf.path, definition.part_filter)
+    if definition.field_map is not None and not found.has_lists:
+        definition.field_map.check_parts(found.part_names, where=f"{leaf.path}: field_map")
+    definition = replace(definition, decoder=_decoder_of(leaf, definition, found))
+    source = found.source if whole else _chosen_of(leaf, found.source)
     return Content(source=source, config=DatasetConfig(kind="crude"), definition=definition)
 
 
-Opened: TypeAlias = tuple[JsonlSource | ArrayGroupSource | TableSource | TokenSource, SampleDefinition]
+def _decoder_of(leaf: LeafDataset, definition: SampleDefinition, found: Opened) -> SampleDecoder | ColumnDecoder | None:
+    """What decodes the parts."""
+    if found.decoded == "never":
+        return None
+    if found.decoded == "always" and leaf.definition is None and definition.decoder is None:
+        return leaf.task_encoder.decoder_type()
+    if definition.decoder is None or not found.endings:
+        return definition.decoder
+    return ColumnDecoder(definition.decoder, found.endings)
 
 
-def _open_lines(leaf: LeafDataset, definition: SampleDefinition) -> Opened:
-    """A JSONL file, whose one part is always decoded."""
-    if leaf.definition is None and definition.decoder is None:
-        definition = replace(definition, decoder=leaf.task_encoder.decoder_type())
-    return JsonlSource(leaf.path, parts=definition.part_filter), definition
+def _chosen_of(leaf: LeafDataset, source: FileSource) -> FileSource:
+    """The samples of the split part and the subset, for which `where` holds."""
+    ratio, subset = leaf.split_ratio, leaf.subset
+    runs = None if ratio is None else ratio.runs(leaf.split_part, source.shard_counts)
+    total = len(source) if runs is None else sum(end - begin for begin, end in runs)
+    start, stop = (0, total) if subset is None else subset.resolve(total, of=leaf.path)
+    is_all = runs is None and subset is None and leaf.where is None
+    return source if is_all else source.cut(start, stop, leaf.where, runs)
 
 
-def _open_arrays(leaf: LeafDataset, definition: SampleDefinition) -> Opened:
-    """An array or a group of them, whose rows are values as they are, whatever they are called."""
-    source = ArrayGroupSource(leaf.path, parts=definition.part_filter)
-    if definition.field_map is not None:
-        definition.field_map.check_parts(source.part_names, where=f"{leaf.path}: field_map")
-    return source, replace(definition, decoder=None)
-
-
-def _open_tokens(leaf: LeafDataset, definition: SampleDefinition) -> Opened:
-    """Documents of tokens, likewise."""
-    return TokenSource(leaf.path, parts=definition.part_filter), replace(definition, decoder=None)
-
-
-def _open_rows(leaf: LeafDataset, definition: SampleDefinition, *, files: type[TableFiles]) -> Opened:
-    """Files of tables, whose columns are parts."""
-    source = TableSource(files(leaf.path), parts=definition.part_filter)
-    if definition.field_map is not None and not source.lists:
-        definition.field_map.check_parts(source.all_part_names, where=f"{leaf.path}: field_map")
-    if definition.decoder is not None:
-        definition = replace(definition, decoder=ColumnDecoder(definition.decoder, source.endings))
-    return source, definition
-
-
-def _check_files(leaf: LeafDataset, _: bool) -> None:
-    kind = leaf.kind or kind_at(located(leaf.path))
+def _check_files(leaf: LeafDataset, kind: Kind) -> None:
     _refuse_configuration(leaf, kind.described)
     if leaf.split_ratio is not None:
         leaf.split_ratio.runs(leaf.split_part, {})
@@ -532,22 +500,6 @@ def _refuse_configuration(leaf: LeafDataset, kind: str) -> None:
     for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
         if given not in (None, DEFAULT_DATASET_CONFIG):
             raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
-
-
-_KINDS = {
-    DatasetKind.WEBDATASET: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_shards),
-    DatasetKind.ARRAY_RECORD: Container(open=partial(_open_shards, kind=ArrayRecordSource), check=_check_shards),
-    DatasetKind.BARE_TARS: Container(open=partial(_open_shards, kind=WebDatasetSource), check=_check_tars),
-    **{
-        kind: Container(open=partial(_open_files, opened=opened), check=_check_files)
-        for kind, opened in {
-            DatasetKind.JSONL: _open_lines,
-            DatasetKind.ARRAY: _open_arrays,
-            DatasetKind.TOKENS: _open_tokens,
-            **{kind: partial(_open_rows, files=files) for kind, files in TABLES.items()},
-        }.items()
-    },
-}
 
 
 def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition:

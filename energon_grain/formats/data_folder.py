@@ -16,8 +16,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
-from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.errors import DatasetNotFoundError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     COLUMNAR_FOLDER,
@@ -27,21 +26,15 @@ from energon_grain.formats.columnar_header import (
     columnar_folder,
     read_header,
 )
-from energon_grain.formats.commit_journal import PREPARE_FOLDER, finish_interrupted_prepare
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.nv_meta import (
-    INDEX_JSON,
     INDEX_SQLITE,
     INDEX_UUID,
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
-    DatasetKind,
-    dataset_kind,
-    kinds_of_files,
-    names_below,
     not_prepared,
 )
-from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.digests import DIGESTS_JSON, KnownDigests
@@ -60,18 +53,6 @@ _COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
 _DIGESTS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{DIGESTS_JSON}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Asked for by name where a store has no lists (`https://`)."""
-_FILES = {
-    DatasetKind.BARE_TARS: "tars",
-    DatasetKind.PARQUET: "Parquet files",
-    DatasetKind.ARROW: "Arrow files",
-    DatasetKind.MDS: "MDS shards",
-}
-_PATTERNS = {
-    DatasetKind.BARE_TARS: "**/*.tar",
-    DatasetKind.PARQUET: "**/*.parquet",
-    DatasetKind.ARROW: "**/*.arrow",
-    DatasetKind.MDS: INDEX_JSON,
-}
 _FRESH_SECONDS = 5.0
 _ATTEMPTS = 3
 _OLD_COLUMNS_SECONDS = 24 * 3600.0
@@ -160,61 +141,6 @@ def _digests_of(mirror: Mirror) -> KnownDigests | None:
         _DIGESTS,
     )
     return None
-
-
-def kind_at(location: str) -> DatasetKind:
-    """Say what lies at a path or URL; what is not there is INVALID. See `dataset_kind`, `open_folder` and `TarList`.
-
-    Raises:
-        StaleIndexError: As in `open_folder`.
-        ConfigError: The URL is of no store that can be read, or a folder holds bare tars and Parquet files.
-        ReadError: The store cannot be reached.
-    """
-    if lists_tars(location):
-        return DatasetKind.BARE_TARS
-    if not is_url(location):
-        finish_interrupted_prepare(Path(location))
-        kind = dataset_kind(location)
-        if kind is DatasetKind.INVALID or (kind.is_table and os.path.isdir(location)):
-            return _kind_of_files(location, _has_bare_tars(location))
-        return kind
-    if location.endswith(".yaml"):
-        return DatasetKind.METADATASET
-    if os.path.splitext(location)[1] and (kinds := kinds_of_files(location)):
-        return kinds[0]
-    kind = dataset_kind(mirror_dataset(location).folder)
-    if kind is not DatasetKind.INVALID:
-        return kind
-    if is_array_folder(location):
-        return DatasetKind.ARRAY
-    names = names_below(location) or ()
-    has_meta = any(META_FOLDER in name.split("/") for name in names)
-    return _kind_of_files(location, not has_meta and any(map(ends_like_a_tar, names)))
-
-
-def _kind_of_files(folder: str, has_tars: bool) -> DatasetKind:
-    kinds = [*([DatasetKind.BARE_TARS] if has_tars else []), *kinds_of_files(folder)]
-    if len(kinds) > 1:
-        patterns = [join(folder, _PATTERNS[kind]) for kind in kinds]
-        what = " and ".join(_FILES[kind] for kind in kinds)
-        raise ConfigError(f"{folder}: holds {what}; write which are meant, as {' or '.join(patterns)}")
-    return kinds[0] if kinds else DatasetKind.INVALID
-
-
-def _has_bare_tars(folder: str) -> bool:
-    """Whether there is a tar below a folder of this machine, and no prepared dataset, also none that lost a file."""
-    seen = set[str]()
-    for path, folders, files in os.walk(folder, followlinks=True):
-        if META_FOLDER in folders:
-            with contextlib.suppress(OSError):
-                if set(os.listdir(os.path.join(path, META_FOLDER))) - {BARE_FOLDER, Path(PREPARE_FOLDER).name}:
-                    return False
-        if any(map(ends_like_a_tar, files)):
-            return True
-        real = {name: os.path.realpath(os.path.join(path, name)) for name in folders}
-        folders[:] = [name for name in folders if name != META_FOLDER and real[name] not in seen]
-        seen |= {real[name] for name in folders}
-    return False
 
 
 def mirror_dataset(url: str) -> Mirror:

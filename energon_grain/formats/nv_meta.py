@@ -1,8 +1,7 @@
-"""The `.nv-meta` folder of a prepared dataset: `.info.json`, `index.uuid`, and which kind of dataset a path holds."""
+"""The `.nv-meta` folder of a prepared dataset: `.info.json`, `index.uuid`, and what is at a path instead."""
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import re
@@ -19,8 +18,6 @@ import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.formats.mds_compression import COMPRESSED_ENDINGS
-from energon_grain.formats.table_files import names_at
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
@@ -102,88 +99,6 @@ def is_record_file(name: str) -> bool:
     return _RECORD_FILE.search(name) is not None
 
 
-class DatasetKind(enum.Enum):
-    """What lies at a path, decided in Energon's order; what it does not know comes last."""
-
-    JSONL = "jsonl"
-    ARRAY = "array"
-    BARE_TARS = "bare tars"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-    MDS = "mds"
-    TOKENS = "tokens"
-    METADATASET = "metadataset"
-    WEBDATASET = "webdataset"
-    ARRAY_RECORD = "array_record"
-    FILESYSTEM = "filesystem"
-    INVALID = "invalid"
-
-    @property
-    def has_shards(self) -> bool:
-        """Whether it is a folder of shards, of whatever kind these are, prepared or bare."""
-        return self in (DatasetKind.WEBDATASET, DatasetKind.ARRAY_RECORD, DatasetKind.BARE_TARS)
-
-    @property
-    def is_table(self) -> bool:
-        """Whether it is files of tables, whose rows are samples."""
-        return self in (DatasetKind.PARQUET, DatasetKind.ARROW, DatasetKind.MDS)
-
-    @property
-    def has_own_columns(self) -> bool:
-        """Whether it has columns that are a part of the data."""
-        return self.is_table or self is DatasetKind.TOKENS
-
-    @property
-    def described(self) -> str:
-        """What messages call one that is read as it is."""
-        return _DESCRIBED.get(self, self.value)
-
-
-_DESCRIBED = {
-    DatasetKind.JSONL: "a JSONL file",
-    DatasetKind.ARRAY: "an array",
-    DatasetKind.BARE_TARS: "a folder or list of tars that were not prepared",
-    DatasetKind.PARQUET: "a Parquet file",
-    DatasetKind.ARROW: "an Arrow file",
-    DatasetKind.MDS: "an MDS dataset",
-    DatasetKind.TOKENS: "an indexed dataset of Megatron",
-}
-READ_AS_IT_IS = frozenset(_DESCRIBED)
-"""Kinds without a configuration beside them."""
-_ENDINGS = {
-    DatasetKind.JSONL: (".jsonl",),
-    DatasetKind.PARQUET: (".parquet",),
-    DatasetKind.ARROW: (".arrow", ".feather"),
-    DatasetKind.TOKENS: (".bin", ".idx"),
-}
-_SHARD_ENDINGS = (".mds", *COMPRESSED_ENDINGS)
-_FOLDERS = (DatasetKind.PARQUET, DatasetKind.ARROW)
-"""Those that may be all such files in a folder."""
-
-
-def kinds_of_files(location: str) -> list[DatasetKind]:
-    """Which kinds of files that need no preparation are meant by a path or URL, but for tars: those of its ending.
-
-    Of a folder, those that lie in it and below; in a store that takes a list.
-
-    Raises ReadError if a store cannot be reached.
-    """
-    for kind, endings in _ENDINGS.items():
-        if location.endswith(endings):
-            return [kind]
-    if location.endswith(f"/{INDEX_JSON}") or location == INDEX_JSON:
-        return [DatasetKind.MDS]
-    if not is_url(location) and isfile(f"{location}.idx") and isfile(f"{location}.bin"):
-        return [DatasetKind.TOKENS]
-    endings = {ending: kind for kind in _FOLDERS for ending in _ENDINGS[kind]}
-    names = set(names_at(location, (*endings, *_SHARD_ENDINGS, INDEX_JSON)))
-    found = {os.path.splitext(name)[1] for name in names}
-    kinds = list(dict.fromkeys(kind for ending, kind in endings.items() if ending in found))
-    if INDEX_JSON in names and any(name.endswith(_SHARD_ENDINGS) for name in names):
-        kinds.append(DatasetKind.MDS)
-    return kinds
-
-
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `.info.json`.
 
@@ -205,27 +120,15 @@ class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 _INFO = Form(DatasetInfo)
 
 
-def dataset_kind(path: str | os.PathLike[str]) -> DatasetKind:
-    """Say what lies at `path`. Never raises: what is not there is INVALID.
+def is_prepared(root: str | os.PathLike[str]) -> bool:
+    """Whether a folder of this machine is a prepared dataset, by the info file in its `.nv-meta`."""
+    meta = os.path.join(root, META_FOLDER, "")
+    return isfile(meta + INFO_JSON) or isfile(meta + INFO_YAML)
 
-    A file is a JSONL dataset by the ending `.jsonl` and a metadataset by `.yaml` (not `.yml`); a folder is a WebDataset
-    when it has an info file in `.nv-meta` (beside a `records.json`, its shards are ArrayRecord files), and a plain
-    folder of files when it has only `index.sqlite` there; else it is an array, or a group of them, by the metadata file
-    of a zarr or N5 array or group; else it is the first of `kinds_of_files`.
-    """
-    path = os.fspath(path)
-    meta = os.path.join(path, META_FOLDER, "")
-    if isfile(meta + INFO_JSON) or isfile(meta + INFO_YAML):
-        return DatasetKind.ARRAY_RECORD if isfile(meta + RECORDS_JSON) else DatasetKind.WEBDATASET
-    if isfile(path):
-        if path.endswith(".yaml"):
-            return DatasetKind.METADATASET
-        return next(iter(kinds_of_files(path)), DatasetKind.INVALID)
-    if isfile(meta + INDEX_SQLITE):
-        return DatasetKind.FILESYSTEM
-    if is_array_folder(path):
-        return DatasetKind.ARRAY
-    return next((kind for kind in kinds_of_files(path) if kind is not DatasetKind.JSONL), DatasetKind.INVALID)
+
+def holds_records(root: str | os.PathLike[str]) -> bool:
+    """Whether the shards of a prepared dataset are ArrayRecord files, by the `records.json` in its `.nv-meta`."""
+    return is_prepared(root) and isfile(os.path.join(root, META_FOLDER, RECORDS_JSON))
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:

@@ -23,7 +23,7 @@ from rich.filesize import decimal
 from energon_grain._version import __version__
 from energon_grain.gallery.cards import Card, Column, Contents
 from energon_grain.gallery.fields import Shown
-from energon_grain.gallery.visible import visible
+from energon_grain.words import visible
 
 _PAGE_BYTES = 64_000_000
 """Of all files in a page; further ones are shown small."""

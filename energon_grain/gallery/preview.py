@@ -21,11 +21,11 @@ from energon_grain.errors import ConfigError
 from energon_grain.gallery.cards import Card, Contents, gather
 from energon_grain.gallery.fields import Shown
 from energon_grain.gallery.page import framed, page
-from energon_grain.gallery.visible import visible
 from energon_grain.get_datasets import get_train_dataset
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.stream.cursor import merge_cursors
 from energon_grain.tracebacks import public
+from energon_grain.words import visible
 
 MEDIA_BYTES = 4_000_000
 """A file is in a page up to this size; of a larger one a picture, an outline or frames are."""

@@ -26,7 +26,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.join_index import index_file_name
 from energon_grain.formats.splits import SplitRatio
-from energon_grain.formats.tar_list import lists_tars, one_text
+from energon_grain.formats.tar_list import one_text
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
 from energon_grain.metadataset.forms import (
@@ -47,6 +47,7 @@ from energon_grain.metadataset.resolve import Inherited, Leaf, Resolver
 from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
+from energon_grain.sources.kinds import NOTHING, kind_at
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.object_bytes import read_whole
@@ -427,7 +428,7 @@ def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) ->
         return document if root is None else replace(document, path=join(located(root), "metadataset"))
     path = located(path) if isinstance(path, str | os.PathLike) else one_text(path)
     by_itself = not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)
-    if by_itself or path.endswith(".jsonl") or lists_tars(path):
+    if by_itself or not (path.endswith(METADATASET_ENDINGS) or kind_at(path) is NOTHING):
         return DatasetLoader(path=path)
     if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
         raise DatasetNotFoundError(no_such_path(path))

@@ -13,14 +13,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from energon_grain.datasets.aux_stores import AuxReference, may_be_auxiliary
+from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
-from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind, not_prepared, of_plain_folder
+from energon_grain.formats.nv_meta import not_prepared, of_plain_folder
 from energon_grain.formats.tar_list import BETWEEN
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.metadataset.forms import (
@@ -37,6 +36,7 @@ from energon_grain.metadataset.forms import (
 from energon_grain.prepare.join_members import Keys
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
+from energon_grain.sources.kinds import FILESYSTEM, METADATASET, NOTHING, Kind, kind_at, kind_by_name
 from energon_grain.storage.location import METADATASET_ENDINGS, absolute, folder_of, is_file_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset
@@ -166,7 +166,7 @@ class Resolver:
             return self._nested(node, inner, path)
         subset = _subset(node.subset, inherited.subset, node.at, leaf=True)
         kind = self._kind(path, node.at)
-        if kind in READ_AS_IT_IS:
+        if kind is not None and not kind.is_configured:
             for name in ("dataset_config", "split_config"):
                 if getattr(node, name) is not None:
                     raise wrong(node.at.at(name), f"{kind.described} has no `{name}`")
@@ -182,7 +182,7 @@ class Resolver:
         node: DatasetReference | JoinDatasetReference,
         inner: Inherited,
         path: str,
-        kind: DatasetKind | None,
+        kind: Kind | None,
         **more: Any,
     ) -> LeafDataset:
         named = {"dataset_config": node.dataset_config, "split_config": node.split_config}
@@ -242,11 +242,12 @@ class Resolver:
     def _joined(self, member: JoinDatasetReference, join: MetadatasetJoin, outer: Inherited) -> LeafDataset:
         place = member.at.at("path")
         path = _absolute(member.path, outer.folder, place)
-        kind = DatasetKind.METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
-        if kind is DatasetKind.METADATASET:
+        kind = METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
+        if kind is METADATASET:
             raise wrong(place, f"{path}: is a metadataset; join the datasets in it, and mix the joins")
-        if kind is DatasetKind.ARRAY:
-            raise wrong(place, f"{path}: is an array, which is joined by `array:` in place of `path:`")
+        if kind is not None and kind.joined_by is not None:
+            said = f"{kind.described}, which is joined by `{kind.joined_by}:` in place of `path:`"
+            raise wrong(place, f"{path}: is {said}")
         inner = replace(
             outer, split_part=member.split_part or outer.split_part, subflavors={**member.tags, **outer.subflavors}
         )
@@ -271,14 +272,14 @@ class Resolver:
             through=inner.through,
         )
 
-    def _kind(self, path: str, place: Place) -> DatasetKind | None:
+    def _kind(self, path: str, place: Place) -> Kind | None:
         """What lies at the path of a leaf, decided here for good; None: of a store that is asked when it is used."""
         if is_url(path) and not self._require_data:
-            return DatasetKind.JSONL if path.endswith(".jsonl") else None
+            return kind_by_name(path)
         kind = _kind_at(path, place.at("path"))
-        if kind is DatasetKind.FILESYSTEM:
+        if kind is FILESYSTEM:
             raise wrong(place.at("path"), of_plain_folder(path))
-        if kind is DatasetKind.INVALID and self._require_data:
+        if kind is NOTHING and self._require_data:
             raise DatasetNotFoundError(f"{place.at('path')}: {not_prepared(path)}")
         return kind
 
@@ -288,7 +289,7 @@ class Resolver:
         if self._require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
                 raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
-            if aux.kind == "webdataset" and not may_be_auxiliary(_kind_at(path, place)):
+            if aux.kind == "webdataset" and _kind_at(path, place).store is None:
                 may_be_plain = is_url(path) or os.path.isdir(path)
                 plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
                 raise DatasetNotFoundError(f"{place}: {not_prepared(path)}{plain}")
@@ -300,7 +301,7 @@ def _absolute(written: str, folder: str, place: Place) -> str:
         return BETWEEN.join(piece and absolute(piece, folder) for piece in str(written).split(BETWEEN))
 
 
-def _kind_at(path: str, place: Place) -> DatasetKind:
+def _kind_at(path: str, place: Place) -> Kind:
     with asked_at(place):  # of a store that cannot be read
         return kind_at(path)
 

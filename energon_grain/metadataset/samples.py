@@ -11,12 +11,11 @@ from typing import Any
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare.measure import Function, MeasurePlan, MeasureProgress, MeasureReport, carry_out
 from energon_grain.prepare.samples import Columns, MeasurableSource, columns_of, opened_samples, refuse_unknown
 from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.kinds import METADATASET, kind_at
 from energon_grain.storage.location import located
 from energon_grain.tracebacks import public
 
@@ -38,7 +37,7 @@ def open_columns(path: str | os.PathLike[str], *, split_part: str = "train") -> 
         ReadError: An object store cannot be reached.
     """
     location = located(path)
-    if kind_at(location) is DatasetKind.METADATASET:
+    if kind_at(location) is METADATASET:
         return Columns(_opened_join(location, None, split_part))
     return columns_of(location)
 
@@ -105,7 +104,7 @@ def measure_dataset(
 
 def _opened(location: str, parts: Collection[str] | None, split_part: str) -> MeasurableSource:
     """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
-    if kind_at(location) is DatasetKind.METADATASET:
+    if kind_at(location) is METADATASET:
         return _opened_join(location, parts, split_part)
     return opened_samples(location, parts)
 

@@ -14,7 +14,7 @@ from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
-from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, dataset_kind
+from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, is_prepared
 from energon_grain.formats.sqlite_index import keep_media_tables, write_media_tables
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.listing import list_files, printable
@@ -77,7 +77,7 @@ def prepare_media(
         EnergonGrainError: As in `prepare_dataset`.
     """
     dataset = open_to_prepare(root)
-    if dataset_kind(dataset.local).has_shards:
+    if is_prepared(dataset.local):
         return prepare_dataset(
             dataset.location,
             tar_index_only=True,

@@ -9,7 +9,6 @@ import os
 import re
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ import numpy.typing as npt
 
 from energon_grain.errors import (
     ConfigError,
-    DatasetNotFoundError,
     DecodingError,
     EmptyDatasetError,
     EnergonGrainError,
@@ -42,7 +40,6 @@ from energon_grain.formats.columnar_build import open_columnar, scan_checked
 from energon_grain.formats.columns import ATTACHED, StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
-from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info
 from energon_grain.formats.splits import (
     DEFAULT_SPLIT_CONFIG,
@@ -59,17 +56,16 @@ from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
 from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
-from energon_grain.prepare.preparation import existing_file
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.samples import Columns, columns_of
 from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
-from energon_grain.storage.location import is_url, located, name_of
-from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
+from energon_grain.storage.location import is_url
+from energon_grain.storage.object_bytes import read_beginning
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
-from energon_grain.transforms.decode import SampleDecoder, json_codec
+from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
 T = TypeVar("T")
@@ -87,8 +83,6 @@ _COMPARED = 32
 _LISTED = 3
 N = TypeVar("N")
 LISTED_FINDINGS = 10_000
-_LINES_BETWEEN_PROGRESS = 20_000
-_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,18 +122,18 @@ class LintReport:
 
     Attributes:
         root: The dataset or metadataset, its path or URL.
-        shards: Shards that were compared with their indices.
+        shards: Shards that were compared with their indices, or files that were read; None: the data have none.
         samples: Samples that were decoded.
         findings: Errors first, then warnings, then notes; each in the order of shards, those about indices first.
     """
 
     root: str
-    shards: int
+    shards: int | None
     samples: int
     findings: tuple[LintFinding, ...]
 
     @classmethod
-    def of(cls, root: str, findings: Iterable[LintFinding], *, shards: int, samples: int) -> Self:
+    def of(cls, root: str, findings: Iterable[LintFinding], *, shards: int | None, samples: int) -> Self:
         """Make a report of findings in any order; those that come again are left out."""
         order = get_args(Severity).index
         ordered = sorted(dict.fromkeys(findings), key=lambda finding: order(finding.severity))
@@ -948,129 +942,3 @@ def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:
         count = max(1, int(np.searchsorted(ends, _CHUNK_BYTES, side="right")))
         yield block[:count]
         start += count
-
-
-def lint_jsonl(
-    path: str | os.PathLike[str],
-    *,
-    trusted_modules: Collection[str] = (),
-    progress: Callable[[int, int, int], None] = lambda *_: None,
-) -> LintReport:
-    """Decode every line of a JSONL file, and compare its index, if there is one, with the lines.
-
-    Findings name the line, counted from 1: `x.jsonl:123`. At most 10,000 are listed. The file is read once, in one
-    thread.
-
-    Args:
-        trusted_modules: Modules whose functions of columns may be called.
-        progress: Called now and then with (bytes read, size of the file, problems found).
-
-    Raises:
-        DatasetNotFoundError: There is no such file.
-        ReadError: An object store cannot be reached.
-    """
-    location = located(path)
-    name, size_bytes = name_of(location), _size_of(location)
-    starts, of_index = _index_of_lines(location, size_bytes)
-    findings: list[LintFinding] = []
-    checked = _CheckedLines(name, starts)
-    for number, line in enumerate(_lines(location), 1):
-        if (finding := checked.check(number, line)) is not None:
-            findings.append(finding)
-        if number % _LINES_BETWEEN_PROGRESS == 0:
-            progress(checked.offset, size_bytes, len(findings))
-        if len(findings) == LISTED_FINDINGS:
-            what = f"Nothing was read after problem {LISTED_FINDINGS:,}."
-            findings.append(LintFinding(severity="note", where=location, what=what))
-            return LintReport.of(location, findings, shards=1, samples=checked.samples)
-    if starts is not None and not checked.fit():
-        way_out = f"run `energon-grain prepare {location}`"
-        of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
-    findings += [of_index] if of_index else []
-    if starts is not None and of_index is None:
-        opened(location, findings, lambda: findings.extend(about_columns(location, trusted_modules)))
-    return LintReport.of(location, findings, shards=1, samples=checked.samples)
-
-
-def _size_of(location: str) -> int:
-    """Size of a file or object in bytes. Raises DatasetNotFoundError."""
-    if not is_url(location):
-        return existing_file(location).stat().st_size
-    try:
-        return RemoteFiles(storage_settings()).size(location)
-    except MissingObjectError:
-        raise DatasetNotFoundError(f"{location}: no such object") from None
-
-
-def _index_of_lines(location: str, size_bytes: int) -> tuple[npt.NDArray[np.int64] | None, LintFinding | None]:
-    """Where the index beside a file says that lines begin, if there is one; or what is wrong with it."""
-    try:
-        starts = _read_index(location)
-        check_jsonl_size(location, starts, size_bytes)
-    except FileNotFoundError:
-        return None, None
-    except EnergonGrainError as error:
-        return None, LintFinding(where=f"{name_of(location)}.idx", what=str(error))
-    return starts, None
-
-
-class _CheckedLines:
-    """Decodes the lines of a file one after the other, and compares where they begin with an index.
-
-    Attributes:
-        offset: Bytes read so far.
-        samples: Samples found so far.
-    """
-
-    def __init__(self, name: str, starts: npt.NDArray[np.int64] | None) -> None:
-        self.offset = self.samples = 0
-        self._name = name
-        self._starts = starts
-        self._fits = True
-        self._decode = json_codec("json")
-
-    def check(self, number: int, line: bytes) -> LintFinding | None:
-        """Take the next line, the `number`-th from 1; returns what is wrong with it."""
-        text, start = line.strip(), self.offset if self.samples else 0
-        self.offset += len(line)
-        if not text:
-            return None
-        if not is_object(text):
-            return LintFinding(where=f"{self._name}:{number}", what=f"holds no JSON object: {text[:40]!r}")
-        if self._starts is not None:
-            self._fits = self._fits and self.samples < len(self._starts) and self._starts[self.samples] == start
-        self.samples += 1
-        try:
-            self._decode(text)
-        except DecodingError as error:
-            return LintFinding(where=f"{self._name}:{number}", what=str(error))
-        return None
-
-    def fit(self) -> bool:
-        """Whether all lines were where the index says, and there is none more."""
-        return self._fits and self._starts is not None and len(self._starts) == self.samples + 1
-
-
-def _lines(location: str) -> Iterator[bytes]:
-    """The lines of a file or object, with their ends."""
-    if not is_url(location):
-        with open(location, "rb") as file:
-            yield from file
-        return
-    rest = b""
-    with ObjectStream(location) as stream:
-        while block := stream.read(_READ_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest
-
-
-def _read_index(location: str) -> npt.NDArray[np.int64]:
-    """The index beside a file or object. Raises FileNotFoundError where there is none."""
-    if not is_url(location):
-        return read_jsonl_index(jsonl_index_path(location))
-    with tempfile.NamedTemporaryFile() as file:  # what was mapped stays when it is gone
-        file.write(read_whole(f"{location}.idx"))
-        file.flush()
-        return read_jsonl_index(file.name, of=location)

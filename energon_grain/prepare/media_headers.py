@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+from energon_grain.formats.nv_meta import holds_records
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
@@ -334,7 +334,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     folder = open_folder(path)
     if folder.is_remote:
         raise RefusedError(f"{folder.location}: lies in an object store; index its videos before they are uploaded")
-    if dataset_kind(folder.local) is DatasetKind.ARRAY_RECORD:
+    if holds_records(folder.local):
         raise RefusedError(
             f"{folder.location}: records of ArrayRecord files are read whole, so an index of their videos is of no "
             f"use; clips of long videos want tars"

@@ -26,7 +26,7 @@ from energon_grain.formats.nv_meta import (
     RECORD_SUFFIX,
     RECORDS_JSON,
     DatasetInfo,
-    dataset_kind,
+    is_prepared,
     read_info,
 )
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config
@@ -258,21 +258,6 @@ def _counted(names: Sequence[str], what: str) -> str:
     return f"{counted(len(names), what)}{shown}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlPlan:
-    """What preparing a JSONL file does: it is read once, and its index is written beside it."""
-
-    path: str
-    size_bytes: int
-    write: str
-
-    def lines(self) -> Iterator[str]:
-        """The plan in words, a line each."""
-        yield f"Plan: index {self.path}. Nothing was written."
-        yield f"  read    {self.path}: {self.size_bytes:,} bytes"
-        yield f"  write   {self.write}"
-
-
 def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
     """Decide what a `prepare` will do. Nothing is written.
 
@@ -284,7 +269,7 @@ def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
     """
     _check_request(dataset, request)
     mark = request.text(dataset.local)
-    if request.mode == "new" and dataset_kind(dataset.local).has_shards and not is_unfinished(dataset.local, mark):
+    if request.mode == "new" and is_prepared(dataset.local) and not is_unfinished(dataset.local, mark):
         raise RefusedError(
             f"{dataset.location}: already prepared. append (--append) adds the shards that it does not have yet; "
             f"force_overwrite (--force-overwrite) prepares it again and replaces its splits; tar_index_only "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from energon_grain.formats.columnar_build import open_columnar, remove_old_gener
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
-from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
     INDEX_SQLITE,
@@ -52,7 +50,6 @@ from energon_grain.prepare.plan import (
     COLUMNAR,
     DIGESTS,
     SQLITE_FILES,
-    JsonlPlan,
     PreparePlan,
     PrepareRequest,
     plan_of,
@@ -86,10 +83,6 @@ from energon_grain.storage.atomic import (
     remove_temporaries,
 )
 from energon_grain.storage.digests import ShardDigest, digests_of, encode_digests, read_digests
-from energon_grain.storage.location import is_url, located
-from energon_grain.storage.object_bytes import ObjectBytes
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.settings import storage_settings
 from energon_grain.tracebacks import public
 
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
@@ -575,72 +568,6 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlReport:
-    """What was found when a JSONL file was indexed.
-
-    Attributes:
-        path: The file; a URL as text.
-        index: The index that was written.
-        samples: Number of samples.
-        size_bytes: Size of the file.
-        elapsed_s: Wall-clock time.
-    """
-
-    path: Path | str
-    index: Path | str
-    samples: int
-    size_bytes: int
-    elapsed_s: float
-
-
-def prepare_jsonl(
-    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
-) -> JsonlReport:
-    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
-
-    Args:
-        path: The file, or its URL. An object is read once, front to back.
-        progress: Called now and then with (bytes read, size of the file, samples found).
-
-    Raises:
-        DatasetNotFoundError: There is no such file.
-        DecodingError: Lines hold no JSON object; names the first ones.
-        EmptyDatasetError: There is no sample.
-        ReadError: There is no such object, or it cannot be reached.
-        OSError: The index cannot be written.
-    """
-    plan, begun_s = plan_jsonl(path), time.monotonic()
-
-    def tell(done: int, samples: int) -> None:
-        if progress is not None:
-            progress(done, plan.size_bytes, samples)
-
-    if is_url(plan.path):
-        with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
-            index = Path(folder, "index")
-            samples = write_jsonl_index(plan.path, target=index, progress=tell)
-            shared_client(storage_settings()).write(plan.write, index.read_bytes())
-    else:
-        samples = write_jsonl_index(plan.path, progress=tell)
-    kind = str if is_url(plan.path) else Path
-    return JsonlReport(
-        path=kind(plan.path),
-        index=kind(plan.write),
-        samples=samples,
-        size_bytes=plan.size_bytes,
-        elapsed_s=time.monotonic() - begun_s,
-    )
-
-
-def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
-    """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
-    location = located(path)
-    size_bytes = ObjectBytes(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
-    index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
-    return JsonlPlan(path=location, size_bytes=size_bytes, write=index)
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.columns import KeptColumns, StoredColumn
-from energon_grain.formats.data_folder import kind_at
-from energon_grain.formats.nv_meta import DatasetKind
 from energon_grain.prepare.bare_tars import open_data
-from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.kinds import FileSource, kind_at
 from energon_grain.sources.prepared import PreparedSource, open_prepared
-from energon_grain.sources.source import release_mapped
-from energon_grain.sources.tables import TABLES, TableSource
-from energon_grain.sources.token_files import TokenSource
+from energon_grain.sources.source import Source, release_mapped
 from energon_grain.tracebacks import public
 
-MeasurableSource: TypeAlias = PreparedSource | JsonlSource | TableSource | JoinedSource
+
+class MeasurableFiles(FileSource, Protocol):
+    """A source of files with which columns are kept."""
+
+    @property
+    def kept(self) -> KeptColumns:
+        """What is known of all its samples."""
+        ...
+
+
+MeasurableSource: TypeAlias = PreparedSource | MeasurableFiles | JoinedSource
 _BLOCK_SAMPLES = 1 << 20
 
 
@@ -39,7 +44,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         stale: Names of those that are of samples that are not here any more.
     """
 
-    def __init__(self, source: MeasurableSource | ArrayGroupSource | TokenSource) -> None:
+    def __init__(self, source: MeasurableSource | Source) -> None:
         kept: KeptColumns | None = getattr(source, "kept", None)
         self.source = source
         self.stored: Mapping[str, StoredColumn] = {} if kept is None else kept.stored
@@ -86,32 +91,24 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
 def columns_of(location: str) -> Columns:
     """The columns of a dataset, file or array. Raises as `open_columns`."""
     kind = kind_at(location)
-    if kind is DatasetKind.ARRAY:
-        return Columns(ArrayGroupSource(location))
-    if kind is DatasetKind.TOKENS:
-        return Columns(TokenSource(location))
+    if kind.open is not None and kind.takes_no_columns:
+        return Columns(kind.open(location, None).source)
     return Columns(opened_samples(location, None))
 
 
 def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSource:
     """All samples of a dataset, with some of their parts."""
     kind = kind_at(location)
-    if kind is DatasetKind.ARRAY:
-        raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
-    if kind is DatasetKind.JSONL:
-        source = JsonlSource(location, parts=parts)
-        known = ("json",)
-    elif kind.is_table:
-        files = TABLES[kind](location)
-        refuse_unknown(location, parts, TableSource(files).part_names)
-        return TableSource(files, parts=parts)
-    elif kind.has_own_columns:
-        raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
-    else:
-        source = open_prepared(open_data(location), kind=kind, parts=parts)
+    if kind.takes_no_columns:
+        raise ConfigError(f"{location}: is {kind.described}{kind.takes_no_columns}")
+    if kind.open is None:
+        source: Any = open_prepared(open_data(location), parts=parts)
         known = source.all_part_names
+    else:
+        found = kind.open(location, None)
+        source, known = found.source, found.part_names
     refuse_unknown(location, parts, known)
-    return source
+    return source if parts is None or kind.open is None else cast("Any", kind.open(location, parts).source)
 
 
 def refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:

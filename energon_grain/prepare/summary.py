@@ -1,9 +1,9 @@
-"""What `energon-grain info` says of a dataset, an array or a JSONL file, without reading its samples."""
+"""What `energon-grain info` says of data, without reading samples."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,22 +19,24 @@ from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
-from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, DatasetKind, read_info, read_uuid
+from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.samples import Columns
-from energon_grain.sources.arrays import ArrayGroupSource
-from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.kinds import Opened
 from energon_grain.sources.prepared import open_prepared
-from energon_grain.sources.tables import TABLES, TableSource
-from energon_grain.sources.token_files import TokenSource
+from energon_grain.sources.source import Source
 from energon_grain.storage.location import join
 from energon_grain.storage.object_bytes import read_beginning
+from energon_grain.words import binary_bytes, counted, format_bytes, table
 
 _BLOCK_SAMPLES = 1 << 20
 _POWERS = 65  # sizes are below 2^63
 _COLUMN_BINS = 24
 _LOG_FROM = 100
+_BAR_WIDTH = 40
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,6 +270,15 @@ def _bins(powers: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
     )
 
 
+def sizes_of_samples(source: Source) -> tuple[tuple[SizeBin, ...], int]:
+    """A histogram of the sizes of samples, and the sum of them."""
+    powers, total_bytes = np.zeros(_POWERS, np.int64), 0
+    for begin in range(0, len(source), _BLOCK_SAMPLES):
+        sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
+        powers, total_bytes = powers + _powers(sizes), total_bytes + int(sizes.sum())
+    return _bins(powers), total_bytes
+
+
 def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[np.int64]]:
     """Add up the parts of each name, and count the sizes of samples by `_powers`; memory does not grow with them."""
     kinds = len(index.part_names)
@@ -324,20 +335,61 @@ def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArrayForm:
-    """What one array is.
+class SamplesSummary:
+    """What data of a kind without words of its own hold.
 
     Attributes:
-        type: Of its numbers.
-        row_shape: Of a row.
-        row_bytes: Size of a row.
-        chunk_rows: Consecutive rows that are decompressed together.
+        path: The data, as they were named.
+        files: How many.
+        samples: Number of samples.
+        size_bytes: Of all samples.
+        content_id: Digest of what is served.
+        parts: Names of parts.
+        sizes: Histogram of the sizes of samples, in powers of two.
+        columns: As of a dataset.
+        stale_columns: As of a dataset.
     """
 
-    type: str
-    row_shape: tuple[int, ...]
-    row_bytes: int
-    chunk_rows: int
+    path: str
+    files: int
+    samples: int
+    size_bytes: int
+    content_id: str
+    parts: tuple[str, ...]
+    sizes: tuple[SizeBin, ...]
+    columns: dict[str, ColumnSummary]
+    stale_columns: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What people read."""
+        samples = f"  {counted(self.samples, 'sample')} in {counted(self.files, 'file')}"
+        kind = "  samples are plain dicts, to be cooked by the program (crude); their parts are "
+        return [
+            self.path,
+            f"{samples}, {format_bytes(self.size_bytes)}",
+            f"{kind}{', '.join(self.parts)}",
+            "",
+            *column_lines(self.columns, self.stale_columns),
+            *histogram_lines(self.sizes),
+        ]
+
+
+def summarize_samples(found: Opened) -> SamplesSummary:
+    """Describe data that are read as they are by what every source knows."""
+    source = found.source
+    sizes, size_bytes = sizes_of_samples(source)
+    columns = Columns(source)
+    return SamplesSummary(
+        path=source.path,
+        files=len(source.shard_counts),
+        samples=len(source),
+        size_bytes=size_bytes,
+        content_id=source.content_id,
+        parts=found.part_names,
+        sizes=sizes,
+        columns=summarize_columns(columns, columns.stored),
+        stale_columns=columns.stale,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -372,128 +424,67 @@ class TableSummary:
     stale_columns: tuple[str, ...]
     row_group_bytes: tuple[int, int]
 
+    def lines(self) -> list[str]:
+        """What people read."""
+        measured = column_lines(self.measured, self.stale_columns)
+        groups: list[str] = []
+        if self.row_groups is not None:
+            mean, largest = map(format_bytes, self.row_group_bytes)
+            groups = [f"  {counted(self.row_groups, self.group_word)} of {mean} in the mean, {largest} at most; "]
+            groups[0] += "a shuffle is in as many at a time as it has lanes (48)" if self.are_blocks else "any is near"
+        return [
+            self.path,
+            f"  {counted(self.samples, 'sample')} in {counted(self.files, 'file')}, "
+            f"{format_bytes(self.size_bytes)} of columns, not compressed",
+            *groups,
+            "  samples are plain dicts, to be cooked by the program (crude); their parts are columns",
+            "",
+            "Parts",
+            *table([*self.columns.items()], "<<"),
+            *([""] if measured else []),
+            *measured[:-1],
+        ]
 
-def summarize_tables(path: str | os.PathLike[str], kind: DatasetKind) -> TableSummary:
-    """Describe files whose samples have parts without names in the files, of one kind of `TABLES`, or of tokens.
 
-    Raises EnergonGrainError as `TableFiles` or `TokenSource` does.
+def column_lines(columns: Mapping[str, ColumnSummary], stale: Sequence[str]) -> list[str]:
+    """What people read about columns."""
+    lines = ["Columns", *table(*column_rows(columns)), ""] if columns else []
+    if stale:
+        lines += [f"Columns of samples that are not here any more: {', '.join(stale)}.", ""]
+    return lines
+
+
+def column_rows(columns: Mapping[str, ColumnSummary]) -> tuple[list[tuple[str, ...]], str]:
+    """A row for each column, and how they are aligned, for `table`."""
+    return [_column(*item, HEADER_FUNCTION) for item in columns.items()], "<>><<<"
+
+
+def _column(name: str, column: ColumnSummary, of_media: str) -> tuple[str, ...]:
+    missing = f"{column.missing:,} missing" if column.missing else ""
+    version = f" (version {column.version})" if column.version != 1 else ""
+    made_by = "" if column.function == of_media else f"{column.function}{version}"
+    if column.mean is None:
+        return name, "no values", missing, "", "", made_by
+    extent = f"mean {column.mean:,.6g} ({column.smallest:,.6g} to {column.largest:,.6g})"
+    scale = " log" if column.is_log else ""
+    return name, f"{column.values:,} values", missing, extent, sparkline(column.bins) + scale, made_by
+
+
+def sparkline(counts: Sequence[int]) -> str:
+    """A histogram in one line: the height of each bar is in proportion, and one that is not empty shows.
+
+    >>> sparkline([0, 1, 4, 8])
+    ' ▁▄█'
     """
-    if kind is DatasetKind.TOKENS:
-        tokens = TokenSource(path)
-        return TableSummary(
-            path=tokens.path,
-            files=1,
-            row_groups=None,
-            group_word="",
-            are_blocks=False,
-            samples=len(tokens),
-            size_bytes=tokens.size_bytes,
-            content_id=tokens.content_id,
-            columns={"tokens": f"list of {tokens.type}"},
-            measured={},
-            stale_columns=(),
-            row_group_bytes=(0, 0),
-        )
-    files = TABLES[kind](path)
-    sizes = files.groups.extents[:, :, 2].sum(axis=1)
-    types: dict[str, str] = {}
-    for number in range(len(files.names)):
-        if len(types) < len(files.columns):
-            types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
-    measured = Columns(TableSource(files))
-    return TableSummary(
-        path=files.location,
-        files=len(files.names),
-        row_groups=len(sizes),
-        group_word=files.group_word,
-        are_blocks=not files.is_mapped,
-        samples=len(files),
-        size_bytes=int(sizes.sum()),
-        content_id=files.content_id,
-        columns={name: types[name] for name in files.columns},
-        measured=summarize_columns(measured, measured.stored),
-        stale_columns=measured.stale,
-        row_group_bytes=(int(sizes.mean()), int(sizes.max())),
-    )
+    most = max(counts, default=0)
+    return "".join(_BARS[-(-count * 8 // most) if most else 0] for count in counts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArraySummary:
-    """What a group of arrays holds; an array is a group of one.
-
-    Attributes:
-        path: The folder.
-        samples: Number of rows.
-        size_bytes: Size of all rows, not compressed.
-        content_id: Digest of what the arrays hold; see `ArraySource.content_id`.
-        arrays: By name.
-    """
-
-    path: str
-    samples: int
-    size_bytes: int
-    content_id: str
-    arrays: dict[str, ArrayForm]
-
-
-def summarize_arrays(path: str | os.PathLike[str]) -> ArraySummary:
-    """Describe an array or group.
-
-    Raises EnergonGrainError as `ArrayGroupSource` does, and FormatError if TensorStore cannot read an array.
-    """
-    source = ArrayGroupSource(path)
-    arrays = {
-        name: ArrayForm(
-            type=array.dtype.name, row_shape=array.row_shape, row_bytes=array.row_bytes, chunk_rows=array.chunk_rows
-        )
-        for name, array in source.arrays.items()
-    }
-    return ArraySummary(
-        path=source.path,
-        samples=len(source),
-        size_bytes=len(source) * sum(array.row_bytes for array in arrays.values()),
-        content_id=source.content_id,
-        arrays=arrays,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlSummary:
-    """What a JSONL file holds.
-
-    Attributes:
-        path: The file.
-        samples: Number of samples.
-        size_bytes: Size of the file.
-        content_id: Digest of where its samples lie.
-        sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
-        columns: As of a dataset.
-        stale_columns: As of a dataset.
-    """
-
-    path: str
-    samples: int
-    size_bytes: int
-    content_id: str
-    sizes: tuple[SizeBin, ...]
-    columns: dict[str, ColumnSummary]
-    stale_columns: tuple[str, ...]
-
-
-def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
-    """Describe a JSONL file from its index, which is made if there is none. Raises as `JsonlSource` does."""
-    source = JsonlSource(path)
-    powers, total_bytes = np.zeros(_POWERS, np.int64), 0
-    for begin in range(0, len(source), _BLOCK_SAMPLES):
-        sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
-        powers, total_bytes = powers + _powers(sizes), total_bytes + int(sizes.sum())
-    columns = Columns(source)
-    return JsonlSummary(
-        path=str(path),
-        samples=len(source),
-        size_bytes=total_bytes,
-        content_id=source.content_id,
-        sizes=_bins(powers),
-        columns=summarize_columns(columns, columns.stored),
-        stale_columns=columns.stale,
-    )
+def histogram_lines(sizes: Sequence[SizeBin]) -> list[str]:
+    """What people read about the sizes of samples."""
+    most = max((size.samples for size in sizes), default=0)
+    rows: list[tuple[str, ...]] = []
+    for size in sizes:
+        bar = "█" * max(round(size.samples / most * _BAR_WIDTH), int(size.samples > 0))
+        rows.append((f"{binary_bytes(size.from_bytes)} to {binary_bytes(size.below_bytes)}", f"{size.samples:,}", bar))
+    return ["Sample sizes", *table(rows, "<><")]

@@ -28,7 +28,7 @@ from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import find_columnar
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
+from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, read_info
 from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
 from energon_grain.prepare.dataset_definition import define_dataset
 from energon_grain.prepare.listing import name_ratio, printable
@@ -306,7 +306,7 @@ class _Target:
         check_container(container, compression)
         if not name or name != printable(name) or {"", ".", "..", META_FOLDER} & set(name.split("/")):
             raise ConfigError(f"name={name!r}: is a relative path such as 'shard' or 'photos/shard'")
-        has_shards = append or dataset_kind(self.root).has_shards
+        has_shards = append or is_prepared(self.root)
         self.indexed: Collection[str] = read_info(self.root).shard_counts if has_shards else ()
         if append:
             _check_appendable(self.root, container)

@@ -37,7 +37,7 @@ from energon_grain.formats.columnar_header import (
 from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, commit_staged
 from energon_grain.formats.data_folder import DataFolder, look_again, open_folder
-from energon_grain.formats.nv_meta import INFO_JSON, META_FOLDER, dataset_kind
+from energon_grain.formats.nv_meta import INFO_JSON, META_FOLDER, is_prepared
 from energon_grain.forms import Form
 from energon_grain.prepare.scan import ScanLog
 from energon_grain.storage.addresses import address_of
@@ -240,7 +240,7 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
             atomic_write_bytes(work / _PLAN_JSON, msgspec.json.encode(plan))
         return
     if not (_is_folder_or_new(root) and (append or work.is_dir() or _is_free(root))):
-        ways = "; append=True adds shards to it" if dataset_kind(root).has_shards else ""
+        ways = "; append=True adds shards to it" if is_prepared(root) else ""
         raise RefusedError(
             f"{root}: is not empty. A dataset is written into a new or empty folder, or goes on with an unfinished "
             f"write of the same data{ways}"

@@ -128,6 +128,10 @@ class FileStore(ABC, Generic[T_co]):
         """
         return data
 
+    def _decoded_as(self, key: str) -> str:
+        """The name by whose ending the value of a key is decoded; by default the key itself."""
+        return key
+
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
         """What is known of a file that is an image, a video or a sound, without reading it.
 

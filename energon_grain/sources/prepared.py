@@ -6,7 +6,7 @@ import os
 from typing import TypeAlias, Unpack
 
 from energon_grain.formats.data_folder import DataFolder, open_folder
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind
+from energon_grain.formats.nv_meta import holds_records
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.indexed import SourceOptions
 from energon_grain.sources.webdataset import WebDatasetSource
@@ -14,14 +14,13 @@ from energon_grain.sources.webdataset import WebDatasetSource
 PreparedSource: TypeAlias = WebDatasetSource | ArrayRecordSource
 
 
-def open_prepared(
-    path: str | os.PathLike[str] | DataFolder, *, kind: DatasetKind | None = None, **options: Unpack[SourceOptions]
-) -> PreparedSource:
-    """Open tars or ArrayRecord files; arguments and what is raised are as of the two sources.
+def open_prepared(path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> PreparedSource:
+    """Open tars or ArrayRecord files, whose records are read whole; arguments and errors are those of the two sources.
 
-    `kind` is what lies at the path, where that is known. What is not there, or not prepared, is taken for tars, and the
-    error says so.
+    What is not there, or not prepared, is taken for tars, and the error says so.
     """
     folder = open_folder(path)
-    records = (kind or dataset_kind(folder.local)) is DatasetKind.ARRAY_RECORD
-    return (ArrayRecordSource if records else WebDatasetSource)(folder, **options)
+    if not holds_records(folder.local):
+        return WebDatasetSource(folder, **options)
+    options["lazy"] = None
+    return ArrayRecordSource(folder, **options)

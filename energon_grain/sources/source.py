@@ -461,3 +461,16 @@ class Source(Protocol):
     def close(self) -> None:
         """Release file handles; reading again opens them anew."""
         ...
+
+
+@runtime_checkable
+class HasKeyColumns(Source, Protocol):
+    """A source whose keys may be in the data, in one of its columns."""
+
+    def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
+        """The keys of all its rows, in order, in blocks; those of a column, or the usual ones."""
+        ...
+
+    def keys_id(self, column: str | None = None) -> str:
+        """Digest of keys that are in the data; empty where names of files say them."""
+        ...

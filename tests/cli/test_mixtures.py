@@ -29,7 +29,7 @@ from energon_grain import ConfigError
 from energon_grain.cli import plot
 from energon_grain.cli.mixture import MixtureSummary, summarize_mixture
 from energon_grain.cli.plot import WINDOWS, count_leaves
-from energon_grain.cli.terminal import format_bytes, significant
+from energon_grain.cli.terminal import significant
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.samplers.blend import Blend
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
@@ -37,6 +37,7 @@ from energon_grain.samplers.routing import Concat, Router, RouteTree
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
+from energon_grain.words import format_bytes
 
 
 @pytest.fixture(scope="module")

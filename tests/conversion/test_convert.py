@@ -31,7 +31,7 @@ from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, FormatError, RefusedError
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
+from energon_grain.formats.nv_meta import holds_records, is_prepared, read_info
 from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard
 from energon_grain.formats.splits import read_split_config
 from energon_grain.prepare import PrepareProgress, prepare_dataset
@@ -78,7 +78,7 @@ def test_there_and_back(tars: Path, tmp_path: Path) -> None:
     assert (report.samples, report.container, report.verified, report.notes) == (50, "array-record", True, ())
     assert [now.shards_done for now in seen if now.stage == "convert"] == [0, 1, 2, 3, 4, 5]
     assert seen[-1].stage == "index"
-    assert dataset_kind(there) is DatasetKind.ARRAY_RECORD
+    assert holds_records(there)
     assert read_info(there).shard_counts == {f"parts/s-{shard}.array_record": 10 for shard in range(5)}
     assert told(there) == told(tars)
     assert open_columnar(there).content_id == open_columnar(tars).content_id
@@ -125,7 +125,7 @@ def test_shards_that_are_there_are_not_written_again(tars: Path, tmp_path: Path)
         convert_dataset(tars, target, progress=stop)
     done = sorted((target / "parts").glob("s-*.array_record"))
     assert len(done) >= 3
-    assert dataset_kind(target) is DatasetKind.INVALID
+    assert not is_prepared(target)
     (target / "parts" / ".s-9.array_record.00.writing").touch()
     done[0].write_bytes(b"half a shard")
     before = {path: path.stat().st_mtime_ns for path in done[1:]}

@@ -63,8 +63,8 @@ from energon_grain.formats.jsonl import (
     write_jsonl_index,
 )
 from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
-from energon_grain.prepare.preparation import prepare_jsonl
-from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.kinds.jsonl.prepare import prepare_jsonl
+from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.storage.local import LocalFiles
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON")

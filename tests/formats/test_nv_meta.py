@@ -34,8 +34,6 @@ from energon_grain.formats.data_folder import naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import (
     DatasetInfo,
-    DatasetKind,
-    dataset_kind,
     encode_info,
     not_prepared,
     read_info,
@@ -47,6 +45,7 @@ from energon_grain.formats.splits import encode_split_config, read_split_config,
 from energon_grain.formats.sqlite_index import write_sqlite_index
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.location import leads_out
 from energon_grain.testing import make_text_dataset
 
@@ -126,20 +125,22 @@ def test_uuid(tmp_path: Path, meta: Path) -> None:
 
 
 def test_kinds(tmp_path: Path, meta: Path) -> None:
-    for name in ("x.jsonl", "m.yaml", "m.yml", "x.tar"):
+    for name in ("x.jsonl", "m.yaml", "m.yml"):
         (tmp_path / name).touch()
-    assert dataset_kind(tmp_path / "x.jsonl") is DatasetKind.JSONL
-    assert dataset_kind(tmp_path / "m.yaml") is DatasetKind.METADATASET
-    assert dataset_kind(tmp_path / "m.yml") is DatasetKind.INVALID
-    assert dataset_kind(tmp_path / "x.tar") is DatasetKind.INVALID
-    assert dataset_kind(tmp_path / "missing") is DatasetKind.INVALID
-    assert dataset_kind(tmp_path) is DatasetKind.INVALID
+
+    def kind(name: str = "") -> str:
+        return kind_at(str(tmp_path / name)).name
+
+    assert kind("x.jsonl") == "jsonl"
+    assert kind("m.yaml") == "metadataset"
+    assert kind("m.yml") == kind("missing") == kind() == "invalid"
+    assert kind("x.tar") == "bare tars"
     (meta / "index.sqlite").touch()
-    assert dataset_kind(tmp_path) is DatasetKind.FILESYSTEM
+    assert kind() == "filesystem"
     (meta / ".info.yaml").touch()
-    assert dataset_kind(tmp_path) is DatasetKind.WEBDATASET
+    assert kind() == "webdataset"
     (meta / "records.json").touch()
-    assert dataset_kind(tmp_path) is DatasetKind.ARRAY_RECORD
+    assert kind() == "array_record"
 
 
 @pytest.fixture
@@ -407,7 +408,7 @@ def test_tar_indices_are_the_same_bytes(root: Path) -> None:
 
 def test_info_and_splits_are_written_alike(root: Path) -> None:
     meta = root / ".nv-meta"
-    assert dataset_kind(root) is DatasetKind.WEBDATASET
+    assert kind_at(str(root)).name == "webdataset"
     info = read_info(root)
     assert info.energon_version == "7.4.1"
     assert encode_info(info) == (meta / ".info.json").read_text()

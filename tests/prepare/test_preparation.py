@@ -41,7 +41,7 @@ from energon_grain.errors import (
 from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
-from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, preparing, read_info, read_uuid
+from energon_grain.formats.nv_meta import holds_records, preparing, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
@@ -534,7 +534,7 @@ def test_everything_is_written_beside_records(records_root: Path) -> None:
         "split.yaml",
     ]
     assert not list(records_root.glob("*.idx"))
-    assert dataset_kind(records_root) is DatasetKind.ARRAY_RECORD
+    assert holds_records(records_root)
     assert read_records_file(records_root) == "msgpack"
     assert read_info(records_root).shard_counts == {f"shard_{number:03d}.array_record": 4 for number in range(10)}
     assert len(read_split_config(records_root).split_parts["train"]) == 8
@@ -630,7 +630,7 @@ def test_what_was_prepared_stays_what_it_is(records_root: Path) -> None:
     before = open_columnar(records_root).content_id
     prepare_dataset(records_root, tar_index_only=True)
     assert open_columnar(records_root).content_id != before
-    assert dataset_kind(records_root) is DatasetKind.ARRAY_RECORD
+    assert holds_records(records_root)
     with pytest.raises(ConfigError, match="tar_index_only takes no records"):
         prepare_dataset(records_root, tar_index_only=True, records="raw")
     (records_root / ".nv-meta" / "records.json").write_text("damaged")

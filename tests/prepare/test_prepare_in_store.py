@@ -32,8 +32,8 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import read_info
+from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.prepare import PrepareProgress, prepare_dataset
-from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings

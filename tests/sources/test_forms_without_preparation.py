@@ -54,13 +54,13 @@ from energon_grain.errors import (
     SplitError,
     StaleIndexError,
 )
-from energon_grain.formats.arrow_files import ArrowFiles
-from energon_grain.formats.mds_files import MdsFiles
-from energon_grain.formats.mds_hashes import _log_unknown
-from energon_grain.formats.parquet import ParquetFiles
+from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.mds_files import MdsFiles
+from energon_grain.kinds.tables.mds_hashes import _log_unknown
+from energon_grain.kinds.tables.parquet import ParquetFiles
+from energon_grain.kinds.tables.source import TableSource
+from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.tables import TableSource
-from energon_grain.sources.token_files import TokenSource
 from energon_grain.testing import make_text_dataset, write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -343,7 +343,7 @@ def test_no_error_of_pyarrow_comes_raw(tmp_path: Path, monkeypatch: pytest.Monke
         in_order(write_arrow(tmp_path / "x.arrow", {"kind": kind}))
     path = write_arrow(tmp_path / "y.arrow", {"n": [1]})
     for error in (pa.ArrowIndexError("tried to refer to element 77"), pa.ArrowKeyError("21"), KeyError(21)):
-        monkeypatch.setattr("energon_grain.formats.arrow_columns.ColumnKind.array", Mock(side_effect=error))
+        monkeypatch.setattr("energon_grain.kinds.tables.arrow_columns.ColumnKind.array", Mock(side_effect=error))
         with pytest.raises(FormatError, match=r"y\.arrow: record batch 0: column 'n': .*(77|21)"):
             in_order(path)
 
@@ -375,7 +375,7 @@ def test_mds_that_mosaic_wrote(kind: str) -> None:
 
 def test_mds_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards that are not compressed are read in runs, wherever samples end."""
-    monkeypatch.setattr("energon_grain.formats.mds_files._GROUP_BYTES", 100)
+    monkeypatch.setattr("energon_grain.kinds.tables.mds_files._GROUP_BYTES", 100)
     columns = {"n": list(range(100)), "text": ["x" * (number % 50) for number in range(100)], "raw": [b"r"] * 100}
     path = write_mds(tmp_path / "set", columns, shards=3)
     assert [each["text"] for each in in_order(path)] == columns["text"]
@@ -458,11 +458,11 @@ def test_hashes_are_compared_once_in_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bucket: Bucket
 ) -> None:
     """And none identifies the data. In a store, a shard that is not compressed is not fetched for it."""
-    monkeypatch.setattr("energon_grain.formats.mds_files._GROUP_BYTES", 100)
+    monkeypatch.setattr("energon_grain.kinds.tables.mds_files._GROUP_BYTES", 100)
     path = write_mds(tmp_path / "set", TEXTS, shards=3, hashes=("xxh64",))
     (path / "index.json").write_text((path / "index.json").read_text().replace('"xxh64"', '"crc7": "0", "xxh64"'))
     calls: list[Any] = []
-    monkeypatch.setattr("energon_grain.formats.mds_files.refuse_wrong_hash", lambda *given: calls.append(given))
+    monkeypatch.setattr("energon_grain.kinds.tables.mds_files.refuse_wrong_hash", lambda *given: calls.append(given))
     source = TableSource(MdsFiles(path))
     for index in (0, 29, 15, 1, 28, 14):
         source.read(np.array([index]))
@@ -547,7 +547,7 @@ def test_an_index_that_does_not_fit_into_memory(tmp_path: Path) -> None:
         TokenSource(path)
     os.truncate(tmp_path / "x.idx", len(index) + 8 * 2**40)
     program = (
-        "import resource, sys; from energon_grain.sources.token_files import TokenSource\n"
+        "import resource, sys; from energon_grain.kinds.tokens.source import TokenSource\n"
         "from energon_grain.errors import ReadError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "try: TokenSource(sys.argv[1])\n"

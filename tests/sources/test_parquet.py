@@ -45,8 +45,8 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.parquet import ParquetFiles
-from energon_grain.sources.tables import DecodedGroups, TableSource, decoded_groups
+from energon_grain.kinds.tables.parquet import ParquetFiles
+from energon_grain.kinds.tables.source import DecodedGroups, TableSource, decoded_groups
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

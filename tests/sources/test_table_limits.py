@@ -23,9 +23,9 @@ from table_forms import write_arrow, write_feather, write_mds
 
 from energon_grain import StorageSettings, WorkerConfig, get_val_dataset, use_storage
 from energon_grain.errors import ConfigError, EnergonGrainError, FormatError, ReadError
-from energon_grain.formats.arrow_files import ArrowFiles
-from energon_grain.formats.parquet import ParquetFiles
-from energon_grain.sources.tables import DecodedGroups, TableSource
+from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.parquet import ParquetFiles
+from energon_grain.kinds.tables.source import DecodedGroups, TableSource
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 _LIMIT_BYTES = 8 << 20

@@ -37,9 +37,9 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.errors import ConfigError
+from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
-from energon_grain.prepare.preparation import prepare_jsonl
 from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.storage.epath import folders_of_glob, glob_to_regex
 from energon_grain.testing import make_text_dataset

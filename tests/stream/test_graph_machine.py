@@ -308,7 +308,7 @@ def test_any_graph_over_tables(
 ) -> None:
     """Row groups of uneven sizes, in two files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("energon_grain.formats.mds_files._GROUP_BYTES", 100)
+    monkeypatch.setattr("energon_grain.kinds.tables.mds_files._GROUP_BYTES", 100)
 
     def make(n: int, broken: Iterable[int] = ()) -> Path:
         folder = tmp_path / f"{n}-{sorted(broken)}"

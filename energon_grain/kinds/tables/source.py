@@ -29,13 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
-from energon_grain.formats.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
-from energon_grain.formats.arrow_files import ArrowFiles
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
-from energon_grain.formats.mds_files import MdsFiles
-from energon_grain.formats.nv_meta import DatasetKind
-from energon_grain.formats.parquet import ParquetFiles
 from energon_grain.formats.table_files import TableFiles, is_memory_short, named_error
+from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -207,14 +203,6 @@ def decoded_groups() -> DecodedGroups:
 
 
 os.register_at_fork(after_in_child=lambda: decoded_groups().renew() if decoded_groups.cache_info().currsize else None)
-
-
-TABLES: dict[DatasetKind, type[TableFiles]] = {
-    DatasetKind.PARQUET: ParquetFiles,
-    DatasetKind.ARROW: ArrowFiles,
-    DatasetKind.MDS: MdsFiles,
-}
-"""Kinds of files whose rows are samples."""
 
 
 class TableSource(Cut):
@@ -700,9 +688,12 @@ class TableFileStore(OwnFileStore[Any]):
     def _identity(self) -> Any:
         return self._whole.content_id
 
-    @property
-    def endings(self) -> dict[str, str]:
-        return self._whole.endings
+    def _decoded_as(self, key: str) -> str:
+        """The key with the ending that decodes its column, where that has one."""
+        part = part_of_key(key)[1]
+        endings = self._whole.endings
+        ending = endings.get(part) or endings.get(part.rpartition(".")[0])
+        return f"{key}.{ending}" if ending else key
 
     def get_path(self) -> str:
         return self._whole.path

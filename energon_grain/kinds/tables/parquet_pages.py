@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from energon_grain.formats.parquet_thrift import Buffer, number, read_struct
+from energon_grain.kinds.tables.parquet_thrift import Buffer, number, read_struct
 
 _TYPE, _UNPACKED, _PACKED, _V1, _DICTIONARY, _V2 = 1, 2, 3, 5, 7, 8
 _COUNT = 1

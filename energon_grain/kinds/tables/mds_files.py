@@ -21,11 +21,11 @@ import xxhash
 from msgspec.structs import replace
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
-from energon_grain.formats.mds_compression import COMPRESSED_ENDINGS, COMPRESSION, decompress
-from energon_grain.formats.mds_hashes import refuse_wrong_hash
 from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.formats.table_files import DAMAGED, Int64Array, Record, TableFiles, Version
 from energon_grain.forms import Form
+from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS, COMPRESSION, decompress
+from energon_grain.kinds.tables.mds_hashes import refuse_wrong_hash
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, join
 from energon_grain.storage.object_bytes import read_whole

@@ -1,0 +1,1 @@
+"""Prepared folders of ArrayRecord files."""

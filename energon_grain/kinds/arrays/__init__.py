@@ -1,0 +1,1 @@
+"""Arrays of zarr and N5. Rows are samples."""

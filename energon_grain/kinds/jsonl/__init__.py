@@ -1,0 +1,1 @@
+"""JSONL files. Lines are samples."""

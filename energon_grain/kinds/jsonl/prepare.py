@@ -1,0 +1,107 @@
+"""Indexing a JSONL file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
+from energon_grain.prepare.preparation import existing_file
+from energon_grain.storage.location import is_url, located
+from energon_grain.storage.object_bytes import ObjectBytes
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.settings import storage_settings
+from energon_grain.words import counted, format_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlReport:
+    """What was found when a JSONL file was indexed.
+
+    Attributes:
+        path: The file; a URL as text.
+        index: The index that was written.
+        samples: Number of samples.
+        size_bytes: Size of the file.
+        elapsed_s: Wall-clock time.
+    """
+
+    path: Path | str
+    index: Path | str
+    samples: int
+    size_bytes: int
+    elapsed_s: float
+
+    def lines(self) -> list[str]:
+        """What people read."""
+        prepared = f"Prepared {self.path}: {counted(self.samples, 'sample')}, {format_bytes(self.size_bytes)}"
+        found = f"Found {counted(self.samples, 'sample')}."
+        return [found, f"{prepared}, in {self.elapsed_s:.2f} s.", f"  index: {self.index}"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlPlan:
+    """What preparing a JSONL file does: it is read once, and its index is written beside it."""
+
+    path: str
+    size_bytes: int
+    write: str
+
+    def lines(self) -> list[str]:
+        """The plan in words, a line each."""
+        return [
+            f"Plan: index {self.path}. Nothing was written.",
+            f"  read    {self.path}: {self.size_bytes:,} bytes",
+            f"  write   {self.write}",
+        ]
+
+
+def prepare_jsonl(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
+) -> JsonlReport:
+    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
+
+    Args:
+        path: The file, or its URL. An object is read once, front to back.
+        progress: Called now and then with (bytes read, size of the file, samples found).
+
+    Raises:
+        DatasetNotFoundError: There is no such file.
+        DecodingError: Lines hold no JSON object; names the first ones.
+        EmptyDatasetError: There is no sample.
+        ReadError: There is no such object, or it cannot be reached.
+        OSError: The index cannot be written.
+    """
+    plan, begun_s = plan_jsonl(path), time.monotonic()
+
+    def tell(done: int, samples: int) -> None:
+        if progress is not None:
+            progress(done, plan.size_bytes, samples)
+
+    if is_url(plan.path):
+        with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
+            index = Path(folder, "index")
+            samples = write_jsonl_index(plan.path, target=index, progress=tell)
+            shared_client(storage_settings()).write(plan.write, index.read_bytes())
+    else:
+        samples = write_jsonl_index(plan.path, progress=tell)
+    kind = str if is_url(plan.path) else Path
+    return JsonlReport(
+        path=kind(plan.path),
+        index=kind(plan.write),
+        samples=samples,
+        size_bytes=plan.size_bytes,
+        elapsed_s=time.monotonic() - begun_s,
+    )
+
+
+def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
+    """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
+    location = located(path)
+    size_bytes = ObjectBytes(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
+    index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
+    return JsonlPlan(path=location, size_bytes=size_bytes, write=index)

@@ -1,0 +1,1 @@
+"""Files of tables: Parquet, Arrow and MDS. Rows are samples."""

@@ -1,0 +1,76 @@
+"""Files of tables as kinds of data: Parquet, Arrow and MDS."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from energon_grain.formats.nv_meta import INDEX_JSON
+from energon_grain.formats.table_files import TableFiles
+from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS
+from energon_grain.kinds.tables.mds_files import MdsFiles
+from energon_grain.kinds.tables.parquet import ParquetFiles
+from energon_grain.kinds.tables.source import TableFileStore, TableSource
+from energon_grain.sources.kinds import Described, Kind, Listing, Opened
+from energon_grain.sources.source import PartFilter
+
+_MDS_SHARDS = (".mds", *COMPRESSED_ENDINGS)
+
+
+def _open(location: str, parts: PartFilter, *, files: type[TableFiles]) -> Opened:
+    source = TableSource(files(location), parts=parts)
+    return Opened(source=source, part_names=source.all_part_names, has_lists=bool(source.lists), endings=source.endings)
+
+
+def _store(location: str, *, files: type[TableFiles]) -> TableFileStore:
+    return TableFileStore(files(location))
+
+
+def _summary(location: str, *, files: type[TableFiles]) -> Described:
+    from energon_grain.kinds.tables.summary import summarize_tables
+
+    return summarize_tables(files(location))
+
+
+def _names_index(location: str) -> bool:
+    return location.endswith(f"/{INDEX_JSON}") or location == INDEX_JSON
+
+
+def _holds_mds(at: Listing) -> bool:
+    return INDEX_JSON in at.names and at.has(_MDS_SHARDS)
+
+
+PARQUET = Kind(
+    name="parquet",
+    described="a Parquet file",
+    open=partial(_open, files=ParquetFiles),
+    endings=(".parquet",),
+    holds=lambda at: at.has((".parquet",)),
+    files="Parquet files",
+    pattern="**/*.parquet",
+    store=partial(_store, files=ParquetFiles),
+    summary=partial(_summary, files=ParquetFiles),
+)
+ARROW = Kind(
+    name="arrow",
+    described="an Arrow file",
+    open=partial(_open, files=ArrowFiles),
+    endings=(".arrow", ".feather"),
+    holds=lambda at: at.has((".arrow", ".feather")),
+    files="Arrow files",
+    pattern="**/*.arrow",
+    store=partial(_store, files=ArrowFiles),
+    summary=partial(_summary, files=ArrowFiles),
+)
+MDS = Kind(
+    name="mds",
+    described="an MDS dataset",
+    open=partial(_open, files=MdsFiles),
+    endings=(INDEX_JSON, *_MDS_SHARDS),
+    named=_names_index,
+    holds=_holds_mds,
+    files="MDS shards",
+    pattern=INDEX_JSON,
+    store=partial(_store, files=MdsFiles),
+    summary=partial(_summary, files=MdsFiles),
+)

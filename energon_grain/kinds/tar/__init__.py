@@ -1,0 +1,1 @@
+"""Tars, prepared or bare."""

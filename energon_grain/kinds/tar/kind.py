@@ -1,0 +1,71 @@
+"""Tars as kinds of data: prepared ones, and bare ones, which are indexed when they are first opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from energon_grain.formats.commit_journal import PREPARE_FOLDER
+from energon_grain.formats.data_folder import BARE_FOLDER, naming
+from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepared, names_below
+from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
+from energon_grain.prepare.bare_tars import open_data
+from energon_grain.sources.kinds import Kind, Listing
+from energon_grain.sources.webdataset import WebdatasetFileStore
+
+
+def _store(location: str) -> WebdatasetFileStore:
+    folder = open_data(location)
+    with naming(folder):
+        return WebdatasetFileStore(folder)
+
+
+def _is_prepared(at: Listing) -> bool:
+    return is_prepared(at.local) and not holds_records(at.local)
+
+
+def _holds_bare_tars(at: Listing) -> bool:
+    """Whether there is a tar below, and no prepared dataset, also none that lost a file."""
+    if not at.is_url:
+        return at.is_folder and _has_bare_tars(at.location)
+    names = names_below(at.location) or ()
+    has_meta = any(META_FOLDER in name.split("/") for name in names)
+    return not has_meta and any(map(ends_like_a_tar, names))
+
+
+def _has_bare_tars(folder: str) -> bool:
+    seen = set[str]()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        if META_FOLDER in folders:
+            with contextlib.suppress(OSError):
+                if set(os.listdir(os.path.join(path, META_FOLDER))) - {BARE_FOLDER, Path(PREPARE_FOLDER).name}:
+                    return False
+        if any(map(ends_like_a_tar, files)):
+            return True
+        real = {name: os.path.realpath(os.path.join(path, name)) for name in folders}
+        folders[:] = [name for name in folders if name != META_FOLDER and real[name] not in seen]
+        seen |= {real[name] for name in folders}
+    return False
+
+
+WEBDATASET = Kind(
+    name="webdataset",
+    described="a prepared dataset",
+    marked=_is_prepared,
+    has_shards=True,
+    is_configured=True,
+    container="tar",
+    store=_store,
+)
+BARE_TARS = Kind(
+    name="bare tars",
+    described="a folder or list of tars that were not prepared",
+    endings=(".tar",),
+    named=lists_tars,
+    holds=_holds_bare_tars,
+    files="tars",
+    pattern="**/*.tar",
+    has_shards=True,
+    store=_store,
+)

@@ -1,0 +1,278 @@
+"""The kinds of data: what each can do, and which of them is at a path.
+
+`kind_at` decides once, in this order: by the text of the path, without looking; by a marker file; by the files below
+the folder. Our own kinds (`energon_grain.kinds`) decide first. Those of other packages, entry points of the group
+`energon_grain.kinds`, are looked up only where none of ours does: the lookup takes 0.2 s, and no package can take a
+path away from us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib import import_module
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from energon_grain.errors import ConfigError
+from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.data_folder import mirror_dataset
+from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, is_prepared
+from energon_grain.formats.table_files import names_at
+from energon_grain.samplers.expression import Expression
+from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.source import PartFilter, Source
+from energon_grain.storage.location import is_url, join
+
+_OWN = "energon_grain.kinds"
+_ENTRY_POINTS = "energon_grain.kinds"
+
+
+class FileSource(Source, Protocol):
+    """A source of files that are read as they are, some of whose samples may be served alone."""
+
+    @property
+    def shard_counts(self) -> Mapping[str, int]:
+        """Samples of each file, by name, in order: all, whatever is served."""
+        ...
+
+    def cut(
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        where: Expression | None = None,
+        runs: Sequence[tuple[int, int]] | None = None,
+    ) -> FileSource:
+        """Samples [start, stop) of all, for which `where` holds; `runs` are [begin, end) of each file. See `Cut`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """Data that are read as they are, opened.
+
+    Attributes:
+        source: All samples.
+        part_names: Names of all parts.
+        has_lists: Whether parts are also entries of lists, so that more names mean something.
+        endings: Which ends of names decode parts that are not decoded by their own.
+        decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
+    """
+
+    source: FileSource
+    part_names: tuple[str, ...]
+    has_lists: bool = False
+    endings: Mapping[str, str] = field(default_factory=dict[str, str])
+    decoded: Literal["as asked", "always", "never"] = "as asked"
+
+
+class Described(Protocol):
+    """An answer about data: a dataclass, which is also what `--json` prints."""
+
+    def lines(self) -> list[str]:
+        """What people read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LintAsk:
+    """What a check of data is asked for.
+
+    Attributes:
+        trusted_modules: Modules whose functions of columns may be called.
+        allow_pickle: Whether pickles are decoded too.
+        progress: Called now and then with what was done, of how much, how many problems were found, and what is counted
+            ("samples"; empty: bytes).
+    """
+
+    trusted_modules: tuple[str, ...]
+    allow_pickle: bool
+    progress: Callable[[int, int, int, str], None]
+
+
+IndexProgress: TypeAlias = Callable[[int, int, int], None]
+"""Called with (bytes read, of how many, samples found)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kind:
+    """One kind of data. An ability that is None or empty is one that it does not have.
+
+    A kind is picklable by its name. A package registers its own by an entry point of the group `energon_grain.kinds`.
+
+    Attributes:
+        name: Its name.
+        described: What messages call it: "a JSONL file".
+        open: Opens all samples, with some of their parts; None: it is shards, or not there.
+        endings: Of its files.
+        named: Whether the text of a path says that it is of this kind, where that is no folder of this machine;
+            default: it has one of the endings. It may not look into a store.
+        marked: Whether a marker file says so.
+        holds: Whether files at or below a path say so. Where two kinds do, the path is refused.
+        files: What messages call these: "Parquet files".
+        pattern: A pattern that names them, below their folder.
+        has_shards: Whether it is shards, in a folder or listed, with an index of their parts.
+        is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
+        container: The kind of its shards, if each can be converted into one of another kind.
+        store: Opens single parts by key.
+        takes_no_columns: Why nothing can be measured of it, behind "is a …".
+        joined_by: The key of a metadataset that joins it, if that is not `path`.
+        summary: Describes it; None: in general words.
+        lint: Checks it; None: every sample is read and decoded.
+        index: Indexes it; None: there is nothing to prepare.
+        index_plan: Says what `index` would do, without writing anything.
+    """
+
+    name: str
+    described: str
+    open: Callable[[str, PartFilter], Opened] | None = None
+    endings: tuple[str, ...] = ()
+    named: Callable[[str], bool] | None = None
+    marked: Callable[[Listing], bool] | None = None
+    holds: Callable[[Listing], bool] | None = None
+    files: str = ""
+    pattern: str = ""
+    has_shards: bool = False
+    is_configured: bool = False
+    container: Literal["tar", "array-record"] | None = None
+    store: Callable[[str], FileStore[Any]] | None = None
+    takes_no_columns: str = ""
+    joined_by: str | None = None
+    summary: Callable[[str], Described] | None = None
+    lint: Callable[[str, LintAsk], Any] | None = None
+    index: Callable[[str, IndexProgress], Described] | None = None
+    index_plan: Callable[[str], Described] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return kind_named, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"<Kind {self.name}>"
+
+    def is_named_by(self, location: str) -> bool:
+        """Whether the text of a path says that it is of this kind."""
+        return location.endswith(self.endings) if self.named is None else self.named(location)
+
+
+class Listing:
+    """What is at a path or URL. Each thing is looked up once, and only if a kind asks for it.
+
+    Args:
+        location: The path or URL.
+        endings: Of the files below that any kind asks for.
+
+    Attributes:
+        is_url: Whether it is in a store.
+    """
+
+    def __init__(self, location: str, endings: tuple[str, ...]) -> None:
+        self.location, self._endings = location, endings
+        self.is_url = is_url(location)
+
+    @cached_property
+    def is_file(self) -> bool:
+        """Whether it is a file of this machine."""
+        return not self.is_url and isfile(self.location)
+
+    @cached_property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return not self.is_url and isdir(self.location)
+
+    @cached_property
+    def local(self) -> Path:
+        """The folder of this machine that has the small files of `.nv-meta`: the same, or a mirror."""
+        return mirror_dataset(self.location).folder if self.is_url else Path(self.location)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of files at or below it that have one of the endings; hidden ones are left out. Raises ReadError."""
+        return frozenset(names_at(self.location, self._endings))
+
+    def has(self, endings: tuple[str, ...]) -> bool:
+        """Whether one of `names` has one of these endings."""
+        return any(name.endswith(endings) for name in self.names)
+
+
+def _is_plain_folder(at: Listing) -> bool:
+    return not is_prepared(at.local) and isfile(at.local / META_FOLDER / INDEX_SQLITE)
+
+
+NOTHING = Kind(name="invalid", described="no dataset", is_configured=True)
+"""What is not there, or unknown. It is opened as a prepared dataset, and the error says what is there instead."""
+METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=True)
+FILESYSTEM = Kind(name="filesystem", described="a folder of files", is_configured=True, marked=_is_plain_folder)
+"""A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
+
+
+@cache
+def _own_kinds() -> tuple[Kind, ...]:
+    own: tuple[Kind, ...] = import_module(_OWN).OWN
+    return FILESYSTEM, *own
+
+
+@cache
+def _other_kinds() -> tuple[Kind, ...]:
+    """Those of other packages."""
+    from importlib.metadata import entry_points
+
+    return tuple(point.load() for point in entry_points(group=_ENTRY_POINTS))
+
+
+def kind_named(name: str) -> Kind:
+    """The kind of a name. Raises LookupError if no installed package has it."""
+    for kinds in ((NOTHING, METADATASET), _own_kinds(), _other_kinds()):
+        for kind in kinds:
+            if kind.name == name:
+                return kind
+    raise LookupError(f"no installed package has a kind of data {name!r}")
+
+
+def kind_by_name(location: str) -> Kind | None:
+    """The kind that the text of a path or URL says; None: that has to be looked at. No store is asked."""
+    if location.endswith(".yaml") and (is_url(location) or isfile(location)):
+        return METADATASET
+    return None if _is_folder(location) else _named_by(location, _own_kinds())
+
+
+def kind_at(location: str) -> Kind:
+    """Say what is at a path or URL; what is not there is `NOTHING`.
+
+    Raises:
+        StaleIndexError: As in `open_folder`.
+        ConfigError: The URL is of no store that can be read, or a folder holds data of two kinds.
+        ReadError: The store cannot be reached.
+    """
+    found = kind_by_name(location)
+    if found is not None:
+        return found
+    if not is_url(location):
+        finish_interrupted_prepare(Path(location))
+    found = _looked_at(location, _own_kinds())
+    if found is None and (others := _other_kinds()):
+        found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
+    return found or NOTHING
+
+
+def _is_folder(location: str) -> bool:
+    return not is_url(location) and isdir(location)
+
+
+def _named_by(location: str, kinds: Iterable[Kind]) -> Kind | None:
+    return next((kind for kind in kinds if kind.is_named_by(location)), None)
+
+
+def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
+    """The kind that marker files say, or else the files below. Raises ConfigError where these are of two kinds."""
+    at = Listing(location, tuple(ending for kind in kinds if kind.holds for ending in kind.endings))
+    for kind in kinds:
+        if kind.marked is not None and kind.marked(at):
+            return kind
+    held = [kind for kind in kinds if kind.holds is not None and kind.holds(at)]
+    if len(held) > 1:
+        patterns = [join(location, kind.pattern) for kind in held]
+        what = " and ".join(kind.files for kind in held)
+        raise ConfigError(f"{location}: holds {what}; write which are meant, as {' or '.join(patterns)}")
+    return held[0] if held else None

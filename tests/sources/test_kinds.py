@@ -1,0 +1,91 @@
+"""Which kind of data is at a path, and kinds of other packages."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from energon_grain import ConfigError, WorkerConfig, get_train_dataset
+from energon_grain.sources import kinds
+from energon_grain.sources.kinds import METADATASET, NOTHING, kind_at, kind_by_name
+from energon_grain.stream.stream import Stream
+
+PLUGIN = """
+from energon_grain.kinds.jsonl.kind import JSONL
+from energon_grain.sources.kinds import Kind
+
+LINES = Kind(name="lines", described="a file of lines", open=JSONL.open, endings=(".lines",), store=JSONL.store)
+"""
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "x.lines"
+    path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(8)))
+    return path
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that registers a kind."""
+    package = tmp_path / "site" / "other_kinds-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other-kinds\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[energon_grain.kinds]\nlines = other_kinds:LINES\n")
+    (tmp_path / "site" / "other_kinds.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    kinds._other_kinds.cache_clear()
+    yield
+    kinds._other_kinds.cache_clear()
+
+
+def test_a_kind_of_another_package_is_found_by_its_entry_point(lines: Path, installed: None) -> None:
+    found = kind_at(str(lines))
+    assert (found.name, found.described) == ("lines", "a file of lines")
+    assert pickle.loads(pickle.dumps(found)) is found
+    assert copy.deepcopy(found) is found
+    dataset = get_train_dataset(
+        lines,
+        worker_config=WorkerConfig(0, 1, 0),
+        batch_size=8,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    with Stream.of(dataset) as stream:
+        assert sorted(map(int, next(stream)["json"]["n"])) == [*range(8)]
+
+
+def test_packages_are_not_searched_where_an_own_kind_decides(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(kinds, "_other_kinds", refuse)
+    own = lines.rename(lines.with_suffix(".jsonl"))
+    assert kind_at(str(own)).name == "jsonl"
+    with pytest.raises(AssertionError, match="searched"):
+        kind_at(str(lines))
+
+
+def test_without_the_package_there_is_nothing(lines: Path) -> None:
+    assert kind_at(str(lines)) is NOTHING
+    with pytest.raises(LookupError, match="no installed package has a kind of data 'lines'"):
+        kinds.kind_named("lines")
+
+
+def test_a_url_that_says_its_kind_is_not_asked_for() -> None:
+    for name, kind in (("x.parquet", "parquet"), ("x/index.json", "mds"), ("{0..9}.tar", "bare tars"), ("x", None)):
+        found = kind_by_name(f"s3://no-such-bucket/{name}")
+        assert (found and found.name) == kind
+    assert kind_by_name("s3://no-such-bucket/m.yaml") is METADATASET
+
+
+def test_files_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    for name in ("a.parquet", "b.arrow"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"holds Parquet files and Arrow files; write which are meant, as .*\.arrow"):
+        kind_at(str(tmp_path))
