@@ -41,6 +41,12 @@ from energon_grain import (
     homogeneous_concat_mix,
 )
 from energon_grain.errors import KeyNotFoundError
+from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.mds_files import MdsFiles
+from energon_grain.kinds.tables.parquet import ParquetFiles
+from energon_grain.kinds.tables.source import TableSource
+from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
@@ -48,9 +54,6 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.jsonl import JsonlSource
-from energon_grain.sources.tables import TABLES, TableSource
-from energon_grain.sources.token_files import TokenSource
 from energon_grain.testing import check_node, check_source, check_store, write_tars
 
 COUNT = 23
@@ -104,8 +107,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+TABLES = {"parquet": ParquetFiles, "arrow": ArrowFiles, "mds": MdsFiles}
+
+
 def tables(root: Path, name: str, kind: str) -> TableSource:
-    return TableSource({each.name.lower(): files for each, files in TABLES.items()}[kind](root / name))
+    return TableSource(TABLES[kind](root / name))
 
 
 def joined(root: Path, **options: Any) -> JoinedSource:
@@ -207,7 +213,7 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
         "x.jsonl": lambda: JsonlSource(url),
         "tokens": lambda: TokenSource(url),
         "zarr3": lambda: ArrayGroupSource(url),
-        **{each.name.lower(): lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
+        **{each: lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
     }
     name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)
     check_source(make[kind], SOURCES[name][1], fork=False)

@@ -270,27 +270,32 @@ class ObjectStores:
         return _Place(address, self._stores[name], b"", timeout_s)
 
 
+_FULL_PAGE = 1000
+"""Names in a page of a list of S3, at most."""
+
+
 def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
     """All objects of a list, by path. One that takes too long is cancelled: a server may continue it for ever.
 
-    Of S3 it is asked for once more behind the last object: a list that was cut without a token to continue it by, which
-    obstore takes for the end, goes on there.
+    A page of S3 has at most 1,000 names. Behind full ones it is asked for once more: a list that was cut without a
+    token to continue it by, which obstore takes for the end, continues there.
     """
     found: dict[str, Mapping[str, Any]] = {}
 
-    async def extend(behind: str | None) -> bool:
+    async def extend(behind: str | None) -> int:
         before = set(found)
         async for page in place.store.list(place.key or None, offset=behind, chunk_size=_LISTED_AT_ONCE):
             new = {each["path"]: each for each in page}
             if len(new) < len(page) or not before.issuperset(found.keys() & new.keys()):
                 raise ObjectError("its list has no end: it names the same objects again", passing=False)
             found.update(new)
-        return len(found) > len(before)
+        return len(found) - len(before)
 
     async def all_of_it() -> None:
         async with asyncio.timeout(place.timeout_s):
-            while await extend(max(found, default=None)) and place.address.kind == "s3":
-                pass
+            while (new := await extend(max(found, default=None))) and place.address.kind == "s3":
+                if new % _FULL_PAGE:
+                    return
 
     try:
         asyncio.run(all_of_it())

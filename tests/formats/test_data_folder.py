@@ -102,7 +102,7 @@ def test_it_is_looked_at_again_by_another_process_and_after_a_while(
     look_again(folder)
     open_folder(url)
     statuses = [request.status for request in bucket.server.requests(META)]
-    assert statuses.count(304) == len(statuses) - 2  # all but the list, and the one that asks whether more follows
+    assert statuses.count(304) == len(statuses) - 1  # all but the list
     monkeypatch.setattr(data_folder, "_FRESH_SECONDS", 0)
     bucket.server.reset()
     open_folder(url)

@@ -330,7 +330,7 @@ def test_errors_of_memory_and_of_the_system_are_not_damage(tmp_path: Path, monke
         (column, memory, "column 'n': .*not enough memory"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(f"energon_grain.formats.{place}", Mock(side_effect=error))
+            patch.setattr(f"energon_grain.kinds.tables.{place}", Mock(side_effect=error))
             with pytest.raises(ReadError, match=rf"x\.arrow: record batch 0: {message}") as caught:
                 in_order(path)
         assert "damaged" not in str(caught.value)

@@ -357,7 +357,7 @@ def test_beside_tars(tmp_path: Path) -> None:
 
 def test_opening_again_reads_no_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for that of a file that is new, or another; and what is kept is not believed if it is damaged."""
-    from energon_grain.formats import parquet
+    from energon_grain.kinds.tables import parquet
 
     folder = write_numbers(tmp_path / "data", 40, files=4)
     looked: list[list[int]] = []
