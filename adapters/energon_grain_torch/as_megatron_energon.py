@@ -93,7 +93,7 @@ ELSEWHERE = {
     "ImageDecoderType": "energon_grain.transforms.image:ImageDecode",
     "SampleException": "energon_grain.errors:EnergonGrainError",
     "TraversedDatasetReference": "energon_grain.metadataset.documents:TraversedDatasetReference",
-    "Watchdog": "energon_grain.stream.watchdog:Watchdog",
+    "Watchdog": "energon_grain.watch.watchdog:Watchdog",
     "WatchdogDataset": "energon_grain.datasets.watching:WatchdogDataset",
     "WebdatasetMeta": "energon_grain.formats.nv_meta:DatasetInfo",
     "collapse": "energon_grain.formats.splits:collapse",

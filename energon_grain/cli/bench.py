@@ -102,7 +102,7 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 def advise(figures: Figures, image_decode: str | None) -> str:
     """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
-    from energon_grain.stream.loader_stats import handover_advice, store_advice, work_advice
+    from energon_grain.watch.loader_stats import handover_advice, store_advice, work_advice
 
     first, stage = figures.first, figures.slowest
     workers = f"give more workers (there are {figures.cores} cores)"

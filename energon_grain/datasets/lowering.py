@@ -38,8 +38,8 @@ from energon_grain.stream.spec import (
     StreamSpec,
     wanted_block,
 )
-from energon_grain.stream.watchdog import Hang
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.watch.watchdog import Hang
 
 _logger = logging.getLogger("energon_grain")
 DEFAULT_LANES = 48

@@ -14,8 +14,8 @@ from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.datasets.mapping import MapDataset
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.stream.hooks import Draw, current_draw
-from energon_grain.stream.watchdog import Hang
 from energon_grain.stream.worker_config import WorkerConfig, WorkerLog
+from energon_grain.watch.watchdog import Hang
 
 GetKeys = Callable[[Any], list[str] | None]
 

@@ -24,12 +24,12 @@ from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import EqualPasses
-from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.passes import PassPlan, Share
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.stream import Stream, config_to_run
 from energon_grain.tracebacks import public
+from energon_grain.watch.loader_stats import LoaderStats
 
 if TYPE_CHECKING:
     from grain.experimental import ShapeDtypeStruct

@@ -21,8 +21,8 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.stream import Stream, config_to_run
-from energon_grain.stream.stream_loader import StreamLoader
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream_loader import StreamLoader
 from energon_grain.tracebacks import public, shorten
 
 F = TypeVar("F", bound=Callable[..., Any])

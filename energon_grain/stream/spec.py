@@ -32,9 +32,9 @@ from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
 from energon_grain.stream.statistics import CostShares
-from energon_grain.stream.watchdog import Hang
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
+from energon_grain.watch.watchdog import Hang
 
 
 def check_passes(passes: int | None, said_by: str = "") -> None:

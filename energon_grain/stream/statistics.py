@@ -30,8 +30,8 @@ from energon_grain.storage.traffic import Traffic, traffic
 from energon_grain.stream.clock import Kind, Place, Span, WaitClock, Work
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_grain.stream.index_map import Draws, costs_of
-from energon_grain.stream.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
 from energon_grain.stream.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
+from energon_grain.watch.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
 
 FATAL = (
     SystemError,

@@ -22,7 +22,6 @@ from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.given_up import GivenUp, wanted_until
-from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import (
     SHORT_MANIFEST,
@@ -35,7 +34,6 @@ from energon_grain.stream.cursor import (
     restored,
     to_cursor,
 )
-from energon_grain.stream.loader_stats import LoaderStats, Setup
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.passes import (
     PassPlan,
@@ -56,7 +54,6 @@ from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
-from energon_grain.stream.watchdog import Watchdog
 from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
@@ -70,6 +67,9 @@ from energon_grain.stream.workers import (
     interrupts_held,
 )
 from energon_grain.tracebacks import public, shorten
+from energon_grain.watch.auto_workers import AutoWorkers
+from energon_grain.watch.loader_stats import LoaderStats, Setup
+from energon_grain.watch.watchdog import Watchdog
 
 _logger = logging.getLogger("energon_grain")
 _KNOWN_SECONDS = 0.5

@@ -40,10 +40,10 @@ from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import using_storage
 from energon_grain.storage.traffic import Traffic
 from energon_grain.stream import clock
-from energon_grain.stream.loader_stats import Setup, StageTime
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
+from energon_grain.watch.loader_stats import Setup, StageTime
 
 SLOW_S = 0.002
 """A sample, where something is slow; anything else takes a hundredth of that."""

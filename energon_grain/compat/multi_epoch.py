@@ -28,10 +28,10 @@ from energon_grain.samplers.permutation import MAX_SIZE, permute
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.watch.loader_stats import LoaderStats
 
 T = TypeVar("T")
 U_co = TypeVar("U_co", covariant=True)

@@ -19,12 +19,12 @@ from energon_grain.extras import needed_for
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.clock import Span, Work
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
-from energon_grain.stream.loader_stats import LoaderStats
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.which import StepSamples
 from energon_grain.tracebacks import public, shorten
+from energon_grain.watch.loader_stats import LoaderStats
 
 _logger = logging.getLogger("energon_grain")
 _REDRAWN_S = 0.5
