@@ -196,7 +196,6 @@ from .stream.hooks import (
     current_draw as current_draw,
     current_draws as current_draws,
 )
-from .stream.stream import Stream as Stream
 from .stream.which import SampleRecord as SampleRecord
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
@@ -222,5 +221,6 @@ from .transforms.packing import (
     packing_efficiency as packing_efficiency,
 )
 from .watch.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
+from .watch.stream import Stream as Stream
 
 __all__: list[str]

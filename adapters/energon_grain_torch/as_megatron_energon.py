@@ -94,7 +94,7 @@ ELSEWHERE = {
     "SampleException": "energon_grain.errors:EnergonGrainError",
     "TraversedDatasetReference": "energon_grain.metadataset.documents:TraversedDatasetReference",
     "Watchdog": "energon_grain.watch.watchdog:Watchdog",
-    "WatchdogDataset": "energon_grain.datasets.watching:WatchdogDataset",
+    "WatchdogDataset": "energon_grain.watch.watchdog_dataset:WatchdogDataset",
     "WebdatasetMeta": "energon_grain.formats.nv_meta:DatasetInfo",
     "collapse": "energon_grain.formats.splits:collapse",
     "LoadedDatasetList": "energon_grain.datasets.mixtures:LoadedDatasets",

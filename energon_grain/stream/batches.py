@@ -15,11 +15,11 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, FatalSampleError, SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.chunks import Chunk
-from energon_grain.stream.clock import HookClock, Place, Span
+from energon_grain.stream.clock import Clock
+from energon_grain.stream.drops import DropBudget, Dropped, Holed, raise_if_fatal, release_frames
 from energon_grain.stream.hooks import HookSpec, call_hook
 from energon_grain.stream.index_map import PASS_BITS, Packs
 from energon_grain.stream.spec import BatchSpec, PackSpec
-from energon_grain.stream.statistics import Dropped, Holed, Statistics, raise_if_fatal, release_frames
 
 RestoreKey = tuple[Any, ...]
 """See `stream.replay`."""
@@ -45,9 +45,8 @@ class BatchMaker:
         hook_lock: Held around hooks that must not overlap in time with others.
     """
 
-    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock, place: Place = "main") -> None:
+    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock) -> None:
         self._lock = hook_lock
-        self._place: Place = place
         self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in (spec.hook, *spec.encode)]
 
     def make(
@@ -59,7 +58,7 @@ class BatchMaker:
         pass_number: int,
         step: int,
         valid: npt.NDArray[np.bool_] | None,
-        spans: list[Span] | None = None,
+        clock: Clock | None = None,
     ) -> Any:
         """One batch.
 
@@ -70,7 +69,7 @@ class BatchMaker:
             pass_number: For the draw of batch hooks.
             step: Number of the step in the pass, likewise.
             valid: (batch,) which samples are real, where some are padding; None: all.
-            spans: What each hook took is added to these; None: nobody wants to know.
+            clock: Takes the times of hooks; None: nothing is timed.
 
         Raises:
             BatchDropped: A hook raised.
@@ -80,12 +79,9 @@ class BatchMaker:
         for hook, key in self._hooks:
             try:
                 lock: Any = _NO_LOCK if hook.concurrent else self._lock
-                if spans is None:
-                    value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
-                    continue
-                clock = HookClock(lock)
-                value = call_hook(hook, key, [item], value, clock, epoch=pass_number, batch=step)
-                spans.append(clock.span(hook.name, self._place, len(samples)))
+                if clock is not None:
+                    lock = clock.around(hook, lock)
+                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error
         if valid is not None:
@@ -103,11 +99,11 @@ class BatchStage:
     """
 
     def __init__(
-        self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, statistics: Statistics
+        self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, drops: DropBudget
     ) -> None:
         self._maker = None if spec is None else BatchMaker(spec, seed=seed, hook_lock=hook_lock)
         self._hosts = hosts
-        self._statistics = statistics
+        self._drops = drops
 
     def make(self, samples: list[Any], restore_keys: list[tuple[Any, ...]], **numbers: Any) -> Any:
         """One batch, or `NO_BATCH`. Arguments are those of `BatchMaker.make`.
@@ -130,7 +126,7 @@ class BatchStage:
                 f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the "
                 f"others would go on with a batch more. Drop samples in `encode_sample` instead"
             ) from error
-        self._statistics.drop(
+        self._drops.drop(
             Dropped(
                 leaf=-1,
                 hook=hook.name,
@@ -150,9 +146,9 @@ class PackMaker:
         self._lock = hook_lock
 
     def make(
-        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey]
-    ) -> tuple[list[Any], list[RestoreKey], int, list[Span]]:
-        """The items of a chunk, their restore keys, how many are not whole, and what the hooks took.
+        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey], clock: Clock
+    ) -> tuple[list[Any], list[RestoreKey], int]:
+        """The items of a chunk, their restore keys, and how many are not whole.
 
         Raises FatalSampleError if a hook raised what no policy may skip.
         """
@@ -160,7 +156,6 @@ class PackMaker:
         keys: list[RestoreKey] = []
         drops = 0
         cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
-        clocks: dict[int, tuple[HookSpec, HookClock]] = {}
         members = list(zip(chunk.draws.leaf.tolist(), chunk.draws.child.tolist(), strict=True))
         parts = list(zip(packs.starts.tolist(), packs.stops.tolist(), strict=True))
         makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
@@ -178,15 +173,14 @@ class PackMaker:
             spec, value = self._specs[maker], [samples[at] for at in there]
             ranges = [parts[at] for at in there] if spec.takes_ranges else None
             batch = None if batch_of is None else batch_of(place)
-            outcome = self._made(spec, value, ranges, number, members[begin][0], batch, clocks)
+            outcome = self._made(spec, value, ranges, number, members[begin][0], batch, clock)
             told = tuple(parts[begin:end]) if spec.takes_ranges else None
             keys.append(("pack", maker, number, tuple(members[begin:end]), told))
             if type(outcome) is not Dropped:
                 outcome = with_restore_key(outcome, keys[-1])
             drops += bool(dropped) or type(outcome) is Dropped
             outcomes.append(Holed(outcome, dropped) if dropped else outcome)
-        spans = [each.span(hook.name, "workers" if hook.concurrent else "one worker") for hook, each in clocks.values()]
-        return outcomes, keys, drops, spans
+        return outcomes, keys, drops
 
     def _made(
         self,
@@ -196,7 +190,7 @@ class PackMaker:
         number: int,
         leaf: int,
         batch: int | None,
-        clocks: dict[int, tuple[HookSpec, HookClock]],
+        clock: Clock,
     ) -> Any:
         """A pack, or the `Dropped` in its stead."""
         value: Any = samples
@@ -209,9 +203,7 @@ class PackMaker:
                 if ranges is not None:
                     call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
                     ranges = None
-                if id(hook) not in clocks:
-                    clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self._lock)
-                lock = clocks[id(hook)][1]
+                lock = clock.around(hook, _NO_LOCK if hook.concurrent else self._lock)
                 value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
         except Exception as error:
             raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")

@@ -23,6 +23,7 @@ from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import Cursor, restored
+from energon_grain.stream.drops import DropBudget
 from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Sources
@@ -31,7 +32,6 @@ from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, 
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
-from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import UnderWay
@@ -375,8 +375,8 @@ class History:
                         spec=spec,
                         share=Share(host, hosts, self.share.lanes),
                         stage=cast("PureStage", stage),
-                        batches=cast("BatchStage", _Batches(spec, stage, statistics, host, hosts, place, read=read)),
-                        statistics=statistics,
+                        batches=cast("BatchStage", _Batches(spec, stage, drops, host, hosts, place, read=read)),
+                        drops=drops,
                         config=self.config,
                         pool=None,
                         under_way=under_way,
@@ -384,7 +384,7 @@ class History:
                     )
                 )
                 for host, place in enumerate(places)
-                for statistics in [Statistics(["/".join(leaf.key) for leaf in spec.leaves], _no_handler)]
+                for drops in [DropBudget(_no_handler)]
             ]
             empty = 0
             agrees = spec.program is not None and not spec.endless and hosts > 1
@@ -433,7 +433,7 @@ class _Batches:
         self,
         spec: StreamSpec,
         stage: _Stage,
-        statistics: Statistics,
+        drops: DropBudget,
         host: int,
         hosts: int,
         place: Progress,
@@ -441,7 +441,7 @@ class _Batches:
         read: bool,
     ) -> None:
         self._stage = (
-            BatchStage(spec.batch, seed=spec.seed, hosts=hosts, hook_lock=stage.hook_lock, statistics=statistics)
+            BatchStage(spec.batch, seed=spec.seed, hosts=hosts, hook_lock=stage.hook_lock, drops=drops)
             if read
             else None
         )

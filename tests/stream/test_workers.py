@@ -32,7 +32,7 @@ from energon_grain import (
     get_val_dataset,
 )
 from energon_grain.storage.given_up import GivenUp, Over
-from energon_grain.stream import stream as stream_module, workers as workers_module
+from energon_grain.stream import workers as workers_module
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.memory import paused_collection
@@ -42,7 +42,7 @@ from energon_grain.stream.stage import Flow, PureStage
 from energon_grain.stream.worker_process import SampleUnpickler, WorkerStage
 from energon_grain.stream.worker_start import PROGRAM
 from energon_grain.stream.workers import OrderedWorkers, ThreadPool, worker_death
-from energon_grain.watch import auto_workers
+from energon_grain.watch import auto_workers, stream as stream_module
 from energon_grain.watch.auto_workers import Window, climb
 
 
