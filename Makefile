@@ -23,13 +23,14 @@ ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo demo-torch setup environments test golden check format docs package bench peers clean
+.PHONY: help demo demo-torch setup environments test test-all golden check format docs package bench peers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       real digits from tars to a trained and resumed classifier, in its own environment"
 	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX and Grain"
-	@echo "make test       the tests, with every warning an error"
+	@echo "make test       the tests, with every warning an error; of the slowest modules a quarter, which the commit chooses"
+	@echo "make test-all   all of them, and longer searches by hypothesis"
 	@echo "make golden     record today's streams, files and answers anew in tests/golden, after a change that is meant"
 	@echo "make check      ruff, pyright, import-linter, and the bounds of tests/shape.json"
 	@echo "make format     let ruff format and fix what it can"
@@ -52,8 +53,13 @@ setup: $(VENV)/.ready
 environments: $(VENV)/.ready $(DEMO_VENV)/.ready $(DEMO_TORCH_VENV)/.ready
 
 # Files go to processes in the order that `tests/conftest.py` gives them: the longest first.
+PYTEST = $(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) --slice=commit $(PYTEST_ARGS)
+
+test-all: $(VENV)/.ready
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-night} $(PYTEST) --slice=all $(PYTEST_ARGS)
 
 golden: $(VENV)/.ready
 	cd tests && $(abspath $(VENV))/bin/python -m golden.record

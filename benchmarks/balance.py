@@ -29,9 +29,8 @@ from benchmarks import token_packing
 from benchmarks.child import program
 from benchmarks.picture import bars, texts
 from energon_grain import Stream, WorkerConfig, get_train_dataset
-from energon_grain.samplers import balance
-from energon_grain.stream.equal_work import EqualWork
-from energon_grain.stream.passes import PassPlan
+from energon_grain.planning import balance
+from energon_grain.stream.passes import PassPlan, places_of
 from energon_grain.testing import make_text_dataset
 
 Array = npt.NDArray[np.int64]
@@ -153,7 +152,7 @@ def planning() -> bool:
             with Stream.of(dataset) as stream:
                 plan = PassPlan.of(stream.spec, hosts)
                 sources = stream._stage.sources
-                work = EqualWork.of(stream.spec, sources, stream.share, pass_number=0, first=0, plan=plan)
+                work = places_of(stream.spec, sources, stream.share, pass_number=0, first=0, plan=plan)
                 assert work is not None
                 began = time.perf_counter()
                 work.items(stream.share.to_global(np.arange(steps * size)))

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from benchmarks import token_packing
 from benchmarks.child import program
 from energon_grain import BatchDataset, BlendDataset, WorkerConfig, get_loader, get_train_dataset
-from energon_grain.samplers.cost_blend import CostBlend
+from energon_grain.planning.cost_blend import CostBlend
 from energon_grain.testing import make_text_dataset
 
 Costs = npt.NDArray[np.int64]

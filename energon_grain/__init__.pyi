@@ -36,7 +36,7 @@ from .datasets.aux_stores import (
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
-from .datasets.batching import BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
+from .datasets.batching import Balance as Balance, BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
 from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
     BaseCoreDataset as BaseCoreDataset,
@@ -44,12 +44,6 @@ from .datasets.dataset import (
     SavableDataset as SavableDataset,
 )
 from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
-from .datasets.get_datasets import (
-    get_dataset_from_config as get_dataset_from_config,
-    get_train_dataset as get_train_dataset,
-    get_val_dataset as get_val_dataset,
-    get_val_datasets as get_val_datasets,
-)
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -61,15 +55,11 @@ from .datasets.mixtures import (
     LoadedDataset as LoadedDataset,
 )
 from .datasets.packing import PackingDataset as PackingDataset
+from .datasets.packing_plans import CostBudget as CostBudget, PackingPlan as PackingPlan
 from .datasets.passes import (
     EpochizeDataset as EpochizeDataset,
     LimitDataset as LimitDataset,
     RepeatDataset as RepeatDataset,
-)
-from .datasets.planned_packing import (
-    CostBudget as CostBudget,
-    PackingPlan as PackingPlan,
-    PlannedPackingDataset as PlannedPackingDataset,
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
@@ -111,6 +101,12 @@ from .errors import (
     WorkerError as WorkerError,
 )
 from .gallery.preview import Preview as Preview, preview as preview
+from .get_datasets import (
+    get_dataset_from_config as get_dataset_from_config,
+    get_train_dataset as get_train_dataset,
+    get_val_dataset as get_val_dataset,
+    get_val_datasets as get_val_datasets,
+)
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
@@ -140,10 +136,11 @@ from .metadataset.documents import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
-from .prepare.measure import column_function as column_function, measure_dataset as measure_dataset
-from .prepare.samples import Columns as Columns, open_columns as open_columns
+from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
+from .planning.planned_packing import PlannedPackingDataset as PlannedPackingDataset
+from .prepare.measure import column_function as column_function
+from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
-from .samplers.balance import Balance as Balance
 from .samples.batch import Batch as Batch
 from .samples.sample import (
     Sample as Sample,
@@ -196,7 +193,7 @@ from .stream.hooks import (
     current_draw as current_draw,
     current_draws as current_draws,
 )
-from .stream.which import SampleRecord as SampleRecord
+from .stream.run import SampleRecord as SampleRecord
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,

@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.joined import JoinedSource, MemberSource
 from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.sources.source import Source
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
@@ -138,12 +140,9 @@ class Figures:
     @property
     def bound(self) -> Literal["storage", "work", "pipeline"]:
         """What limits the rate: reading, the work on samples, or neither but planning and handing over."""
-        best, first, later = self.best.samples_per_s, self.first, self.later
         if self.in_store:
-            serial = self.slowest.serial and self.worker_type == "thread"
-            could = self.work_per_s * (1 if serial else max(1, self.best.workers))
-            waits = first is not None and first.samples_per_s < could
-            return "storage" if waits and (self.items or best < _BUSY * could) else "work"
+            return "storage" if self._waits_for_store() else "work"
+        best, first, later = self.best.samples_per_s, self.first, self.later
         assert later is not None
         if first and first.samples_per_s < min(best, later.samples_per_s / _COLD):
             return "storage"
@@ -152,6 +151,12 @@ class Figures:
         if alone.workers == 0 and not self.items and 1 / alone.samples_per_s > 2 * reading_and_work_s:
             return "pipeline"
         return "storage" if later.samples_per_s < self.work_per_s else "work"
+
+    def _waits_for_store(self) -> bool:
+        serial = self.slowest.serial and self.worker_type == "thread"
+        could = self.work_per_s * (1 if serial else max(1, self.best.workers))
+        waits = self.first is not None and self.first.samples_per_s < could
+        return waits and (self.items or self.best.samples_per_s < _BUSY * could)
 
 
 def measure(
@@ -172,7 +177,7 @@ def measure(
     spec = compile_dataset(dataset)
     with contextlib.closing(PureStage(spec)) as stage:
         samples = sum(map(len, stage.sources))
-        parts = {part for source in stage.sources if len(source) for part in source.locate(0).parts}
+        images = _has_images(stage)
         show("storage")
         storage = _storage(dataset, spec, stage, seconds)
         show("sample work")
@@ -180,17 +185,17 @@ def measure(
     in_store = storage.past is not spec
     whole_pass = samples if in_store else 0
     pipeline = _pipeline(storage.past, dataset.worker_config, chosen, seconds, show, whole_pass)
-    orders = [leaf.order for leaf in spec.leaves if leaf.order.shuffle]
+    block, largest_block = _blocks(spec)
     return Figures(
         path=path,
         samples=samples,
         sample_bytes=storage.sample_bytes,
         batch_size=1 if spec.batch is None else spec.batch.size,
-        block=min((order.block for order in orders if order.block is not None), default=None),
-        largest_block=max((order.n * order.passes // spec.lanes for order in orders), default=0),
+        block=block,
+        largest_block=largest_block,
         worker_type=dataset.worker_config.worker_type,
         cores=cores,
-        images=any(part.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for part in parts),
+        images=images,
         items=spec.program is not None,
         in_store=in_store,
         first=storage.first,
@@ -201,6 +206,18 @@ def measure(
         dropped=dict(dropped),
         notes=tuple(_notes(spec, cores, dropped, all_tried=len(chosen) == len(set(workers)))),
     )
+
+
+def _has_images(stage: PureStage) -> bool:
+    parts = {part for source in stage.sources if len(source) for part in source.locate(0).parts}
+    return any(part.rpartition(".")[2].lower() in IMAGE_EXTENSIONS for part in parts)
+
+
+def _blocks(spec: StreamSpec) -> tuple[int | None, int]:
+    """The smallest run of neighbours of leaves that are shuffled, and the largest that they can have."""
+    orders = [leaf.order for leaf in spec.leaves if leaf.order.shuffle]
+    block = min((order.block for order in orders if order.block is not None), default=None)
+    return block, max((order.n * order.passes // spec.lanes for order in orders), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,16 +321,7 @@ def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
     """
     files: set[str] = set()
     for leaf, _, draws in itertools.chain.from_iterable(chunk.draws.by_leaf() for chunk in chunks):
-        source = stage.sources[leaf]
-        read = [(source, draws.index)]
-        if isinstance(source, JoinedSource):
-            read = [
-                (member, own[own >= 0])
-                for member, own in zip(source.members, source.samples(draws.index).T, strict=True)
-            ]
-        for each, indices in read:
-            shards = {each.locate(index).shard for index in indices.tolist()}
-            files |= {os.path.join(each.path, shard) for shard in shards} if os.path.isdir(each.path) else {each.path}
+        files.update(itertools.chain.from_iterable(map(_files, *_read_by(stage.sources[leaf], draws.index))))
     if not hasattr(os, "posix_fadvise") or not all(map(os.path.isfile, files)):
         return False
     for path in files:
@@ -321,6 +329,20 @@ def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
             os.fsync(file.fileno())  # what was not written yet cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
+
+
+def _read_by(source: Source, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source | MemberSource], Sequence[Any]]:
+    """The sources that samples are read from, of a join those of its members, and their numbers there."""
+    if not isinstance(source, JoinedSource):
+        return [source], [indices]
+    return source.members, [own[own >= 0] for own in source.samples(indices).T]
+
+
+def _files(source: Source | MemberSource, indices: npt.NDArray[np.int64]) -> set[str]:
+    if not os.path.isdir(source.path):
+        return {source.path}
+    shards = {source.locate(index).shard for index in indices.tolist()}
+    return {os.path.join(source.path, shard) for shard in shards}
 
 
 def _work(spec: StreamSpec, stage: PureStage, seconds: float) -> tuple[tuple[Stage, ...], Counter[str]]:
@@ -422,28 +444,35 @@ def _pipeline(
     """
     runs: list[Run] = []
     for number in workers if whole_pass else (max(workers), *workers):
-        warms_up = not whole_pass and not runs
-        show("warming up" if warms_up else f"pipeline, {number} workers")
+        show("warming up" if not (whole_pass or runs) else f"pipeline, {number} workers")
         began = time.perf_counter()
         with Stream(spec, replace(config, num_workers=number, global_error_handler=_say_nothing)) as stream:
             next(stream)
-            first = end = time.perf_counter()
+            first = time.perf_counter()
             before = stream.samples
-            samples, over = 0, 0 < whole_pass <= before
-            while not over:
-                if next(stream, None) is None:
-                    iter(stream)  # a finite stream begins its next pass
-                now = time.perf_counter()
-                # Batches come in bursts, a chunk of them at once. The one that goes beyond the time opened a chunk that
-                # will not be delivered, so what counts ends before it.
-                over = now - first >= seconds
-                if samples == 0 or not over:
-                    end, samples = now, stream.samples - before
-                    over = over or 0 < whole_pass <= before + samples
+            samples, end = _run(stream, seconds, whole_pass)
         # What a store sent while the first batch was waited for was fetched ahead: it counts with the time it took.
         rate = (before + samples) / (end - began) if whole_pass else samples / max(1e-9, end - first)
         runs.append(Run(workers=number, samples_per_s=max(1e-9, rate), first_batch_s=first - began))
     return tuple(runs if whole_pass else runs[1:])
+
+
+def _run(stream: Stream, seconds: float, whole_pass: int) -> tuple[int, float]:
+    """Run a stream for a time, or to the end of the first pass of `whole_pass` samples: samples, and when it ended."""
+    first = end = time.perf_counter()
+    before = stream.samples
+    samples, over = 0, 0 < whole_pass <= before
+    while not over:
+        if next(stream, None) is None:
+            iter(stream)  # a finite stream begins its next pass
+        now = time.perf_counter()
+        # Batches come in bursts, a chunk of them at once. The one that goes beyond the time opened a chunk that will
+        # not be delivered, so what counts ends before it.
+        over = now - first >= seconds
+        if samples == 0 or not over:
+            end, samples = now, stream.samples - before
+            over = over or 0 < whole_pass <= before + samples
+    return samples, end
 
 
 def _say_nothing(error: Exception, sample: object, sources: object) -> None:

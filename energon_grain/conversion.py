@@ -32,7 +32,8 @@ from energon_grain.errors import (
 )
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import encode_records_file
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import DataFolder, kind_at, naming, open_folder
 from energon_grain.formats.jsonl import is_object
 from energon_grain.formats.key_order import duplicate_keys

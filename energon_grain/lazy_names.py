@@ -8,6 +8,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+PACKAGES: dict[str, Callable[[str], Any]] = {}
+"""Looks up the public names of each package that `from_stub` serves, for modules that are below it."""
+
 
 def from_stub(
     names: dict[str, Any], besides: ModuleType | None = None
@@ -41,4 +44,5 @@ def from_stub(
         names[name] = value
         return value
 
+    PACKAGES[names["__name__"]] = get
     return get, lambda: sorted({*names, *get("__all__")})

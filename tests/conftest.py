@@ -12,7 +12,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+import slices
+from hypothesis import HealthCheck, Phase, settings
 from object_server import Bucket, ObjectServer, running_object_server
 from patience import PATIENCE_S
 
@@ -25,12 +26,48 @@ PYTHONPATH = f"{_ROOT}{os.pathsep}{_ROOT / 'adapters'}"
 
 os.environ.setdefault("ENERGON_GRAIN_TRACEBACK", "full")  # a test that fails shows where, in workers too
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")
+# `HYPOTHESIS_PROFILE=night` searches longer; tests that state a number of examples keep it in both.
+_NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", _NO_DEADLINE, max_examples=50)
+settings.register_profile("night", _NO_DEADLINE, max_examples=200)
+settings.register_profile("unshrunk", _NO_DEADLINE, phases=[Phase.explicit, Phase.generate])  # for `mutations`
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long come first, so that no process waits for another one's last file."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slice",
+        default="all",
+        metavar="commit|all|0..3",
+        help="the part of the slowest modules to run: the commit's quarter, all, or one quarter",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the quarter once: processes of pytest-xdist are given the number."""
+    try:
+        chosen = slices.quarter(config.option.slice)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.option.slice = "all" if chosen is None else str(chosen)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.option.slice == "all":
+        return "slice: all tests"
+    return (
+        f"slice: quarter {config.option.slice} (of 0 to {slices.QUARTERS - 1}) of the {len(slices.SLICED)} slowest "
+        f"modules, and all others. Everything: make test-all, or --slice=all. This again: --slice={config.option.slice}"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the other quarters out, and begin with files that take long: no process waits for another one's last."""
+    chosen = slices.quarter(config.option.slice)
+    if chosen is not None:
+        run, left = slices.split([item.nodeid for item in items], chosen)
+        config.hook.pytest_deselected(items=[items[place] for place in left])
+        items[:] = [items[place] for place in run]
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 

@@ -125,10 +125,10 @@ FORMS: dict[str, FuzzedForm] = {
     "tokens": FuzzedForm(write=_tokens, damaged=("x.idx", "x.bin")),
     "jsonl": FuzzedForm(write=_lines, damaged=("x.jsonl",)),
 }
-NO_DIFFERENCE: tuple[str, ...] = ("parquet-checksums",)
-"""Forms of which no input may read different within what checksums cover. To be extended by `mds-hashes`."""
-NO_SHORTER: tuple[str, ...] = ()
-"""Forms of which no cut may read as fewer rows without an error. To be extended by `arrow-file` and `arrow-zstd`."""
+NO_DIFFERENCE = ("parquet-checksums", "mds-hashes")
+"""Forms of which no input may read different within what checksums cover."""
+NO_SHORTER = ("arrow-file", "arrow-zstd")
+"""Forms with a footer, of which no cut may be read without an error."""
 
 Damaged = tuple[str, bytes, tuple[int, int]]
 """The way, the bytes, and the first byte and one past the last of the good file that it touched."""

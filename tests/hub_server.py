@@ -51,6 +51,7 @@ class HubServer:
         asked: All requests.
         instead: Answers a request in place of the server, if it gives something: (of, path).
         changed: Makes another answer of the server's: (of, path, answer).
+        sent: Sends an answer in place of the server, and says whether it did: (connection, of, answer).
     """
 
     url: str = ""
@@ -65,6 +66,7 @@ class HubServer:
     asked: list[Asked] = field(default_factory=list)
     instead: Callable[[str, str], Answer | None] = lambda of, path: None
     changed: Callable[[str, str, Answer], Answer] = lambda of, path, answer: answer
+    sent: Callable[[BaseHTTPRequestHandler, str, Answer], bool] = lambda connection, of, answer: False
     _signature: int = 0
 
     def commit(self, repo: str, files: Path | Mapping[str, bytes], branch: str = "main") -> str:
@@ -228,6 +230,8 @@ def _listening(server: HubServer, of: str, answer: Callable[[str, Mapping[str, s
             server.asked.append(Asked(of, self.path, given))
             given_back = server.instead(of, self.path) or answer(self.path, given)
             status, headers, body = server.changed(of, self.path, given_back)
+            if server.sent(self, of, (status, headers, body)):
+                return
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)  # `Connection: close` closes it

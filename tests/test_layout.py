@@ -13,7 +13,7 @@ import shape
 
 import energon_grain
 import energon_grain_torch
-from energon_grain import errors
+from energon_grain import errors, testing
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
@@ -51,7 +51,7 @@ def test_public_names_live_where_the_stub_says() -> None:
         assert getattr(value, "__module__", home.__name__) == home.__name__
 
 
-@pytest.mark.parametrize("package", [energon_grain, energon_grain_torch])
+@pytest.mark.parametrize("package", [energon_grain, testing, energon_grain_torch])
 def test_no_module_takes_the_place_of_a_public_name(package: ModuleType) -> None:
     """As it would, were a module named as what it holds, and imported before that is asked for."""
     for info in pkgutil.iter_modules(package.__path__):

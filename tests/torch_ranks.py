@@ -19,7 +19,9 @@ from patience import PATIENCE_S
 multiprocessing.set_forkserver_preload(["torch.distributed.checkpoint", "energon_grain_torch", "pytest"])
 
 
-def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60) -> list[Any]:
+def on_ranks(
+    world_size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = PATIENCE_S
+) -> list[Any]:
     """What the function returns on each rank.
 
     Args:

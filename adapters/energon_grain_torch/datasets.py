@@ -29,7 +29,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from energon_grain.datasets import get_datasets
+from energon_grain import get_datasets
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError

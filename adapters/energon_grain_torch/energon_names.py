@@ -153,17 +153,25 @@ def format_sample_detailed(sample: Any) -> str:
     return text.rstrip("\n")
 
 
+def _plain_entries(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name): _plain(value) for name, value in mapping.items()}
+
+
+def _builtin(value: float | str) -> float | str:
+    """Of an enumeration, or a number of numpy, which YAML does not know."""
+    return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else str(value)
+
+
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)  # of an enumeration, or a number of numpy, which YAML does not know
+    if isinstance(value, int | float | str):
+        return _builtin(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        return _plain_entries(value)  # pyright: ignore[reportUnknownArgumentType]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {type(value).__name__: fields}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {type(value).__name__: _plain_entries(fields)}
     if isinstance(value, torch.Tensor | np.ndarray):
         return _summary(value)
     if isinstance(value, list | tuple):

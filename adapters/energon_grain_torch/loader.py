@@ -1,7 +1,7 @@
 """From a dataset to a loader: batches of one rank, with state, in page-locked memory where there is an accelerator.
 
 Worker processes are those of a `torch.utils.data.DataLoader`, started in any of Python's ways, and driven as all are
-(`energon_grain.stream.workers`). What one does is pure: it has no position, no shuffle buffer and no random stream,
+(`energon_grain.processes`). What one does is pure: it has no position, no shuffle buffer and no random stream,
 so the number of workers and the way they are started change nothing, and a restart costs nothing.
 """
 
@@ -26,6 +26,8 @@ from torch.utils.data import _utils
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError
+from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
+from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.samples.sample import pin_memory as pinned
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
@@ -37,8 +39,7 @@ from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.worker_process import Channel, pickled_spec, serve
-from energon_grain.stream.workers import ProcessPool, StartedProcess, StartProcess, WorkerPool
+from energon_grain.stream.workers import WorkerPool
 from energon_grain.stream_loader import StreamLoader
 from energon_grain.tracebacks import public
 from energon_grain.watch.stream import Stream

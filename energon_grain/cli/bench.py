@@ -102,9 +102,9 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 def advise(figures: Figures, image_decode: str | None) -> str:
     """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
-    from energon_grain.watch.loader_stats import handover_advice, store_advice, work_advice
+    from energon_grain.watch.loader_stats import handover_advice, work_advice
 
-    first, stage = figures.first, figures.slowest
+    stage = figures.slowest
     workers = f"give more workers (there are {figures.cores} cores)"
     worth = _REMOTE_BLOCK_BYTES if figures.in_store else _LOCAL_BLOCK_BYTES
     block = min(_MAX_BLOCK, figures.largest_block, -(-worth // max(1, round(figures.sample_bytes))))
@@ -114,26 +114,8 @@ def advise(figures: Figures, image_decode: str | None) -> str:
     takes = f"{stage.name} takes {stage.share:.0%} of it, {significant(stage.microseconds)} µs a sample"
     if figures.bound == "pipeline":
         return handover_advice(figures.batch_size)
-    if figures.bound == "storage" and first and figures.in_store:
-        brings = f"it brings {first.samples_per_s:,.0f} samples/s"
-        return store_advice(
-            f"The first epoch is limited by the store ({brings}, and one thread could make {figures.work_per_s:,.0f} "
-            f"of what "
-            f"is there)",
-            neighbours,
-        )
-    if figures.bound == "storage" and first and first.samples_per_s < figures.best.samples_per_s:
-        return (
-            f"The rate is limited by storage while the files are not in memory (it gives {first.samples_per_s:,.0f} "
-            f"samples/s, and the "
-            f"pipeline could take {figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or "
-            f"more memory."
-        )
     if figures.bound == "storage":
-        return (
-            f"The rate is limited by reading, even out of memory: read only parts that you use (field map, "
-            f"part_filter), and {workers}."
-        )
+        return _storage_advice(figures, neighbours, workers)
     return work_advice(
         stage.name,
         takes,
@@ -141,6 +123,31 @@ def advise(figures: Figures, image_decode: str | None) -> str:
         more_workers=workers,
         images=figures.images,
         image_decode=image_decode,
+    )
+
+
+def _storage_advice(figures: Figures, neighbours: str, workers: str) -> str:
+    from energon_grain.watch.loader_stats import store_advice
+
+    first = figures.first
+    if first and figures.in_store:
+        brings = f"it brings {first.samples_per_s:,.0f} samples/s"
+        return store_advice(
+            f"The first epoch is limited by the store ({brings}, and one thread could make {figures.work_per_s:,.0f} "
+            f"of what "
+            f"is there)",
+            neighbours,
+        )
+    if first and first.samples_per_s < figures.best.samples_per_s:
+        return (
+            f"The rate is limited by storage while the files are not in memory (it gives {first.samples_per_s:,.0f} "
+            f"samples/s, and the "
+            f"pipeline could take {figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or "
+            f"more memory."
+        )
+    return (
+        f"The rate is limited by reading, even out of memory: read only parts that you use (field map, part_filter), "
+        f"and {workers}."
     )
 
 

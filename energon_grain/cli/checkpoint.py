@@ -22,8 +22,8 @@ from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from energon_grain.stream.cursor import Cursor
+    from energon_grain.stream.run import SampleRecord
     from energon_grain.stream.spec import StreamSpec
-    from energon_grain.stream.which import SampleRecord
 
 _DEPTH = 3
 """Folders of a checkpoint below each other: of a step, of an item of it."""
@@ -133,17 +133,18 @@ def checkpoint_info(
     With --dataset, also what is another here than when it was saved. Status 1 says that something is.
     """
     states = saved_states(file)
-    spec = None
-    if dataset is not None:
-        sizes = {cursor["history"][-1][4] for cursor in states.values()}
-        size = batch_size or (min(sizes) // run.world_size or 1)
-        spec = run.dataset(dataset, batch_size=size).compiled()
-    elif run != Run():
+    if dataset is None and run != Run():
         raise ConfigError("options of the run are there to compare with: add --dataset")
+    spec = None if dataset is None else _compiled(run, dataset, states, batch_size)
     found = [_info(place, cursor, spec) for place, cursor in states.items()]
-    lines = [line for number, info in enumerate(found) for line in ([""] if number else []) + _lines(info)]
+    lines = [line for info in found for line in ("", *_lines(info))][1:]
     differs = any(info.differences for info in found)
     return Answer(document=found[0] if len(found) == 1 else found, lines=lines, failed=differs)
+
+
+def _compiled(run: Run, dataset: str, states: Mapping[str, Cursor], batch_size: int | None) -> StreamSpec:
+    sizes = {cursor["history"][-1][4] for cursor in states.values()}
+    return run.dataset(dataset, batch_size=batch_size or (min(sizes) // run.world_size or 1)).compiled()
 
 
 def read_saved(file: Path) -> Cursor:
@@ -295,29 +296,35 @@ def _in_value(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield place, value
     elif isinstance(value, Mapping) and depth < _MOST_DEPTH:
         given = cast("Mapping[Any, Any]", value)
-        flat = "energon_grain" not in given and not any(isinstance(each, Mapping) for each in given.values())
-        if {"version", "fingerprint", "history"} <= given.keys() or (flat and not depth):  # damaged, perhaps
+        if {"version", "fingerprint", "history"} <= given.keys() or (not depth and _is_flat(given)):  # damaged, perhaps
             yield place, given
         else:
             for name, below in given.items():
-                if name == "energon_grain" and isinstance(below, str):
-                    try:
-                        yield place, json.loads(below)
-                    except (ValueError, RecursionError) as error:
-                        raise StateError(f"{place}: the text under {name!r} is no JSON: {error}") from error
-                else:
-                    yield from _in_value(below, f"{place}: {name}", depth + 1)
+                yield from _below(name, below, place, depth)
+
+
+def _is_flat(value: Mapping[Any, Any]) -> bool:
+    return "energon_grain" not in value and not any(isinstance(each, Mapping) for each in value.values())
+
+
+def _below(name: Any, value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """States in an entry of a dictionary."""
+    if name != "energon_grain" or not isinstance(value, str):
+        yield from _in_value(value, f"{place}: {name}", depth + 1)
+        return
+    try:
+        yield place, json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{place}: the text under {name!r} is no JSON: {error}") from error
 
 
 def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
     from energon_grain.stream.cursor import differences, saved_manifest
-    from energon_grain.stream.passes import Share
     from energon_grain.stream.state import unpack_integers
 
     host, hosts = cursor["host"]
     manifest = saved_manifest(cursor) or {}
     dropped = sum(unpack_integers(cursor["drops"])) if cursor["drops"] else 0
-    share = Share(0, 1, cursor["lanes"])
     compared = None if spec is None else differences(cursor, spec.fingerprint(), spec.manifest())
     return StateInfo(
         place=place,
@@ -334,17 +341,23 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
         dropped=None if cursor["held"] else dropped,
         held=cursor["lanes"] // hosts if cursor["held"] else 0,
         skipped=[(first, steps) for first, steps in cursor["skipped"]],
-        fits_hosts=[hosts]
-        if hosts > 1 and (dropped or cursor["held"])
-        else share.fitting_hosts
-        if dropped or cursor["held"]
-        else None,
+        fits_hosts=_fitting(cursor, dropped),
         seed=manifest.get("seed"),
         seed_offset=manifest.get("seed_offset"),
         endless=manifest.get("endless"),
         leaves=_leaves(cursor, manifest, dropped * hosts, spec if not compared else None),
         differences=compared,
     )
+
+
+def _fitting(cursor: Cursor, dropped: int) -> list[int] | None:
+    """Numbers of hosts that a state restores on; None: on any that divides its lanes."""
+    from energon_grain.stream.passes import Share
+
+    _, hosts = cursor["host"]
+    if not (dropped or cursor["held"]):
+        return None
+    return [hosts] if hosts > 1 else Share(0, 1, cursor["lanes"]).fitting_hosts
 
 
 def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:
@@ -358,21 +371,20 @@ def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: Str
     before = _items_before(cursor)
     if not manifest["endless"]:
         before = min(before, cursor["pass"] * pass_length(manifest["mixture"], sizes))
-    draws: Sequence[float] | None = leaf_draws(manifest["mixture"], sizes, before + cursor["item"] + dropped)
-    total = sum(draws)
-    shares = [count / total if total else None for count in draws]
+    draws: Sequence[float] = leaf_draws(manifest["mixture"], sizes, before + cursor["item"] + dropped)
+    shares = _shares(draws)
+    known: Sequence[float | None] = draws
     if cursor["held"]:  # items are made of samples; the lanes know how far each dataset was read
-        draws = None if spec is None else _drawn_by_lanes(cursor, spec)
+        known = (None if spec is None else _drawn_by_lanes(cursor, spec)) or [None] * len(leaves)
     return [
-        LeafState(
-            name=name,
-            samples=size,
-            share=share,
-            draws=None if draws is None else draws[number],
-            epochs=None if draws is None else draws[number] / size,
-        )
-        for number, ((name, _), size, share) in enumerate(zip(leaves, sizes, shares, strict=True))
+        LeafState(name=name, samples=size, share=share, draws=drawn, epochs=None if drawn is None else drawn / size)
+        for (name, _), size, share, drawn in zip(leaves, sizes, shares, known, strict=True)
     ]
+
+
+def _shares(draws: Sequence[float]) -> list[float | None]:
+    total = sum(draws)
+    return [count / total if total else None for count in draws]
 
 
 def _items_before(cursor: Cursor) -> int:
@@ -428,17 +440,8 @@ def _lines(info: StateInfo) -> list[str]:
         ("steps have", f"{batches}, of all hosts together"),
         ("saved by", "all hosts" if info.host is None else f"host {info.host} of {info.hosts}, for its lanes alone"),
         ("restores on", _hosts(info)),
+        *_rows_of_some(info),
     ]
-    if info.dropped is not None:
-        rows.append(("dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")))
-    if info.held:
-        what = "samples or places of their own (filters, groups, packs, generators); what was dropped is not counted"
-        rows.append(("lanes hold", what))
-    if info.skipped:
-        jumps = ", ".join(f"{counted(steps, 'step')} from {first:,} on" for first, steps in info.skipped)
-        rows.append(("jumped over", jumps))
-    if info.seed is not None:
-        rows.append(("seed", f"{info.seed}" + (f", offset {info.seed_offset}" if info.seed_offset else "")))
     lines = [f"{info.place}: a state, version {info.version}", *table(rows, "<<"), ""]
     if info.leaves:
         lines += _leaf_lines(info.leaves)
@@ -450,6 +453,20 @@ def _lines(info: StateInfo) -> list[str]:
         lines += ["", "It belongs to this dataset as it is read here." if not info.differences else "Differs here:"]
         lines += [f"  {line}" for line in info.differences]
     return lines
+
+
+def _rows_of_some(info: StateInfo) -> Iterator[tuple[str, str]]:
+    """Rows that not all states have."""
+    if info.dropped is not None:
+        yield "dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")
+    if info.held:
+        what = "samples or places of their own (filters, groups, packs, generators); what was dropped is not counted"
+        yield "lanes hold", what
+    if info.skipped:
+        jumps = ", ".join(f"{counted(steps, 'step')} from {first:,} on" for first, steps in info.skipped)
+        yield "jumped over", jumps
+    if info.seed is not None:
+        yield "seed", f"{info.seed}" + (f", offset {info.seed_offset}" if info.seed_offset else "")
 
 
 def _hosts(info: StateInfo) -> str:

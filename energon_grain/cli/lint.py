@@ -153,6 +153,7 @@ def _lint_metadataset(
     from energon_grain.formats.data_folder import kind_at
     from energon_grain.formats.nv_meta import DatasetKind
     from energon_grain.metadataset.documents import datasets_of, read_document
+    from energon_grain.metadataset.samples import open_columns
     from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, opened
     from energon_grain.sources.tables import TABLES
 
@@ -174,7 +175,11 @@ def _lint_metadataset(
                 for each in datasets_of(leaf):
                     read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
         if joins == 1:  # of several it is not said which one a column is of
-            opened(path, findings, lambda split=split: findings.extend(about_columns(path, trusted, split)))
+            opened(
+                path,
+                findings,
+                lambda split=split: findings.extend(about_columns(path, trusted, open_columns(path, split_part=split))),
+            )
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
         if not kind_at(root).has_shards:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from energon_grain.cli.terminal import table
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.get_datasets import get_train_dataset
 from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+from energon_grain.get_datasets import get_train_dataset
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import Course, FlatLeaf, changes, children_of, flatten, share_at
 from energon_grain.metadataset.resolve import Leaf
@@ -199,11 +199,13 @@ def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[Course]:
         return [((0, Fraction(rate) / sum(rates)),) for rate in rates]
     courses: list[Course] = []
     for each, size in zip(flat, sizes, strict=True):
-        together = size
-        if each.concat is not None:
-            together = sum(n for other, n in zip(flat, sizes, strict=True) if other.concat is each.concat)
+        together = size if each.concat is None else _length_of(each.concat, flat, sizes)
         courses.append(tuple((start, share * Fraction(size, together)) for start, share in each.shares or ()))
     return courses
+
+
+def _length_of(concat: object, flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> int:
+    return sum(size for each, size in zip(flat, sizes, strict=True) if each.concat is concat)
 
 
 def _blends_by_cost(tree: SavableDataset, first: int = 0) -> Iterator[tuple[Expression, slice]]:
@@ -310,11 +312,8 @@ def _node(
         children.append(_node(child, leaves, at, said, often))
         at += _count_leaves(child)
     courses, costs, samples = zip(*leaves[first : at if children else first + 1], strict=True)
-    kind: NodeKind = "dataset" if not children else "concat"
-    if children and not isinstance(tree, ConcatDataset):
-        kind = "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
     return NodeSummary(
-        kind=kind,
+        kind=_kind(tree) if children else "dataset",
         weights=weights,
         repetitions=repetitions,
         samples=sum(samples),
@@ -323,6 +322,12 @@ def _node(
         leaf=None if children else first,
         children=tuple(children),
     )
+
+
+def _kind(tree: SavableDataset) -> NodeKind:
+    if isinstance(tree, ConcatDataset):
+        return "concat"
+    return "blend" if isinstance(tree, BlendDataset) else "blend_epochized"
 
 
 def _sum(courses: Sequence[Course]) -> Course:
@@ -343,17 +348,21 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
     seen = f"seen in {MILLION:,}" if summary.endless else "seen per epoch"
     unit = "" if summary.weight_unit is None else f"of {summary.weight_unit}"
     share = "of samples" if unit else "share"
-    rows: list[tuple[str, ...]] = [("", "samples", said, unit, share, seen), *_rows(summary, summary.tree, "", "")]
-    shown = [place for place in range(len(rows[0])) if place not in (2, 3) or any(row[place] for row in rows[1:])]
-    rows = [tuple(row[place] for place in shown) for row in rows]
+    rows = _without_empty([("", "samples", said, unit, share, seen), *_rows(summary, summary.tree, "", "")])
     lines = [
         f"{summary.path}, split {summary.split}: {_length(summary)}",
         "",
-        *table(rows, "<" + ">" * (len(shown) - 1)),
+        *table(rows, "<" + ">" * (len(rows[0]) - 1)),
     ]
     if summary.changes:
         lines += ["", f"Shares change at position {', '.join(f'{start:,}' for start in summary.changes)}."]
     return [*lines, *_kept_lines(summary), *_tag_lines(summary)]
+
+
+def _without_empty(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows of a table without columns of weights and costs that are empty below their title."""
+    shown = [place for place in range(len(rows[0])) if place not in (2, 3) or any(row[place] for row in rows[1:])]
+    return [tuple(row[place] for place in shown) for row in rows]
 
 
 def _kept_lines(summary: MixtureSummary) -> Iterator[str]:
@@ -384,22 +393,23 @@ def _rows(summary: MixtureSummary, node: NodeSummary, first: str, further: str) 
     said = _chain([f"{weight:.6g}" for weight in node.weights])
     if node.repetitions is not None:
         said = f"{node.repetitions:.6g}"
-    seen = ""
-    if leaf is not None and leaf.seen_per_epoch is not None:
-        seen = f"{leaf.seen_per_epoch:.6g}"
-    elif leaf is not None:
-        seen = _chain([f"{times:,.4g}" if times < 1000 else f"{times:,.0f}" for times in leaf.seen_per_million])
     label = node.kind if leaf is None else leaf.label
     yield (
         first + label,
         f"{node.samples:,}",
         said,
         *(_chain(_percentages(each)) for each in (node.cost_shares, node.shares)),
-        seen,
+        "" if leaf is None else _seen(leaf),
     )
     for number, child in enumerate(node.children):
         last = number == len(node.children) - 1
         yield from _rows(summary, child, further + ("└─ " if last else "├─ "), further + ("   " if last else "│  "))
+
+
+def _seen(leaf: LeafSummary) -> str:
+    if leaf.seen_per_epoch is not None:
+        return f"{leaf.seen_per_epoch:.6g}"
+    return _chain([f"{times:,.4g}" if times < 1000 else f"{times:,.0f}" for times in leaf.seen_per_million])
 
 
 def _percentages(shares: Sequence[Share]) -> list[str]:

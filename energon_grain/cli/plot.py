@@ -10,7 +10,7 @@ shorter than a window are one window; concatenations have nothing to round and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,12 +101,8 @@ def draw_mixture(summary: MixtureSummary, spec: StreamSpec, *, batch_size: int =
         epochs = np.cumsum(seen[:, group].sum(axis=1)) / sum(summary.leaves[leaf].samples for leaf in group)
         below.plot(x, [0.0, *epochs], color=color, label=label)
         base = top
-    for change in summary.changes:
-        if change < positions:
-            above.axvline(change / batch_size, color="#222222", linestyle="--", linewidth=1)
-    for start in _starts(order, positions)[1:]:
-        for panel in (above, below):
-            panel.axvline(start / batch_size, color="#222222", linestyle=":", linewidth=1)
+    _mark([above], summary.changes, positions, batch_size, "--")
+    _mark([above, below], _starts(order, positions)[1:], positions, batch_size, ":")
     unit = "positions" if batch_size == 1 else f"steps of {batch_size:,} samples"
     above.set(ylim=(0, 1), ylabel="share of the stream", xlim=(0, positions / batch_size))
     above.set_title(f"{Path(summary.path).name}, {summary.split}: the first {positions / batch_size:,.0f} {unit}")
@@ -118,6 +114,13 @@ def draw_mixture(summary: MixtureSummary, spec: StreamSpec, *, batch_size: int =
     # The first dataset is at the bottom of the stack: the legend goes up as the areas do.
     above.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, reverse=True)
     return figure
+
+
+def _mark(panels: Sequence[Axes], places: Iterable[int], positions: int, batch_size: int, style: str) -> None:
+    """Draw vertical lines at places that are shown."""
+    for place in places:
+        for panel in panels if place < positions else ():
+            panel.axvline(place / batch_size, color="#222222", linestyle=style, linewidth=1)
 
 
 def draw_sizes(path: str, summary: object) -> Figure:

@@ -6,12 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from energon_grain.cli.info import column_rows
+from energon_grain.cli.run import options_of
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.measure import MeasureProgress
+    from energon_grain.prepare.plan import PrepareRequest
     from energon_grain.prepare.preparation import PrepareReport
     from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
 
@@ -69,31 +71,42 @@ RayAddress = Annotated[str | None, _option(_CLUSTER, _RUNNING)]
 Progress = Annotated[bool, _option("Show a progress bar, on terminals.", _RUNNING)]
 
 
-def prepare(
-    context: typer.Context,
-    path: Annotated[
-        str, typer.Argument(help="Folder with the shards, a JSONL file, both also by URL, or a metadataset with joins.")
-    ],
+_DECIDE_SPLIT = ("split_ratio", "split_parts", "exclude", "shuffle_tars")
+_DECIDE_TYPE = ("sample_type", "field_map", "crude")
+_DECIDE_MEDIA = ("media_metadata_by_glob", "media_metadata_by_header", "media_metadata_by_extension")
+_OF_FOLDERS = (
+    *(*_DECIDE_SPLIT, *_DECIDE_TYPE, "records", "tar_index_only", "fix_duplicates", "digest", *_DECIDE_MEDIA),
+    *("runner", "ray_address"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `prepare` is called with; each field is an option."""
+
     records: Annotated[
         Literal["msgpack", "tf_example", "raw"] | None,
         _option("The shards are ArrayRecord files, with records in this encoding."),
-    ] = None,
+    ] = None
     force_overwrite: Annotated[
         bool, _flag("--force-overwrite", "Prepare again without asking what is prepared already.")
-    ] = False,
+    ] = False
     tar_index_only: Annotated[
-        bool, _flag("--tar-index-only", "Only write the indices of a prepared dataset anew.")
-    ] = False,
+        bool, _flag("--tar-index-only", "Write only the indices of a prepared dataset again.")
+    ] = False
     append: Annotated[
         bool, _flag("--append", "Add the shards that a prepared dataset does not have yet; only they are scanned.")
-    ] = False,
+    ] = False
     fix_duplicates: Annotated[
         bool, _flag("--fix-duplicates", "Where tars have a key in common, put their paths before members' names.")
-    ] = False,
-    sqlite: Annotated[bool, _option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True,
+    ] = False
+    sqlite: Annotated[bool, _option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True
+    digest: Annotated[
+        bool, _flag("--digest", "Keep digests of the shards, for `verify` of the storage settings; reads all bytes.")
+    ] = False
     split_ratio: Annotated[
         str | None, _option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
-    ] = None,
+    ] = None
     split_parts: Annotated[
         list[str] | None,
         _option(
@@ -101,30 +114,101 @@ def prepare(
             "NAME:PATTERN (braces, then a regular expression from the beginning, as in Energon). Repeatable.",
             _SPLIT,
         ),
-    ] = None,
+    ] = None
     exclude: Annotated[
         str | None, _option("Leave out shards in whose relative path this regular expression is found.", _SPLIT)
-    ] = None,
-    shuffle_tars: Annotated[bool, _flag("--shuffle-tars", "Shuffle the shards before splitting.", _SPLIT)] = False,
+    ] = None
+    shuffle_tars: Annotated[bool, _flag("--shuffle-tars", "Shuffle the shards before splitting.", _SPLIT)] = False
     sample_type: Annotated[
         str | None, _option("Sample type, such as CaptioningSample, or package.module:Class.", _SAMPLES)
-    ] = None,
+    ] = None
     field_map: Annotated[
         str | None, _option('Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.', _SAMPLES)
-    ] = None,
-    crude: Annotated[bool, _flag("--crude", "Samples are plain dicts, cooked by the program.", _SAMPLES)] = False,
+    ] = None
+    crude: Annotated[bool, _flag("--crude", "Samples are plain dicts, cooked by the program.", _SAMPLES)] = False
     skip_dataset_yaml: Annotated[
         bool, _flag("--skip-dataset-yaml", "Do not write (or ask about) dataset.yaml.", _SAMPLES)
-    ] = False,
-    dataset_yaml_name: Annotated[str, _option("Name of that file in .nv-meta.", _SAMPLES)] = "dataset.yaml",
-    media_metadata_by_glob: _ByGlob = None,
-    media_metadata_by_header: _ByHeader = False,
-    media_metadata_by_extension: _ByExtension = False,
-    num_workers: Workers = None,
-    runner: Runner = "processes",
-    ray_address: RayAddress = None,
-    non_interactive: Annotated[bool, _flag("--non-interactive", "Never ask.", _RUNNING)] = False,
-    progress: Progress = True,
+    ] = False
+    dataset_yaml_name: Annotated[str, _option("Name of that file in .nv-meta.", _SAMPLES)] = "dataset.yaml"
+    media_metadata_by_glob: _ByGlob = None
+    media_metadata_by_header: _ByHeader = False
+    media_metadata_by_extension: _ByExtension = False
+    num_workers: Workers = None
+    runner: Runner = "processes"
+    ray_address: RayAddress = None
+    dry_run: Annotated[
+        bool, _flag("--dry-run", "Print what would be scanned, written and removed, and write nothing.", _RUNNING)
+    ] = False
+    non_interactive: Annotated[bool, _flag("--non-interactive", "Never ask.", _RUNNING)] = False
+    progress: Progress = True
+
+    def refuse(self, why: str, *names: str) -> None:
+        """Raise ConfigError if one of some options is given."""
+        of_class = {field.name: field.default for field in fields(self)}
+        given = [name for name in names if getattr(self, name) and getattr(self, name) != of_class[name]]
+        if given:
+            options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{why}: leave out {options}.")
+
+    def check(self) -> None:
+        """Raise ConfigError if options contradict each other."""
+        if self.skip_dataset_yaml:
+            self.refuse("--skip-dataset-yaml contradicts what decides the sample type", *_DECIDE_TYPE)
+        if self.tar_index_only:
+            self.refuse("--tar-index-only keeps shards, splits and sample types", *_DECIDE_TYPE, *_DECIDE_SPLIT)
+            self.refuse("--tar-index-only looks at no media; `energon-grain prepare-media` does", *_DECIDE_MEDIA)
+        if self.append:
+            self.refuse("--append keeps sample types and shards", *_DECIDE_TYPE, "force_overwrite")
+        if self.split_ratio and self.split_parts:
+            raise ConfigError("give --split-ratio or --split-parts, not both.")
+
+    @property
+    def asks_for_type(self) -> bool:
+        """Whether the user is asked what samples are, after the scan."""
+        is_known = self.crude or self.field_map or self.sample_type == _CRUDE
+        return self.writes_yaml and not (self.non_interactive or is_known)
+
+    @property
+    def writes_yaml(self) -> bool:
+        """Whether the file that says what samples are is written, or may be."""
+        return not (self.append or self.tar_index_only or self.skip_dataset_yaml)
+
+    def request(self) -> PrepareRequest:
+        """What the options ask for, before shards are listed and questions are answered."""
+        from energon_grain.formats.splits import parse_ratio
+        from energon_grain.media.headers import MediaFilterConfig
+        from energon_grain.prepare.listing import parse_split_parts
+        from energon_grain.prepare.plan import PrepareRequest
+
+        looks = self.media_metadata_by_glob, self.media_metadata_by_header, self.media_metadata_by_extension
+        patterns = parse_split_parts(self.split_parts) if self.split_parts else None
+        return PrepareRequest(
+            records=self.records,
+            split_patterns=patterns,
+            split_ratio=parse_ratio(self.split_ratio) if self.split_ratio else None,
+            shuffle_tars=self.shuffle_tars,
+            media_filter=MediaFilterConfig.parse(*looks) if any(looks) else None,
+            field_map=_parse_field_map(self.field_map) if self.field_map else None,
+            sample_type=None if self.asks_for_type else self.sample_type,
+            crude=self.crude,
+            asks=self.asks_for_type,
+            dataset_yaml_name=self.dataset_yaml_name,
+            force_overwrite=self.force_overwrite,
+            tar_index_only=self.tar_index_only,
+            append=self.append,
+            fix_duplicates=self.fix_duplicates,
+            digest=self.digest,
+            sqlite=self.sqlite,
+        )
+
+
+@options_of(Options, "options")
+def prepare(
+    context: typer.Context,
+    path: Annotated[
+        str, typer.Argument(help="Folder with the shards, a JSONL file, both also by URL, or a metadataset with joins.")
+    ],
+    options: Options,
 ) -> Answer:
     """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
 
@@ -133,107 +217,138 @@ def prepare(
     A JSONL file is indexed and needs no more: it has neither splits nor sample types.
 
     Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
-    written; after a kill, the same command goes on where it was.
+    written; after a kill, the same command continues where it was.
     """
     location = located(path)
-    decides_split: dict[str, object] = {"--split-ratio": split_ratio, "--split-parts": split_parts}
-    decides_split |= {"--exclude": exclude, "--shuffle-tars": shuffle_tars}
-    decides_type = {"--sample-type": sample_type, "--field-map": field_map, "--crude": crude}
-    decides_shards = {"--records": records, "--tar-index-only": tar_index_only, "--fix-duplicates": fix_duplicates}
-    looks = media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension
-    ways = ("glob", "header", "extension")
-    decides_media = {f"--media-metadata-by-{way}": look for way, look in zip(ways, looks, strict=True)}
-    cluster = {"--runner": runner != "processes", "--ray-address": ray_address}
-    is_jsonl = is_file_of(location, ".jsonl")
-    if is_jsonl or is_file_of(location, METADATASET_ENDINGS):
-        kind = "a JSONL file, which is only indexed" if is_jsonl else "a metadataset, of which only joins are prepared"
-        _refuse(f"{path}: {kind}", {**decides_split, **decides_type, **decides_shards, **decides_media, **cluster})
-        return _jsonl(location, progress) if is_jsonl else _metadataset(location, progress)
+    if is_file_of(location, ".jsonl"):
+        options.refuse(f"{path}: a JSONL file, which is only indexed", *_OF_FOLDERS)
+        return _plan_of_jsonl(location) if options.dry_run else _jsonl(location, options.progress)
+    if is_file_of(location, METADATASET_ENDINGS):
+        options.refuse(f"{path}: a metadataset, of which only joins are prepared", *_OF_FOLDERS)
+        return _plan_of_metadataset(location) if options.dry_run else _metadataset(location, options.progress)
     _check_kind(location)
-    if skip_dataset_yaml:
-        _refuse("--skip-dataset-yaml contradicts what decides the sample type", decides_type)
-    if tar_index_only:
-        _refuse("--tar-index-only keeps shards, splits and sample types", {**decides_type, **decides_split})
-        _refuse("--tar-index-only looks at no media; `energon-grain prepare-media` does", decides_media)
-    if append:
-        _refuse("--append keeps sample types and shards", {**decides_type, "--force-overwrite": force_overwrite})
-    if split_ratio and split_parts:
-        raise ConfigError("give --split-ratio or --split-parts, not both.")
+    options.check()
+    own_sample_type(options.sample_type)
+    request, encoding, unasked = options.request(), options.records, list[str]()
+    if not options.tar_index_only:
+        request, encoding = _with_shards(location, request, options.exclude)
+        if not options.dry_run:
+            typer.echo(_found(request.shards or (), encoding))
+        with _answers(context, location, request.shards or (), encoding):
+            request = _with_split(location, options, request, unasked)
+    if options.dry_run:
+        return _plan_of_dataset(location, request, unasked)
+    return _carry_out(context, location, options, request, encoding)
 
+
+def _with_shards(
+    location: str, request: PrepareRequest, exclude: str | None
+) -> tuple[PrepareRequest, RecordEncoding | None]:
+    """The request with the shards that it is about, and the encoding of their records; None: they are tars."""
     from energon_grain.formats.array_record import read_records_file
     from energon_grain.formats.nv_meta import RECORD_SUFFIX
-    from energon_grain.formats.splits import parse_ratio
-    from energon_grain.media.headers import MediaFilterConfig
-    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts
-    from energon_grain.prepare.preparation import prepare_dataset
+    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards
     from energon_grain.prepare.writing import check_written, open_to_prepare
 
-    own_sample_type(sample_type)
-    patterns = parse_split_parts(split_parts) if split_parts else None
-    ratio = parse_ratio(split_ratio) if split_ratio else None
-    media = MediaFilterConfig.parse(*looks) if any(looks) else None
-    fields = _parse_field_map(field_map) if field_map else None
-    shards = None
-    if not tar_index_only:
-        dataset = open_to_prepare(location)
-        check_written(dataset.local)
-        found = records or read_records_file(dataset.local)
-        shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if found else TAR_SUFFIX)
-        kind = "ArrayRecord file" if found else "tar file"
-        typer.echo(f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}.")
-        with _answers(context, location, shards, found):
-            if not (force_overwrite or append or non_interactive):
-                force_overwrite = _ask_overwrite(dataset.local)
-            if ratio is None and patterns is None and not append:
-                if non_interactive:
-                    raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
-                ratio = _ask_split_ratio(len(shards))
-    asks = not (append or non_interactive or tar_index_only or skip_dataset_yaml or crude or fields is not None)
-    asks = asks and sample_type != _CRUDE
+    dataset = open_to_prepare(location)
+    check_written(dataset.local)
+    encoding = request.records or read_records_file(dataset.local)
+    shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if encoding else TAR_SUFFIX)
+    return replace(request, shards=shards), encoding
+
+
+def _found(shards: Sequence[str], encoding: RecordEncoding | None) -> str:
+    kind = "ArrayRecord file" if encoding else "tar file"
+    return f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}."
+
+
+def _with_split(location: str, options: Options, request: PrepareRequest, unasked: list[str]) -> PrepareRequest:
+    """The request with the answers of the user to what comes before the scan.
+
+    With `--dry-run` nothing is asked: the questions go into `unasked`, and the answers are those that are proposed.
+    """
+    from energon_grain.formats.splits import parse_ratio
+
+    if _is_replaced(location, options, unasked):
+        request = replace(request, force_overwrite=True)
+    if request.split_ratio is not None or request.split_patterns is not None or options.append:
+        return request
+    if options.non_interactive:
+        raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
+    count = len(request.shards or ())
+    if not options.dry_run:
+        return replace(request, split_ratio=_ask_split_ratio(count))
+    proposed = _default_ratio(count)
+    unasked.append(f"the ratio of train, val and test; {proposed} is proposed")
+    return replace(request, split_ratio=parse_ratio(proposed))
+
+
+def _is_replaced(location: str, options: Options, unasked: list[str]) -> bool:
+    """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
+    from energon_grain.formats.nv_meta import dataset_kind
+    from energon_grain.prepare.writing import open_to_prepare
+
+    if options.force_overwrite or options.append or options.non_interactive:
+        return False
+    if not dataset_kind(open_to_prepare(location).local).has_shards:
+        return False
+    if options.dry_run:
+        unasked.append("whether to prepare the dataset again and replace its splits")
+    elif not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
+        raise typer.Exit(1)
+    return True
+
+
+def _plan_of_dataset(location: str, request: PrepareRequest, unasked: Sequence[str]) -> Answer:
+    from energon_grain.prepare.plan import plan_of
+    from energon_grain.prepare.writing import open_to_prepare
+
+    plan = plan_of(open_to_prepare(location), request)
+    return Answer(document=plan.document(unasked), lines=plan.lines(unasked))
+
+
+def _carry_out(
+    context: typer.Context,
+    location: str,
+    options: Options,
+    request: PrepareRequest,
+    encoding: RecordEncoding | None,
+) -> Answer:
+    """Prepare a dataset; the user is asked for the sample type when it is scanned."""
+    from energon_grain.prepare.plan import plan_of
+    from energon_grain.prepare.preparation import Means, carry_out
+    from energon_grain.prepare.writing import open_to_prepare
+
     chosen: list[DatasetDefinition | None] = []
     with (
-        running(runner, ray_address) as executor,
-        ProgressBar("Scanning", shown=progress) as bar,
-        _answers(context, location, shards or (), records),
+        running(options.runner, options.ray_address) as executor,
+        ProgressBar("Scanning", shown=options.progress) as bar,
+        _answers(context, location, request.shards or (), encoding),
     ):
 
         def choose(scanned: ScannedDataset) -> DatasetDefinition | None:
             bar.stop()
-            chosen.append(_ask_definition(scanned, sample_type))
+            chosen.append(_ask_definition(scanned, options.sample_type))
             return chosen[0]
 
-        report = prepare_dataset(
-            location,
-            shards=shards,
-            records=records,
-            split_ratio=ratio,
-            split_patterns=patterns,
-            shuffle_tars=shuffle_tars,
-            sample_type=None if asks else sample_type,
-            field_map=fields,
-            crude=crude,
-            choose_definition=choose if asks else None,
-            dataset_yaml_name=dataset_yaml_name,
-            force_overwrite=force_overwrite,
-            tar_index_only=tar_index_only,
-            append=append,
-            fix_duplicates=fix_duplicates,
-            media_filter=media,
-            num_workers=num_workers,
-            sqlite=sqlite,
-            progress=_shown_by(bar),
+        means = Means(
+            choose_definition=choose if request.asks else None,
+            num_workers=options.num_workers,
+            tell=_shown_by(bar),
             executor=executor,
         )
-    wants_yaml = None if append or tar_index_only or skip_dataset_yaml else dataset_yaml_name
-    lines = [*_lines(report, wants_yaml, append)]
-    if (ratio is not None and not (split_ratio or non_interactive)) or asks:
-        answered = {} if ratio is None else {"--split-ratio": _written_ratio(ratio)}
-        again = _command(context, answered | (_written_definition(chosen[0]) if chosen else {}), force_overwrite)
+        report = carry_out(plan_of(open_to_prepare(location), request), means)
+    lines = [*_lines(report, options.dataset_yaml_name if options.writes_yaml else None, options.append)]
+    if request.asks or (request.split_ratio and not options.split_ratio):
+        answered = {"--split-ratio": _written_ratio(request.split_ratio)} if request.split_ratio else {}
+        answered |= _written_definition(chosen[0]) if chosen else {}
+        again = _command(context, answered, request.force_overwrite)
         lines += ["The same command without questions:", f"  {again}"]
     return Answer(document=with_samples(report), lines=lines)
 
 
-def _written_ratio(ratio: Mapping[str, float]) -> str:
+def _written_ratio(ratio: Mapping[str, float] | Sequence[float]) -> str:
+    assert isinstance(ratio, Mapping)  # of `parse_ratio`
     return ",".join(f"{name}={share:g}" for name, share in ratio.items())
 
 
@@ -267,16 +382,18 @@ def _command(context: typer.Context, answered: Mapping[str, str | None], overwri
     options = {"--non-interactive": None, **answered, **({"--force-overwrite": None} if overwrite else {})}
     for parameter in context.command.params:
         given = str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE")
-        value = context.params.get(str(parameter.name))
-        if not given or parameter.name == "path" or parameter.opts[0] in options:
-            continue
-        if isinstance(value, bool):
-            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-        else:
-            each = value if isinstance(value, list | tuple) else [value]
-            words += [f"{parameter.opts[0]}={one}" for one in each]
+        if given and parameter.name != "path" and parameter.opts[0] not in options:
+            names = parameter.opts[0], *parameter.secondary_opts
+            words += _written_option(names, context.params.get(str(parameter.name)))
     words += [name if value is None else f"{name}={value}" for name, value in options.items()]
     return f"energon-grain prepare {shlex.join(words)}"
+
+
+def _written_option(names: Sequence[str], value: Any) -> list[str]:
+    """An option as it is written; `names` are its own and, of a flag, the one of its opposite."""
+    if isinstance(value, bool):
+        return [names[0] if value else names[1]]
+    return [f"{names[0]}={one}" for one in (value if isinstance(value, list | tuple) else [value])]
 
 
 def prepare_media(
@@ -323,10 +440,11 @@ def _lines_of_media(media: MediaReport | None) -> Iterator[str]:
         yield from (f"    {each}" for each in media.failed)
 
 
-def _refuse(why: str, options: Mapping[str, object]) -> None:
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise ConfigError(f"{why}: leave out {' and '.join(given)}.")
+def _plan_of_jsonl(path: str) -> Answer:
+    from energon_grain.prepare.preparation import plan_jsonl
+
+    plan = plan_jsonl(path)
+    return Answer(document=plan, lines=plan.lines())
 
 
 def _jsonl(path: str, progress: bool) -> Answer:
@@ -341,6 +459,16 @@ def _jsonl(path: str, progress: bool) -> Answer:
     found = f"Found {counted(report.samples, 'sample')}."
     lines = [found, f"{prepared}, in {report.elapsed_s:.2f} s.", f"  index: {report.index}"]
     return Answer(document=report, lines=lines)
+
+
+def _plan_of_metadataset(path: str) -> Answer:
+    from energon_grain.metadataset.documents import find_joins
+    from energon_grain.metadataset.prepare_joins import plan_joins
+
+    plans = plan_joins(find_joins(path))
+    what = "index its joins; indices of joins that it no longer has are removed" if plans else "it has no joins"
+    lines = [f"Plan: {path}: {what}. Nothing was written.", *(line for plan in plans for line in plan.lines())]
+    return Answer(document=plans, lines=lines)
 
 
 def _metadataset(path: str, progress: bool) -> Answer:
@@ -503,17 +631,6 @@ def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | N
     return None
 
 
-def _ask_overwrite(root: Path) -> bool:
-    """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    from energon_grain.formats.nv_meta import dataset_kind
-
-    if not dataset_kind(root).has_shards:
-        return False
-    if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
-        raise typer.Exit(1)
-    return True
-
-
 def _default_ratio(shard_count: int) -> str:
     return "8,1,1" if shard_count >= 3 else "1,0,0"
 
@@ -569,7 +686,7 @@ def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> Dataset
 
 def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
     """Ask for the sample type; "" takes the proposal, with its field map."""
-    from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, data_fields, find_sample_type
+    from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, data_fields
 
     names = [*SAMPLE_TYPES, _CRUDE]
     for number, name in enumerate(names):
@@ -579,18 +696,22 @@ def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
     typer.echo(visible(f"Proposal for these parts: {proposed} ({how}). Enter takes it."))
     while True:
         answer: str = typer.prompt("Number or name of the sample type", default="", show_default=False).strip()
-        if not answer:
-            return ""
-        if answer.isdecimal() and int(answer) < len(names):
-            return names[int(answer)]
         try:
-            if answer != _CRUDE:
-                own_sample_type(answer)
-                find_sample_type(answer)
+            return _sample_type(answer, names)
         except ConfigError as error:
             typer.echo(f"{error}")
-        else:
-            return answer
+
+
+def _sample_type(answer: str, names: Sequence[str]) -> str:
+    """The sample type that was chosen by its number or name. Raises ConfigError."""
+    from energon_grain.prepare.dataset_definition import find_sample_type
+
+    if answer.isdecimal() and int(answer) < len(names):
+        return names[int(answer)]
+    if answer not in ("", _CRUDE):
+        own_sample_type(answer)
+        find_sample_type(answer)
+    return answer
 
 
 def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition | None:
@@ -661,9 +782,9 @@ def measure(
     """Call a function on every sample, and keep the number that it returns as a column: to filter, mix and pack by.
 
     The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None where there is none.
-    Its module is looked for in the current folder, too. After a kill, the same command goes on where it was.
+    Its module is looked for in the current folder, too. After a kill, the same command continues where it was.
     """
-    from energon_grain.prepare.measure import measure_dataset
+    from energon_grain.metadataset.samples import measure_dataset
 
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
     if not columns and not files:
@@ -729,11 +850,11 @@ def convert(
     ] = True,
     progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
 ) -> Answer:
-    """Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.
+    """Convert a dataset, tars to ArrayRecord files or back, shard by shard, and prepare the result.
 
-    Keys, parts, splits and configuration stay, so the new dataset gives the same stream and goes on with saved states
+    Keys, parts, splits and configuration stay, so the new dataset gives the same stream and continues from saved states
     of the old one. Data in no shards (JSONL files, arrays, …) becomes a crude dataset, all of it train. After a kill,
-    the same command goes on where it was.
+    the same command continues where it was.
     """
     from energon_grain.conversion import convert_dataset
 

@@ -17,6 +17,7 @@ from energon_grain.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_grain.gallery.cards import Card, Contents
+    from energon_grain.gallery.preview import Preview
 
 _IN_TERMINAL, _IN_PAGE = 6, 48
 
@@ -68,7 +69,7 @@ def preview(
 
     contents = gather(
         run.dataset(path, batch_size=batch_size),
-        title=path.rstrip("/").rpartition("/")[2] or path,
+        title=_title(path),
         samples=samples or (_IN_TERMINAL if html is None else _IN_PAGE),
         step=step,
         state=None if state is None else read_saved(state),
@@ -79,18 +80,26 @@ def preview(
     shown = Preview(contents)
     document = {
         "path": path,
-        "samples": [_summary(card, contents) for card in contents.cards],
+        "samples": _summaries(contents),
         "datasets": [asdict(dataset) for dataset in contents.datasets],
         "html": None if html is None else str(html),
     }
     if html is None:
         colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         return Answer(document=document, lines=[shown.text(width=shutil.get_terminal_size().columns, colours=colours)])
+    _save(shown, html)
+    return Answer(document=document, lines=[f"Wrote {html}: {contents.subtitle}."])
+
+
+def _title(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
+def _save(shown: Preview, html: Path) -> None:
     try:
         shown.save(html)
     except OSError as error:
         raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from error
-    return Answer(document=document, lines=[f"Wrote {html}: {contents.subtitle}."])
 
 
 def _check(*, html: Path | None, step: int | None, batch_size: int | None, of_a_step: bool) -> None:
@@ -100,6 +109,10 @@ def _check(*, html: Path | None, step: int | None, batch_size: int | None, of_a_
         raise ConfigError("--step: steps are of a batch size: add --batch-size")
     if html is not None and not html.absolute().parent.is_dir():
         raise ConfigError(f"--html {html}: cannot be written: there is no folder {html.absolute().parent}")
+
+
+def _summaries(contents: Contents) -> list[dict[str, Any]]:
+    return [_summary(card, contents) for card in contents.cards]
 
 
 def _summary(card: Card, contents: Contents) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Run:
     split_config: Annotated[str | None, _option("Name of the split file in .nv-meta.")] = None
     split_ratio: Annotated[str | None, _option("How bare tars are split, as train:0.9,val:0.1.")] = None
     task_encoder: Annotated[
-        str | None, _option("Task encoder of the run, as module:Class. It is imported and made anew.")
+        str | None, _option("Task encoder of the run, as module:Class. It is imported and called without arguments.")
     ] = None
     trust_module: Annotated[list[str] | None, _option("Module whose sample types may be imported. Repeatable.")] = None
 
@@ -76,11 +76,11 @@ class Run:
         worker_type: Literal["thread", "process"] = "thread",
     ) -> SavableDataset:
         """The dataset of the run, for host 0; `task_encoder` in place of the run's. Raises ConfigError."""
-        from energon_grain.datasets.get_datasets import get_train_dataset, get_val_dataset
+        from energon_grain.get_datasets import get_train_dataset, get_val_dataset
         from energon_grain.stream.worker_config import WorkerConfig
 
         settings: dict[str, Any] = {
-            # Nobody is asked: all hosts are gone through here.
+            # Every host is computed here.
             "worker_config": WorkerConfig(
                 rank=0,
                 world_size=self.world_size,
@@ -103,9 +103,7 @@ class Run:
             "trusted_modules": own_modules(self.trust_module),
         }
         if self.validation:
-            for name in _OF_TRAINING:
-                if getattr(self, name) != _DEFAULTS[name]:
-                    raise ConfigError(f"--{name.replace('_', '-')} is of training, and goes without --validation")
+            self._refuse_training()
             return get_val_dataset(path, split_part=self.split_part or "val", limit=self.limit, **settings)
         if self.limit is not None:
             raise ConfigError("--limit cuts the passes of validation: add --validation")
@@ -116,6 +114,11 @@ class Run:
             **{name: getattr(self, name) for name in _OF_TRAINING if name != "shuffle_over_epochs_multiplier"},
             **settings,
         )
+
+    def _refuse_training(self) -> None:
+        for name in _OF_TRAINING:
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise ConfigError(f"--{name.replace('_', '-')} is of training, and goes without --validation")
 
     def _range(self) -> list[int | str] | None:
         if self.subset is None:
@@ -142,21 +145,28 @@ _OF_TRAINING = (
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Run)}
 
 
-def of_a_run(command: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Give a command that takes a `run` the options of `Run` in its place."""
+def options_of(kind: type[Any], parameter: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Give a command an option for each field of a dataclass, in place of the parameter that takes the dataclass."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
 
-    @functools.wraps(command)
-    def call(**given: Any) -> Answer:
-        return command(run=Run(**{name: given.pop(name) for name in _DEFAULTS}), **given)
+    def with_options(command: Callable[..., Answer]) -> Callable[..., Answer]:
+        @functools.wraps(command)
+        def call(**given: Any) -> Answer:
+            return command(**{parameter: kind(**{name: given.pop(name) for name in defaults})}, **given)
 
-    hints = get_type_hints(command, include_extras=True)
-    own = [each for each in inspect.signature(command).parameters.values() if each.name != "run"]
-    parameters = [each.replace(annotation=hints[each.name]) for each in own]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=annotation)
-        for name, annotation in get_type_hints(Run, include_extras=True).items()
-    ]
-    last = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-    vars(call)["__signature__"] = inspect.Signature(last, return_annotation=Answer)
-    call.__annotations__ = {each.name: each.annotation for each in last}
-    return call
+        hints = get_type_hints(command, include_extras=True)
+        own = [each for each in inspect.signature(command).parameters.values() if each.name != parameter]
+        parameters = [each.replace(annotation=hints[each.name]) for each in own]
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+            for name, annotation in get_type_hints(kind, include_extras=True).items()
+        ]
+        last = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        vars(call)["__signature__"] = inspect.Signature(last, return_annotation=Answer)
+        call.__annotations__ = {each.name: each.annotation for each in last}
+        return call
+
+    return with_options
+
+
+of_a_run = options_of(Run, "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any
@@ -12,7 +13,8 @@ from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.balance import Balance
+from energon_grain.samplers.expression import Expression
+from energon_grain.stream.extensions import EQUAL_WORK, extension
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
     Item,
@@ -28,6 +30,7 @@ from energon_grain.stream.passes import check_last_batch
 from energon_grain.stream.spec import BatchSpec, LastBatch
 from energon_grain.stream.state import Form
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 
 
 def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int) -> LastBatch:
@@ -44,6 +47,37 @@ def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int)
         raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other; give one")
     check_last_batch(last_batch, hosts)
     return last_batch
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Give every host equal work: of the items of each global batch, which host gets which follows their costs.
+
+    The *set* of a global batch is as without it, and so is the number of items of each host.
+
+    Attributes:
+        by: What an item costs: the name of a column, or an expression of columns such as `tokens + 0.0001 * tokens**2`.
+        micro_batches: Order the items of a host so that each of so many consecutive parts of its batch costs alike.
+
+    Raises:
+        ConfigError: `by` is no expression of columns, or `micro_batches` no positive number.
+    """
+
+    by: str
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", Expression.parse(self.by, where="balance").text)
+        parts = self.micro_batches
+        if isinstance(parts, bool) or not hasattr(parts, "__index__") or parts < 1:
+            raise ConfigError(f"Balance: micro_batches={parts!r}: expected a positive number of parts")
+        object.__setattr__(self, "micro_batches", operator.index(parts))
+
+    @property
+    def costs(self) -> Expression:
+        """`by`, read."""
+        return Expression.parse(self.by, where="balance")
 
 
 def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | None:
@@ -130,9 +164,9 @@ class BatchDataset(SavableDataset):
         for hook in steps.hooks:
             named.append(with_own_name(hook, named))
         assert self.last_batch is not None
-        balance = self.balance if isinstance(self.balance, Balance) else None
+        placing = extension(EQUAL_WORK)(self.balance) if isinstance(self.balance, Balance) else None
         steps.batch = BatchSpec(
-            size=self.batch_size, hook=named[0], last=self.last_batch, encode=tuple(named[1:]), balance=balance
+            size=self.batch_size, hook=named[0], last=self.last_batch, encode=tuple(named[1:]), placing=placing
         )
         return self.dataset
 

@@ -292,9 +292,7 @@ def _misfit(
             f"{_call(names)}. Define it in the class of the task encoder, give a bound method "
             f"(`Cooker(other.{cook.__name__})`), or remove `self`"
         )
-    taken = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if taken and taken[0].kind is taken[0].POSITIONAL_OR_KEYWORD:
-        taken = taken[1:]  # the sample
+    taken = _beside_the_sample(signature)
     accepted = [parameter.name for parameter in taken]
     unknown = [name for name in names if name not in accepted]
     missing = [p.name for p in taken if p.default is p.empty and p.name not in names]
@@ -303,17 +301,24 @@ def _misfit(
             f"it takes {_listed(accepted)} beside the sample, not {_listed(unknown)}; every auxiliary store is passed "
             f"by its name: add the parameter (or **aux), or rename or remove the store"
         )
-    if missing:
-        has = (
-            f"the auxiliary stores of this dataset are {_listed(stores)}"
-            if stores
-            else "this dataset has no auxiliary stores"
-        )
-        return (
-            f"it needs {_listed(missing)}, but is called with {_call(names)}: {has}. Give the parameter a default, or "
-            f"declare a store of that name under `aux`" + "".join(_marking(name) for name in missing)
-        )
-    return ""
+    return _missing(missing, names, stores) if missing else ""
+
+
+def _beside_the_sample(signature: inspect.Signature) -> list[inspect.Parameter]:
+    taken = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return taken[1:] if taken and taken[0].kind is taken[0].POSITIONAL_OR_KEYWORD else taken
+
+
+def _missing(missing: Collection[str], names: Collection[str], stores: Collection[str]) -> str:
+    has = (
+        f"the auxiliary stores of this dataset are {_listed(stores)}"
+        if stores
+        else "this dataset has no auxiliary stores"
+    )
+    return (
+        f"it needs {_listed(missing)}, but is called with {_call(names)}: {has}. Give the parameter a default, or "
+        f"declare a store of that name under `aux`" + "".join(_marking(name) for name in missing)
+    )
 
 
 def _call(names: Collection[str]) -> str:

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -110,6 +110,11 @@ class LeafPart:
         """Apply a hook behind the others."""
         self.hooks.append(with_own_name(hook, self.hooks))
 
+    def _window(self, block: int, lanes: int, usual: int) -> int:
+        ordering = self.resolved.ordering
+        at_least = (ordering.blocks_in_lane or usual) if self.in_lane else 1
+        return window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
+
     def order(self, lanes: int, runs: bool) -> LeafOrder:
         """The order of its samples; `runs`: whether lanes ask for contiguous runs of positions."""
         ordering, samples = self.resolved.ordering, len(self.resolved.source)
@@ -128,8 +133,7 @@ class LeafPart:
         window = 1
         if block is not None:
             usual = BLOCKS_IN_LANE if starts is None else -(-SAMPLES_IN_LANE // block)
-            at_least = (ordering.blocks_in_lane or usual) if self.in_lane else 1
-            window = window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
+            window = self._window(block, lanes, usual)
         return LeafOrder(
             n=samples,
             key=key,
@@ -491,22 +495,12 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     to, part = _lowered(steps, settings, hosts)
     lanes, at_once = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
     _check_balance(steps, part)
-    if steps.repeat_for_limit is not None and steps.limit is not None:
-        _repeat_for_limit(part, steps.limit * at_once, steps.repeat_for_limit, lanes)
-    same_pass = settings.same_pass or steps.same_pass or steps.repeat_for_limit is not None
+    _repeat_for_limit(part, steps, at_once, lanes)
+    same_pass = any((settings.same_pass, steps.same_pass, steps.repeat_for_limit is not None))
     if isinstance(part, IndexPart):
         part.same_pass = same_pass = part.same_pass or same_pass
     epoch = min((length(part.items(), at_once) for length in steps.epochs), default=None)
-    if isinstance(part, IndexPart):
-        if to.endless:
-            part.repeat_for_ever()
-        index_map, program = part.index_map(lanes), None
-        runs = {leaf.number: each for leaf, each in zip(part.leaves, part.runs(), strict=True)}
-    else:
-        root = part.operator
-        if steps.repeat is not None and root.finite:
-            root = steps.repeat(root)
-        index_map, program, runs = None, Program(root=root, feeds=tuple(to.graph.feeds)), to.graph.runs
+    index_map, program, runs = _order_of(part, to, steps)
     return StreamSpec(
         seed=settings.key,
         written_seed=(settings.seed, settings.seed_offset),
@@ -542,25 +536,39 @@ def _lowered(steps: Steps, settings: Settings, hosts: int) -> tuple[Lowering, Pa
 
 
 def _check_balance(steps: Steps, part: Part) -> None:
-    if steps.batch is not None and steps.batch.balance is not None and (isinstance(part, LanePart) or part.drops):
+    if steps.batch is not None and steps.batch.placing is not None and (isinstance(part, LanePart) or part.drops):
         raise ConfigError(
-            f"balance={steps.batch.balance.by!r}: which samples make a step of this dataset depends on what is in them "
+            f"{steps.batch.placing.asked}: which samples make a step of this dataset depends on what is in them "
             f"(it filters, groups, packs or generates), so hosts cannot know beforehand what each costs: filter by "
             f"columns (where=…) and pack by a plan (packing=PackingPlan(…)), or leave balance out"
         )
 
 
-def _repeat_for_limit(
-    part: Part, items: int, repeat: Callable[[LaneOperator, int, int], LaneOperator], lanes: int
-) -> None:
-    """Let a part go on over its passes until a limit of items is reached."""
+def _order_of(part: Part, to: Lowering, steps: Steps) -> tuple[IndexMap | None, Program | None, Mapping[int, bool]]:
+    """The arithmetic or the program of a run, and for each leaf whether lanes ask it for runs of positions."""
+    if isinstance(part, IndexPart):
+        if to.endless:
+            part.repeat_for_ever()
+        runs = {leaf.number: each for leaf, each in zip(part.leaves, part.runs(), strict=True)}
+        return part.index_map(to.lanes), None, runs
+    root = part.operator
+    if steps.repeat is not None and root.finite:
+        root = steps.repeat(root)
+    return None, Program(root=root, feeds=tuple(to.graph.feeds)), to.graph.runs
+
+
+def _repeat_for_limit(part: Part, steps: Steps, at_once: int, lanes: int) -> None:
+    """Let a part go on over its passes until the limit is reached, where the steps say so."""
+    if steps.repeat_for_limit is None or steps.limit is None:
+        return
+    items = steps.limit * at_once
     if isinstance(part, IndexPart):
         # Enough in every lane where hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
         enough = -(-items // lanes) * lanes * min(part.items(), _MOST_DROPPED)
         part.repeat_for_ever()
         part.passes = EqualPasses(enough)
     elif part.operator.finite:
-        part.operator = repeat(part.operator, items, lanes)
+        part.operator = steps.repeat_for_limit(part.operator, items, lanes)
 
 
 def _lanes_for(root: LaneOperator, hosts: int) -> int:
@@ -575,6 +583,13 @@ def _lanes_for(root: LaneOperator, hosts: int) -> int:
     return max(lanes for lanes in range(hosts, most + 1, hosts) if most % lanes == 0 and lanes <= max(enough, hosts))
 
 
+def _outermost_settings(dataset: Node) -> Any:
+    node: Any = dataset
+    while node is not None and _settings(node) is None:
+        node = getattr(node, "dataset", None)
+    return _settings(node)
+
+
 def settings_of(dataset: Node) -> Settings:
     """Seed and lanes of a run: of the outermost settings, or of those of the parts that it is put together from.
 
@@ -584,10 +599,7 @@ def settings_of(dataset: Node) -> Settings:
     offset = dataset.worker_config.seed_offset
     if not own:
         return Settings(seed_offset=offset)
-    node: Any = dataset
-    while node is not None and _settings(node) is None:
-        node = getattr(node, "dataset", None)
-    outermost = _settings(node)
+    outermost = _outermost_settings(dataset)
     said = {each.lanes for each in own} - {None}
     if outermost is not None and outermost.lanes is not None:
         said = {outermost.lanes}

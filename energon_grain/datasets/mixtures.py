@@ -18,16 +18,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_grain.datasets.dataset import SavableDataset, check_dataset, put
-from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
+from energon_grain.datasets.lowering import IndexPart, LanePart, LeafPart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.blend import Blend, StepBlend
-from energon_grain.samplers.cost_blend import CostBlend
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import Concat, Router, RouteTree
-from energon_grain.sources.costs import Costs
-from energon_grain.stream.index_map import CostsOfStream, EqualPasses
+from energon_grain.stream.extensions import BLEND_BY_COST, extension
+from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
 from energon_grain.stream.state import Form, Number, OneOf
 from energon_grain.stream.worker_config import WorkerConfig
@@ -96,27 +95,20 @@ class BlendDataset(SavableDataset):
         """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
         parts = to.children(self.datasets, endless=True)
         if self.weight_unit is not None:
-            return self._by_cost(to, parts, self.weight_unit)
+            return extension(BLEND_BY_COST)(to, parts, self.schedule, self.weight_unit)
         router, width = self._router(to)
         mixture: dict[str, Any] = {
             "blend": [list(map(list, router.weights)), list(router.starts)],
-            "of": [part.mixture for part in parts],
+            "of": _mixtures(parts),
         }
         if width:
             mixture["per_step"] = width
-        batches = any(part.batches for part in parts)
+        batches = _batched(parts)
         if batches and not width:
             to.graph.ragged = True
-        if all(isinstance(part, IndexPart) and not part.drops for part in parts):
-            arithmetic = [part for part in parts if isinstance(part, IndexPart)]
-            return IndexPart(
-                leaves=[leaf for part in arithmetic for leaf in part.leaves],
-                routes=RouteTree(router, [part.routes for part in arithmetic]),
-                passes=None,
-                mixture=mixture,
-                batches=batches,
-                one_pass=sum(part.items() for part in arithmetic),
-            )
+        arithmetic = _arithmetic(parts)
+        if len(arithmetic) == len(parts):
+            return _endless(arithmetic, router, mixture)
         weights = router.weights[0]
         blend = BlendLanes(
             parts=tuple(to.operator(part, stripe=1, endless=True) for part in parts),
@@ -126,38 +118,22 @@ class BlendDataset(SavableDataset):
         )
         return LanePart(blend, mixture, batches)
 
-    def _by_cost(self, to: Lowering, parts: Sequence[Part], unit: Expression) -> Part:
-        """The blend by what samples cost."""
-        arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
-        if len(arithmetic) < len(parts):
-            raise ConfigError(
-                f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
-                f"its items cost is not known before they are made: do that above it; in place of a filter, give "
-                f"the leaf a `where` of columns"
-            )
-        said_by = f"weight_unit='{unit}'"
-        costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
-        router = CostBlend(
-            self.schedule,
-            [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
-            key=fold(to.seed, "blend", to.place),
-        )
-        return IndexPart(
-            leaves=[leaf for part in arithmetic for leaf in part.leaves],
-            routes=RouteTree(router, [part.routes for part in arithmetic]),
-            passes=None,
-            mixture={
-                "blend": [list(map(list, router.weights)), list(router.starts)],
-                "unit": str(unit),
-                "columns": [each.ids for own in costs for each in own],
-                "means": [round(mean, 6) for mean in router.means],
-                "of": [part.mixture for part in arithmetic],
-            },
-            one_pass=sum(part.items() for part in arithmetic),
-        )
-
     def _router(self, to: Lowering) -> tuple[Blend | StepBlend, int]:
         """The arithmetic, and how many items share a choice (0: each has its own)."""
+        lanes, width = to.lanes, self._width(to)
+        key = fold(to.seed, "blend", to.place)
+        if width <= 1:
+            return Blend([(start, list(weights)) for start, weights in self.schedule], lanes=lanes, key=key), 0
+        uneven = [start for start, _ in self.schedule if start % width]
+        if uneven:
+            raise ConfigError(
+                f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: begin segments "
+                f"at multiples of it"
+            )
+        schedule = [(start // width, list(weights)) for start, weights in self.schedule]
+        return StepBlend(Blend(schedule, lanes=lanes // width, key=key), width=width), width
+
+    def _width(self, to: Lowering) -> int:
         lanes, hosts = to.lanes, to.hosts
         width = hosts if self.per_step is True else int(self.per_step)
         if width and (lanes % width or width % hosts):
@@ -166,19 +142,7 @@ class BlendDataset(SavableDataset):
                 f"lanes: it must be a multiple of the number of hosts and divide the lanes. Give per_step=<the largest "
                 f"number of hosts that the run shall continue on> and a multiple of it as lanes="
             )
-        width = width if width > 1 else 0
-        schedule = [(start, list(weights)) for start, weights in self.schedule]
-        key = fold(to.seed, "blend", to.place)
-        if width:
-            uneven = [start for start, _ in schedule if start % width]
-            if uneven:
-                raise ConfigError(
-                    f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: begin segments "
-                    f"at multiples of it"
-                )
-            schedule = [(start // width, weights) for start, weights in schedule]
-        blend = Blend(schedule, lanes=lanes // max(1, width), key=key)
-        return (StepBlend(blend, width=width) if width else blend), width
+        return width
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -224,15 +188,15 @@ class BlendEpochizedDataset(SavableDataset):
         key = fold(to.seed, "blend_epochized", to.place)
         router = EpochizedBlend(lengths, self.repetitions, lanes=to.lanes, key=key)
         return IndexPart(
-            leaves=[leaf for part in parts for leaf in part.leaves],
+            leaves=_leaves(parts),
             routes=RouteTree(router, [part.routes for part in parts]),
             passes=router,
             mixture={
                 "blend_epochized": [str(number) for number in self.repetitions],
-                "of": [part.mixture for part in parts],
+                "of": _mixtures(parts),
             },
             drops=any(part.drops for part in parts),
-            batches=any(part.batches for part in parts),
+            batches=_batched(parts),
         )
 
 
@@ -257,28 +221,61 @@ class ConcatDataset(SavableDataset):
 
     def lower(self, to: Lowering) -> Part:
         parts = to.children(self.datasets)
-        mixture = {"concat": len(parts), "of": [part.mixture for part in parts]}
-        batches = any(part.batches for part in parts)
+        mixture = {"concat": len(parts), "of": _mixtures(parts)}
+        batches = _batched(parts)
         if len(parts) > 1 and batches:
             to.graph.ragged = True
-        arithmetic = [part for part in parts if isinstance(part, IndexPart)]
-        if len(arithmetic) == len(parts) and all(isinstance(part.passes, EqualPasses | None) for part in arithmetic):
-            lengths = [part.equal_length("a concatenation") for part in arithmetic]
-            return IndexPart(
-                leaves=[leaf for part in arithmetic for leaf in part.leaves],
-                routes=RouteTree(Concat(lengths), [part.routes for part in arithmetic]),
-                passes=EqualPasses(sum(lengths)),
-                mixture=mixture,
-                drops=any(part.drops for part in arithmetic),
-                same_pass=all(part.same_pass for part in arithmetic),
-                batches=batches,
-            )
+        arithmetic = [p for p in parts if isinstance(p, IndexPart) and isinstance(p.passes, EqualPasses | None)]
+        if len(arithmetic) == len(parts):
+            return _concatenated(arithmetic, mixture)
         operators = tuple(to.operator(part, endless=False) for part in parts)
         if not all(operator.finite for operator in operators):
             raise ConfigError(
                 "a concatenation takes finite datasets, but one of them is endless (a blend by weights, or repeated)"
             )
         return LanePart(ConcatLanes(operators), mixture, batches)
+
+
+def _endless(parts: Sequence[IndexPart], router: Router, mixture: dict[str, Any]) -> IndexPart:
+    """A mixture without an end, by arithmetic alone."""
+    return IndexPart(
+        leaves=_leaves(parts),
+        routes=RouteTree(router, [part.routes for part in parts]),
+        passes=None,
+        mixture=mixture,
+        batches=_batched(parts),
+        one_pass=sum(part.items() for part in parts),
+    )
+
+
+def _concatenated(parts: Sequence[IndexPart], mixture: dict[str, Any]) -> IndexPart:
+    lengths = [part.equal_length("a concatenation") for part in parts]
+    return IndexPart(
+        leaves=_leaves(parts),
+        routes=RouteTree(Concat(lengths), [part.routes for part in parts]),
+        passes=EqualPasses(sum(lengths)),
+        mixture=mixture,
+        drops=any(part.drops for part in parts),
+        same_pass=all(part.same_pass for part in parts),
+        batches=_batched(parts),
+    )
+
+
+def _arithmetic(parts: Sequence[Part]) -> list[IndexPart]:
+    """Those whose positions are items."""
+    return [part for part in parts if isinstance(part, IndexPart) and not part.drops]
+
+
+def _mixtures(parts: Sequence[Part]) -> list[Any]:
+    return [part.mixture for part in parts]
+
+
+def _batched(parts: Sequence[Part]) -> bool:
+    return any(part.batches for part in parts)
+
+
+def _leaves(parts: Sequence[IndexPart]) -> list[LeafPart]:
+    return [leaf for part in parts for leaf in part.leaves]
 
 
 def _pairs(
@@ -336,17 +333,21 @@ def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: i
     if not starts or starts[0] != 0 or any(late <= early for early, late in pairwise(starts)):
         raise ConfigError(f"BlendDataset: a schedule begins at position 0 and ascends, but this one is from {starts}")
     for start, weights in steps:
-        if len(weights) != children:
-            raise ConfigError(f"BlendDataset: {children} datasets and {len(weights)} weights from {start} on")
-        if not all(_is_number(weight) and weight >= 0 for weight in weights):
-            raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: expected 0 or more for each")
-        if not any(weights):
-            raise ConfigError(f"BlendDataset: all weights from {start} on are 0; give one dataset a weight above 0")
+        _check_weights(start, weights, children)
     for place, weights in enumerate(zip(*(weights for _, weights in steps), strict=True)):
         if not any(weights):
             raise ConfigError(
                 f"BlendDataset: weight {place} is 0 in every segment: it would never be drawn; leave it out"
             )
+
+
+def _check_weights(start: int, weights: tuple[Weight, ...], children: int) -> None:
+    if len(weights) != children:
+        raise ConfigError(f"BlendDataset: {children} datasets and {len(weights)} weights from {start} on")
+    if not all(_is_number(weight) and weight >= 0 for weight in weights):
+        raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: expected 0 or more for each")
+    if not any(weights):
+        raise ConfigError(f"BlendDataset: all weights from {start} on are 0; give one dataset a weight above 0")
 
 
 def _is_number(value: Any) -> bool:

@@ -60,18 +60,7 @@ class RepeatDataset(SavableDataset):
         part = to.lower(self.dataset, endless=self.repeats is None, outermost=False)
         times = None if self.repeats is None else exact(self.repeats)
         if isinstance(part, LanePart):
-            if not part.operator.finite:
-                if times is None:
-                    return part
-                raise ConfigError("RepeatDataset: what is endless cannot be repeated a number of times; cut it first")
-            if times is not None and times.denominator != 1:
-                raise ConfigError(
-                    f"RepeatDataset: repeats={self.repeats} of a dataset that filters, groups or packs, whose length "
-                    f"is not known: give a whole number, or repeat what lies below it"
-                )
-            whole = None if times is None else int(times)
-            mixture = {"repeat": whole, "of": part.mixture}
-            return LanePart(RepeatLanes(part.operator, whole), mixture, part.batches)
+            return self._over_lanes(part, times)
         if times is None:
             part.repeat_for_ever()
             return part
@@ -84,6 +73,20 @@ class RepeatDataset(SavableDataset):
         part.passes = EqualPasses(int(samples)) if samples.denominator == 1 else FractionalPasses(samples)
         part.mixture = {"repeat": str(times), "of": part.mixture}
         return part
+
+    def _over_lanes(self, part: LanePart, times: Fraction | None) -> Part:
+        if not part.operator.finite:
+            if times is None:
+                return part
+            raise ConfigError("RepeatDataset: what is endless cannot be repeated a number of times; cut it first")
+        if times is not None and times.denominator != 1:
+            raise ConfigError(
+                f"RepeatDataset: repeats={self.repeats} of a dataset that filters, groups or packs, whose length "
+                f"is not known: give a whole number, or repeat what lies below it"
+            )
+        whole = None if times is None else int(times)
+        mixture = {"repeat": whole, "of": part.mixture}
+        return LanePart(RepeatLanes(part.operator, whole), mixture, part.batches)
 
 
 class _RepeatedForLimit(RepeatDataset):

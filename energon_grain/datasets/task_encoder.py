@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from energon_grain.datasets.batching import BatchDataset
+from energon_grain.datasets.batching import Balance, BatchDataset
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.grouping import GroupBatchDataset
@@ -41,13 +41,13 @@ from energon_grain.datasets.mixtures import (
     Schedule,
 )
 from energon_grain.datasets.packing import PackingDataset
+from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
-from energon_grain.datasets.planned_packing import CostBudget, PackingPlan, PlannedPackingDataset
 from energon_grain.datasets.watching import LogSampleDataset
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
+from energon_grain.stream.extensions import PLANNED_PACKING, extension
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
@@ -105,21 +105,57 @@ def _training_mixture(
     by_cost = blend_mode is DatasetBlendMode.NONE and isinstance(datasets[0][0], BlendDataset)
     if blend_mode is DatasetBlendMode.DATASET_WEIGHT or by_cost:
         if not repeat:
-            place = getattr(datasets[0], "combined_at", "")
-            raise ConfigError(
-                f"{place}{': ' if place else ''}a blend by weights has no end, so repeat=False has no meaning; use "
-                f"`blend_epochized` with repetitions, or virtual_epoch_length"
-            )
+            raise _endless(datasets[0])
         return datasets[0][0] if by_cost else BlendDataset(*datasets, schedule=schedule, worker_config=worker_config)
+    alone = [dataset for dataset, _ in datasets]
     if blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
         mixture: SavableDataset = BlendEpochizedDataset(*datasets, worker_config=worker_config)
     elif len(datasets) == 1:
-        mixture = datasets[0][0]
+        mixture = alone[0]
     elif repeat:  # numbers that are neither weights nor repetitions do not count: equal shares
-        return BlendDataset(*(dataset for dataset, _ in datasets), worker_config=worker_config)
+        return BlendDataset(*alone, worker_config=worker_config)
     else:
-        mixture = BlendEpochizedDataset(*(dataset for dataset, _ in datasets), worker_config=worker_config)
+        mixture = BlendEpochizedDataset(*alone, worker_config=worker_config)
     return RepeatDataset(mixture, worker_config=worker_config) if repeat else mixture
+
+
+def _endless(dataset: LoadedDataset) -> ConfigError:
+    place = getattr(dataset, "combined_at", "")
+    return ConfigError(
+        f"{place}{': ' if place else ''}a blend by weights has no end, so repeat=False has no meaning; use "
+        f"`blend_epochized` with repetitions, or virtual_epoch_length"
+    )
+
+
+def _check_packing(buffer_size: int | None, batch_size: int | CostBudget | None) -> None:
+    if buffer_size is not None or isinstance(batch_size, CostBudget):
+        other = "packing_buffer_size" if buffer_size is not None else "batch_size=CostBudget(…)"
+        raise ConfigError(f"packing and {other}: packs are made in one way; give one of the two")
+
+
+def _check_grouping(encoder: Any, last_batch: LastBatch | None, balance: Balance | None) -> None:
+    if last_batch == "pad":
+        raise ConfigError(
+            f"last_batch='pad' with {type(encoder).__name__}.batch_group_criterion: groups that are incomplete at "
+            f"the end cannot be filled up; use 'drop', or 'keep' on one host"
+        )
+    if balance is not None:
+        raise ConfigError(
+            f"balance={balance.by!r} with {type(encoder).__name__}.batch_group_criterion: which samples make a "
+            f"batch depends on what is in them, so hosts cannot know beforehand what it costs; use one of both"
+        )
+
+
+def _named_fields(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: getattr(value, name) for name in cast("Any", value)._fields}
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    raise ConfigError(
+        f"cannot convert a {type(value).__name__} by field name; dataclasses, NamedTuples and dicts have named fields"
+    )
 
 
 def _convert(value: Any, target: type[Any] | None) -> Any:
@@ -129,17 +165,7 @@ def _convert(value: Any, target: type[Any] | None) -> Any:
     """
     if target is None or isinstance(value, target):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = {name: getattr(value, name) for name in cast("Any", value)._fields}
-    elif isinstance(value, Mapping):
-        fields = dict(cast("Mapping[str, Any]", value))
-    else:
-        raise ConfigError(
-            f"cannot convert a {type(value).__name__} by field name; dataclasses, NamedTuples and dicts have named "
-            f"fields"
-        )
+    fields = _named_fields(value)
     if fields.get("__valid__", 0) is None:
         del fields["__valid__"]  # a place for the mask of padded batches, which other types need not have
     if issubclass(target, dict):
@@ -418,9 +444,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
         """
         if packing is not None:
-            if packing_buffer_size is not None or isinstance(batch_size, CostBudget):
-                other = "packing_buffer_size" if packing_buffer_size is not None else "batch_size=CostBudget(…)"
-                raise ConfigError(f"packing and {other}: packs are made in one way; give one of the two")
+            _check_packing(packing_buffer_size, batch_size)
             dataset = _planned(self, dataset, packing, worker_config)
         elif packing_buffer_size is not None:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
@@ -431,16 +455,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             return _mapped(self, dataset, "encode_batch", worker_config)
         batcher = owner_of_hook(self, "batch").batch
         if (criterion := overridden_hook(self, "batch_group_criterion")) is not None:
-            if last_batch == "pad":
-                raise ConfigError(
-                    f"last_batch='pad' with {type(self).__name__}.batch_group_criterion: groups that are incomplete at "
-                    f"the end cannot be filled up; use 'drop', or 'keep' on one host"
-                )
-            if balance is not None:
-                raise ConfigError(
-                    f"balance={balance.by!r} with {type(self).__name__}.batch_group_criterion: which samples make a "
-                    f"batch depends on what is in them, so hosts cannot know beforehand what it costs; use one of both"
-                )
+            _check_grouping(self, last_batch, balance)
             dataset = GroupBatchDataset(
                 dataset,
                 batch_size,
@@ -517,7 +532,7 @@ def _planned(
             "packing_buffer_size=… lets the hook choose",
             name,
         )
-    return PlannedPackingDataset(
+    return extension(PLANNED_PACKING)(
         _mapped(encoder, dataset, "postencode_sample", worker_config),
         plan,
         pack,
@@ -540,7 +555,7 @@ def _budgeted(
         )
     if last_batch == "pad":
         raise ConfigError("last_batch='pad' with batch_size=CostBudget(…): such batches are never padded; use 'drop'")
-    return PlannedPackingDataset(
+    return extension(PLANNED_PACKING)(
         dataset,
         budget,
         owner_of_hook(encoder, "batch").batch,

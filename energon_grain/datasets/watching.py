@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal, cast
 
 from energon_grain.datasets.dataset import SavableDataset, check_size
@@ -23,20 +24,22 @@ def default_get_batch_keys(batch: Any) -> list[str] | None:
     """
     if isinstance(batch, list):
         found = [default_get_batch_keys(sample) for sample in cast("list[Any]", batch)]
-        return None if not found or None in found else [key for keys in found for key in keys or ()]
+        return None if not found or None in found else list(chain.from_iterable(filter(None, found)))
     if isinstance(batch, Mapping):
         entries = cast("Mapping[Any, Any]", batch)
         candidates = [entries.get(name) for name in ("__key__", "__keys__", "keys")]
     else:
         candidates = [getattr(batch, name, None) for name in ("__key__", "__keys__")]
-    for keys in candidates:
-        if isinstance(keys, str):
-            return [keys]
-        if isinstance(keys, list | tuple):
-            entries = cast("list[Any]", keys)
-            if all(isinstance(key, str) for key in entries):
-                return list(entries)
-    return None
+    return next((keys for keys in map(_texts, candidates) if keys is not None), None)
+
+
+def _texts(keys: Any) -> list[str] | None:
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, list | tuple):
+        return None
+    entries = cast("list[Any]", keys)
+    return list(entries) if all(isinstance(key, str) for key in entries) else None
 
 
 @dataclass(frozen=True, slots=True, init=False)

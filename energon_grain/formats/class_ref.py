@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-import energon_grain
 from energon_grain.errors import ConfigError, UntrustedCodeError
 from energon_grain.forms import did_you_mean
+from energon_grain.lazy_names import PACKAGES
 from energon_grain.samples.sample import Sample
 from energon_grain.storage.epath import EPath
 
@@ -128,8 +128,9 @@ def _resolve(ref: ClassRef, kind: Literal["class", "function"], trusted_modules:
             raise ConfigError(f"{where}: the module {ref.module} has no {kind} {ref.name!r}")
         return found
     if ref.is_ours:
-        public: list[str] = list(getattr(energon_grain, "__all__", ()))
-        found = getattr(energon_grain, ref.name, None) if ref.name in public else None
+        look_up = PACKAGES["energon_grain"]
+        public: list[str] = look_up("__all__")
+        found = look_up(ref.name) if ref.name in public else None
         if not fits(found):
             raise ConfigError(
                 f"{where}: there is no {kind} `{ref.name}` in energon_grain, which stands for `{ref.module}`"

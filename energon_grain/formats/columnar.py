@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,21 +34,19 @@ import numpy.typing as npt
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
-    HEADER_NAME,
     BlockSums,
     Column,
     ColumnarHeader,
     column_file_bytes,
     columnar_folder,
-    index_cache_folder,
     mending,
     read_column,
     read_header,
     release_pages,
     rows_of,
 )
-from energon_grain.formats.data_folder import DataFolder, fetch_again, naming, open_folder
-from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, DatasetInfo, read_info
+from energon_grain.formats.data_folder import DataFolder, fetch_again
+from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
 from energon_grain.formats.tar.scan import ShardScan
 
 _WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block
@@ -290,60 +288,16 @@ class ColumnarIndex:
         return begin, end
 
 
-def open_columnar(
-    path: str | os.PathLike[str] | DataFolder, *, info: DatasetInfo | None = None, cache_dir: Path | None = None
-) -> ColumnarIndex:
-    """Open the columnar index of the prepared dataset at `path`; build it first where it is missing.
-
-    An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
-    again, say) counts as missing. The index is built from the tars and checked against their `.tar.idx`, and kept in
-    the dataset if that is writable, else in `cache_dir`; of a dataset in an object store in its mirror. No tar file is
-    looked at where it exists. Raises DatasetNotFoundError, IndexFileError, StaleIndexError and ReadError.
-    """
-    folder = open_folder(path)
-    with naming(folder):
-        return _opened(folder, info or read_info(folder.local), cache_dir)
-
-
 def find_columnar(folder: DataFolder) -> ColumnarIndex | None:
     """Open the columnar index inside a dataset, stale or not; None where there is none, or a damaged one."""
     target = columnar_folder(folder.local)
     with contextlib.suppress(IndexFileError, FileNotFoundError):
         header = read_header(target, folder.local)
-        return None if header is None else _load(folder, target, header, mending(folder.location))
+        return None if header is None else load_columnar(folder, target, header, mending(folder.location))
     return None
 
 
-def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> ColumnarIndex:
-    from energon_grain.formats.columnar_build import build_columnar, info_stamp
-
-    root = folder.local
-    for _ in range(3):
-        for place in _places(root, cache_dir):
-            header = read_header(place, root)
-            if header is None or not header.fits(info):
-                continue
-            if header.info_stamp is not None and header.info_stamp != info_stamp(root):
-                continue
-            own = place == columnar_folder(root) and folder.bare is None
-            advice = mending(folder.location) if own else f"remove {place}, and the index is made anew on next use"
-            try:
-                return _load(folder, place, header, advice)
-            except FileNotFoundError:
-                if read_header(place, root) == header:  # else it was replaced while we were opening it
-                    raise IndexFileError(
-                        f"{place / header.generation}: columns named by {HEADER_NAME} are missing; {advice}"
-                    ) from None
-        build_columnar(folder, info, cache_dir=cache_dir)
-    raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
-
-
-def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
-    yield columnar_folder(root)
-    yield index_cache_folder(root, cache_dir)  # follows the links in the path: only where it must
-
-
-def _load(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
+def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
     """Map the columns that `header` names, inside the index folder `folder` of a dataset, unless they are in use.
 
     Columns of a mirror that are damaged are fetched once more. Raises FileNotFoundError and IndexFileError.

@@ -1,4 +1,4 @@
-"""Writing the columnar index: from scans of shards (`prepare`), or from the tars themselves on first use."""
+"""Writing the columnar index: from scans of shards (`prepare`), or from the tars themselves when it is first opened."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import DuplicateKeyError, StaleIndexError
+from energon_grain.errors import DuplicateKeyError, IndexFileError, StaleIndexError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
-from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar import ColumnarIndex, load_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     CONTENT_COLUMNS,
@@ -30,13 +30,14 @@ from energon_grain.formats.columnar_header import (
     columnar_folder,
     encode_header,
     index_cache_folder,
+    info_stamp,
     mending,
     read_column,
     read_header,
 )
-from energon_grain.formats.data_folder import DataFolder
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.key_order import external_key_order
-from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo
+from energon_grain.formats.nv_meta import DatasetInfo, read_info
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import ShardScan, scan_tar
 from energon_grain.storage.atomic import (
@@ -162,6 +163,48 @@ def remove_old_generations(target: Path, current: str | None) -> None:
             remove_temporaries(target, f".{HEADER_NAME}.*.tmp")
 
 
+def open_columnar(
+    path: str | os.PathLike[str] | DataFolder, *, info: DatasetInfo | None = None, cache_dir: Path | None = None
+) -> ColumnarIndex:
+    """Open the columnar index of the prepared dataset at `path`; build it first where it is missing.
+
+    An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
+    again, say) counts as missing. The index is built from the tars and checked against their `.tar.idx`, and kept in
+    the dataset if that is writable, else in `cache_dir`; of a dataset in an object store in its mirror. No tar file is
+    looked at where it exists. Raises DatasetNotFoundError, IndexFileError, StaleIndexError and ReadError.
+    """
+    folder = open_folder(path)
+    with naming(folder):
+        return _opened(folder, info or read_info(folder.local), cache_dir)
+
+
+def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> ColumnarIndex:
+    root = folder.local
+    for _ in range(3):
+        for place in _places(root, cache_dir):
+            header = read_header(place, root)
+            if header is None or not header.fits(info):
+                continue
+            if header.info_stamp is not None and header.info_stamp != info_stamp(root):
+                continue
+            own = place == columnar_folder(root) and folder.bare is None
+            advice = mending(folder.location) if own else f"remove {place}, and the index is made anew on next use"
+            try:
+                return load_columnar(folder, place, header, advice)
+            except FileNotFoundError:
+                if read_header(place, root) == header:  # else it was replaced while we were opening it
+                    raise IndexFileError(
+                        f"{place / header.generation}: columns named by {HEADER_NAME} are missing; {advice}"
+                    ) from None
+        build_columnar(folder, info, cache_dir=cache_dir)
+    raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
+
+
+def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
+    yield columnar_folder(root)
+    yield index_cache_folder(root, cache_dir)  # follows the links in the path: only where it must
+
+
 def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | None = None) -> None:
     """Build the columnar index of a prepared dataset from its tars, checked against `info` and the `.tar.idx` files.
 
@@ -180,15 +223,6 @@ def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | 
         remove_old_generations(target, header and header.generation)
         with writing_in(target):
             write_columnar(target, list(info.shard_counts), _scan_all(dataset, info), info_stamp=stamp)
-
-
-def info_stamp(root: Path) -> tuple[int, int]:
-    """Return size and modification time (ns) of the info file: what ties an index in a cache folder to its dataset."""
-    for name in (INFO_JSON, INFO_YAML):
-        with contextlib.suppress(FileNotFoundError):
-            status = (root / META_FOLDER / name).stat()
-            return status.st_size, status.st_mtime_ns
-    return 0, 0
 
 
 def _write_columns(

@@ -13,6 +13,7 @@ a byte and 1 µs a call, which reads from all over a large index would feel.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
-from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, refuse_outside
+from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, refuse_outside
 from energon_grain.forms import Form, encode_json
 from energon_grain.samplers.hashing import splitmix64
 
@@ -442,3 +443,12 @@ class _Version(msgspec.Struct):
 
 
 _VERSION, _HEADER = Form(_Version), Form(ColumnarHeader)
+
+
+def info_stamp(root: Path) -> tuple[int, int]:
+    """Return size and modification time (ns) of the info file: what ties an index in a cache folder to its dataset."""
+    for name in (INFO_JSON, INFO_YAML):
+        with contextlib.suppress(FileNotFoundError):
+            status = (root / META_FOLDER / name).stat()
+            return status.st_size, status.st_mtime_ns
+    return 0, 0

@@ -7,6 +7,7 @@ up to date whenever the dataset is opened: one list, and a question for each fil
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -43,6 +44,7 @@ from energon_grain.formats.nv_meta import (
 from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
+from energon_grain.storage.digests import DIGESTS_JSON, KnownDigests
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.mirror import Mirror
@@ -50,10 +52,12 @@ from energon_grain.storage.object_client import ObjectClient, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 
+_logger = logging.getLogger("energon_grain")
 BARE_FOLDER = "bare"
 """In `.nv-meta`: indices of tars that nobody prepared."""
 _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
+_DIGESTS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{DIGESTS_JSON}"
 _USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Asked for by name where a store has no lists (`https://`)."""
 _FILES = {
@@ -140,7 +144,22 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
         )
     settings = storage_settings()
     mirror = mirror_dataset(location)
-    return DataFolder(location=mirror.url, local=mirror.folder, store=RemoteFiles(settings))
+    digests = _digests_of(mirror) if settings.verify else None
+    return DataFolder(location=mirror.url, local=mirror.folder, store=RemoteFiles(settings, digests))
+
+
+def _digests_of(mirror: Mirror) -> KnownDigests | None:
+    """The digests of the shards of a mirrored dataset; None, and a warning, where `prepare` kept none."""
+    with mirror.locked():
+        if mirror.refresh([_DIGESTS]):
+            return KnownDigests(mirror.url, mirror.folder / _DIGESTS)
+    _logger.warning(
+        "%s: has no digests to verify its shards by; run `energon-grain prepare --digest` where the files were before "
+        "they were uploaded, and upload %s",
+        mirror.url,
+        _DIGESTS,
+    )
+    return None
 
 
 def kind_at(location: str) -> DatasetKind:

@@ -33,13 +33,14 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.storage.atomic import atomic_write, locked, sweep, writing_in
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import is_url, located, name_of, revision_of
+from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.mirror import Mirror
 from energon_grain.storage.object_bytes import ObjectStream, is_unchanged
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_stores import UNVERSIONED
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.storage.urls import revision_of
 
 Int64Array = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]

@@ -21,9 +21,9 @@ from energon_grain.samples.sample import Fields
 from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
+from energon_grain.stream.run import SampleRecord
 from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec, leaf_draws
 from energon_grain.stream.stream import Stream
-from energon_grain.stream.which import SampleRecord
 
 _SAMPLE_BYTES = 1 << 30
 _READ_BYTES = 1 << 26

@@ -309,17 +309,29 @@ def _array(name: str, array: npt.NDArray[Any], note: str) -> Shown:
     """Pictures, films and sounds as such, whether their channels come first or last; else numbers."""
     note = ", ".join([*([note] if note else []), f"{array.dtype.name} {list(array.shape)}"])
     if array.dtype == np.uint8 or (array.dtype.kind == "f" and array.ndim > 2):
-        shots = array if array.ndim == 4 else array[np.newaxis]
-        chosen = np.unique(np.linspace(0, len(shots) - 1, FRAMES).astype(np.int64)) if len(shots) else []
-        longest = _FRAME_PIXELS if array.ndim == 4 else THUMBNAIL_PIXELS
-        frames = [_small(frame, longest) for frame in map(_pixels, shots[chosen]) if frame is not None]
+        frames = _frames_of(array)
         if frames:
             return Shown(kind="film" if array.ndim == 4 else "picture", name=name, note=note, images=frames)
-    if array.dtype.kind == "f" and 1 <= array.ndim <= 2 and array.shape[-1] >= _LEAST_HEARD and array[..., 0].size <= 2:
+    if _is_sound(array):
         loud = np.abs(array.reshape(-1, array.shape[-1])).max(axis=0)
-        if loud.max() <= 1 and array.min() < 0 < array.max():
-            return Shown(kind="sound", name=name, note=note, peaks=_peaks(loud))
+        return Shown(kind="sound", name=name, note=note, peaks=_peaks(loud))
     return Shown(kind="numbers", name=name, note=note, text=_summary(array))
+
+
+def _is_sound(array: npt.NDArray[Any]) -> bool:
+    if array.dtype.kind != "f" or not 1 <= array.ndim <= 2:
+        return False
+    if array.shape[-1] < _LEAST_HEARD or array[..., 0].size > 2:
+        return False
+    return bool(np.abs(array).max() <= 1 and array.min() < 0 < array.max())
+
+
+def _frames_of(array: npt.NDArray[Any]) -> list[Any]:
+    """Small pictures of an image, or of some frames of a film; none where it is neither."""
+    shots = array if array.ndim == 4 else array[np.newaxis]
+    chosen = np.unique(np.linspace(0, len(shots) - 1, FRAMES).astype(np.int64)) if len(shots) else []
+    longest = _FRAME_PIXELS if array.ndim == 4 else THUMBNAIL_PIXELS
+    return [_small(frame, longest) for frame in map(_pixels, shots[chosen]) if frame is not None]
 
 
 def _pixels(array: npt.NDArray[Any]) -> Image.Image | None:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
@@ -20,13 +21,12 @@ from energon_grain.loader.iterator import PipelineLoader, jax_processes, record_
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
-from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.drops import DropBudget, Dropped, Holed
-from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.observer import Outlet
-from energon_grain.stream.passes import PassPlan, Share
+from energon_grain.stream.passes import PassPlan, Share, places_of
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import config_to_run
 from energon_grain.tracebacks import public
@@ -186,39 +186,18 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         first = share.first_at(item)
         positions = share.to_global(np.arange(first, first + plan.batch_size))
         number = self._spec.order.start(pass_number) + int(positions[0])
-        valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
         sources = self._stage.sources
-        work = EqualWork.of(self._spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        work = places_of(self._spec, sources, share, pass_number=pass_number, first=item, plan=plan)
         if work is not None:
             positions = work.items(positions)
-        if plan.length is not None and int(positions.max()) >= plan.length:
-            inside = positions < plan.length
-            valid = inside if plan.pads else None
-            positions = positions[inside] if plan.keeps else positions % plan.length
-        draws = self._spec.order.draw(positions, pass_number)
-        size_bytes = int(self._stage.sources.sizes(draws).sum())
-        began = time.perf_counter_ns()
-        encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
-        self._statistics.planned(draws, size_bytes)
-        if encoded.work is not None:
-            self._statistics.spans(encoded.work)
-        latency = time.perf_counter_ns() - began
-        record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
+        positions, valid = self._within(positions)
+        encoded = self._read(positions, pass_number, step)
         samples, keys = encoded.outcomes, encoded.restore_keys
         if encoded.drops:
-            for hole in (dropped for outcome in samples if type(outcome) is Holed for dropped in outcome.dropped):
-                self._drops.drop(hole)
-            samples = [outcome.value if type(outcome) is Holed else outcome for outcome in samples]
-            good = [place for place, outcome in enumerate(samples) if type(outcome) is not Dropped]
-            for outcome in samples:
-                if type(outcome) is Dropped:
-                    self._drops.drop(outcome)
-                else:
-                    self._drops.succeeded()
-            self._statistics.settle()
-            if not good:
+            samples = self._counted(samples)
+            chosen = _next_good(samples)
+            if not chosen:
                 return None
-            chosen = [next((g for g in good if g >= place), good[0]) for place in range(len(samples))]
             samples, keys = [samples[place] for place in chosen], [keys[place] for place in chosen]
         else:
             self._drops.succeeded()
@@ -234,9 +213,52 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         register_value(batch)
         return batch
 
+    def _within(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        """Positions of the pass for those of a batch, and which of them are no padding, where batches are padded."""
+        plan = self._plan
+        if plan.length is None or int(positions.max()) < plan.length:
+            return positions, np.ones(plan.batch_size, np.bool_) if plan.pads else None
+        inside = positions < plan.length
+        return positions[inside] if plan.keeps else positions % plan.length, inside if plan.pads else None
+
+    def _read(self, positions: npt.NDArray[np.int64], pass_number: int, step: int) -> Encoded:
+        draws = self._spec.order.draw(positions, pass_number)
+        size_bytes = int(self._stage.sources.sizes(draws).sum())
+        began = time.perf_counter_ns()
+        encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
+        self._statistics.planned(draws, size_bytes)
+        if encoded.work is not None:
+            self._statistics.spans(encoded.work)
+        latency = time.perf_counter_ns() - began
+        record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
+        return encoded
+
+    def _counted(self, outcomes: Iterable[Any]) -> list[Any]:
+        """The outcomes without their holes, after all that was dropped was counted."""
+        samples: list[Any] = []
+        for outcome in outcomes:
+            if type(outcome) is Holed:
+                for hole in outcome.dropped:
+                    self._drops.drop(hole)
+                outcome = outcome.value
+            samples.append(outcome)
+        for outcome in samples:
+            if type(outcome) is Dropped:
+                self._drops.drop(outcome)
+            else:
+                self._drops.succeeded()
+        self._statistics.settle()
+        return samples
+
     def stats(self) -> LoaderStats:
         """What was delivered, what took time, and what was dropped and why, in this process."""
         return self._statistics.report()
+
+
+def _next_good(samples: Sequence[Any]) -> list[int]:
+    """For each place the next one that has a sample, going on at the first; none where all were dropped."""
+    good = [place for place, sample in enumerate(samples) if type(sample) is not Dropped]
+    return [next((g for g in good if g >= place), good[0]) for place in range(len(samples))] if good else []
 
 
 class _Chosen(grain.MapDataset[Any]):

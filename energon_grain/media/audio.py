@@ -47,6 +47,17 @@ class _Piece:
     begins: int = 0
     """The number of the first sample that is there."""
 
+    def take(self, begin: int, samples: Samples) -> int:
+        """Keep what is of use of the samples from the number `begin` on. Returns its bytes."""
+        low = max(self.first - self.margin, begin)
+        high = min(self.end + self.margin, begin + samples.shape[1])
+        if low >= high:
+            return 0
+        if not self.samples:
+            self.begins = int(low)
+        self.samples.append(samples[:, int(low) - begin : int(high) - begin])
+        return self.samples[-1].nbytes
+
 
 class AudioTrack(Track):
     """The audio of a container, read forward."""
@@ -97,10 +108,7 @@ class AudioTrack(Track):
 
     def _gather(self, clips: Sequence[_Piece]) -> None:
         """Fill clips, in one go forward through the file."""
-        scale = self.rate * float(self.tick)
-        before = _PREROLL_S * self.rate
-        if self.stated_times is not None:
-            self.announce([((c.first - c.margin - before) / scale, (c.end + c.margin) / scale) for c in clips])
+        self._announce(clips)
         waiting = sorted(clips, key=lambda clip: clip.first, reverse=True)
         running: list[_Piece] = []
         sought = 0  # for how many clips still waiting the track has gone to the next
@@ -116,19 +124,22 @@ class AudioTrack(Track):
             while waiting and waiting[-1].first - waiting[-1].margin < end:
                 running.append(waiting.pop())
             for clip in running:
-                low = max(clip.first - clip.margin, begin)
-                high = min(clip.end + clip.margin, end)
-                if low < high:
-                    if not clip.samples:
-                        clip.begins = int(low)
-                    clip.samples.append(samples[:, int(low) - begin : int(high) - begin])
-                    self._bytes += clip.samples[-1].nbytes
-                    if self._most is not None and self._bytes > self._most:
-                        raise DecodingError(
-                            f"the audio has more than max_part_bytes={self._most} bytes; take shorter clips, or raise "
-                            f"the bound"
-                        )
+                self._count_bytes(clip.take(begin, samples))
             running = [clip for clip in running if clip.end + clip.margin > end]
+
+    def _announce(self, clips: Sequence[_Piece]) -> None:
+        """Say which clips will be read, where the index knows their times."""
+        if self.stated_times is None:
+            return
+        scale, before = self.rate * float(self.tick), _PREROLL_S * self.rate
+        self.announce([((c.first - c.margin - before) / scale, (c.end + c.margin) / scale) for c in clips])
+
+    def _count_bytes(self, more: int) -> None:
+        self._bytes += more
+        if self._most is not None and self._bytes > self._most:
+            raise DecodingError(
+                f"the audio has more than max_part_bytes={self._most} bytes; take shorter clips, or raise the bound"
+            )
 
     def _approach(self, number: float) -> None:
         """Go to where a sample and those that its decoding depends on can be read."""

@@ -159,17 +159,7 @@ class AVDecoder:
         _check_choice("video_unit", video_unit, ("seconds", "frames"))
         if video_out_frame_size is not None and min(video_out_frame_size) < 1:
             raise ConfigError(f"video_out_frame_size={video_out_frame_size}: width and height must be at least 1")
-        clips: list[VideoClip | None] | None = None
-        times: list[int | None] = []
-        with opened(self.stream, self._bounds, for_frames=True) as container:
-            track = self._video(container)
-            if video_unit == "seconds" or track.stated_times is not None:
-                clips = track.clips(ranges, video_unit, video_out_frame_size)
-            else:
-                times, _ = track.scan()
-        if clips is None:
-            with opened(self.stream, self._bounds, for_frames=True) as container:
-                clips = self._video(container).clips(ranges, video_unit, video_out_frame_size, times)
+        clips = self._video_clips(ranges, video_unit, video_out_frame_size)
         present = [clip for clip in clips if clip is not None]
         if not present and any(first <= 0 for first, _ in ranges):
             raise DecodingError("the video has no frames")
@@ -258,6 +248,15 @@ class AVDecoder:
         """How long the audio is in seconds; None if there is none."""
         return self.get_metadata(get_video=False).audio_duration
 
+    def _video_clips(self, ranges: Ranges, unit: VideoUnit, size: tuple[int, int] | None) -> list[VideoClip | None]:
+        with opened(self.stream, self._bounds, for_frames=True) as container:
+            track = self._video(container)
+            if unit == "seconds" or track.stated_times is not None:
+                return track.clips(ranges, unit, size)
+            times, _ = track.scan()
+        with opened(self.stream, self._bounds, for_frames=True) as container:
+            return self._video(container).clips(ranges, unit, size, times)
+
     def get_metadata(
         self,
         get_video: bool = True,
@@ -295,14 +294,18 @@ class AVDecoder:
                 if get_video_frame_size:
                     metadata.video_width, metadata.video_height = track.codec.width, track.codec.height
         if audio_is_read:
-            with opened(self.stream, self._bounds) as container:
-                track = self._audio(container)
-                if get_audio_num_samples:
-                    metadata.audio_num_samples, end = track.count()
-                else:
-                    end = track.end()
-                metadata.audio_duration = _seconds(None if end is None else end - track.first, track)
+            self._read_audio(metadata, counted=get_audio_num_samples)
         return metadata
+
+    def _read_audio(self, metadata: AVMetadata, *, counted: bool) -> None:
+        """Fill in its duration, and the number of its samples if they are to be counted, from all of the audio."""
+        with opened(self.stream, self._bounds) as container:
+            track = self._audio(container)
+            if counted:
+                metadata.audio_num_samples, end = track.count()
+            else:
+                end = track.end()
+            metadata.audio_duration = _seconds(None if end is None else end - track.first, track)
 
     def open(self) -> Any:
         """The file as a PyAV container, to be closed by the caller."""

@@ -255,20 +255,14 @@ class Track:
 
         Raises DecodingError if the file ends before its header says it does, or its packets lie on top of each other.
         """
-        discard = importlib.import_module("av.stream").Discard
-        for stream in self.container.streams:
-            stream.discard = discard.default if stream is self.stream else discard.all
+        self._read_no_other()
         self.landed = None
         last: int | None = None  # time of decoding
         over: int | None = None
         for packet in self.container.demux(self.stream):
             if not packet.size:
                 self._check_end(last, over)
-            elif packet.is_corrupt and self.format != "mpegts":  # there it may have been lost on the way
-                raise DecodingError("the file is cut short: it ends inside of a packet")
-            self._read += packet.size
-            if self._read > PASSES * self._size + (1 << 20):
-                raise DecodingError(f"the packets of the file have more than {PASSES} times as many bytes as the file")
+            self._check_packet(packet)
             if self.landed is None:
                 self.landed = min((time for time in (packet.pts, packet.dts) if time is not None), default=None)
             last = packet.dts if packet.dts is not None else last
@@ -310,20 +304,36 @@ class Track:
             _, end = self.scan()
         return end
 
+    def _read_no_other(self) -> None:
+        discard = importlib.import_module("av.stream").Discard
+        for stream in self.container.streams:
+            stream.discard = discard.default if stream is self.stream else discard.all
+
+    def _check_packet(self, packet: Any) -> None:
+        """Raise DecodingError where a packet is cut short, or all of them have too many bytes."""
+        if packet.size and packet.is_corrupt and self.format != "mpegts":  # there it may have been lost on the way
+            raise DecodingError("the file is cut short: it ends inside of a packet")
+        self._read += packet.size
+        if self._read > PASSES * self._size + (1 << 20):
+            raise DecodingError(f"the packets of the file have more than {PASSES} times as many bytes as the file")
+
     def _check_end(self, last: int | None, over: int | None) -> None:
         """Raise DecodingError where the last packet is not the last one that the header knows of."""
         announced: Fraction | int | None = None
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
             over, announced = last, self.index[-1].timestamp
         elif self.format in ("avi", "flac", "matroska"):
-            # The tag has the end, but for what is cut off the last packet.
-            tagged = tagged_end_s(self.stream) if self.format == "matroska" else None
-            announced = None if tagged is None else tagged / self.tick
-            announced = announced if self.stream.duration is None else self.first + self.stream.duration
-            announced = None if announced is None else announced - _SLACK_S / self.tick
+            announced = self._stated_end()
         if over is not None and announced is not None and over < announced:
             end_s, announced_s = float(over * self.tick), float(announced * self.tick)
             raise DecodingError(f"the file is cut short: it ends at {end_s:.3f} s, of {announced_s:.3f} s at least")
+
+    def _stated_end(self) -> Fraction | None:
+        """A little before it is over, in ticks, by its header: a tag has the end without what is cut off there."""
+        if self.stream.duration is not None:
+            return self.first + self.stream.duration - _SLACK_S / self.tick
+        tagged = tagged_end_s(self.stream) if self.format == "matroska" else None
+        return None if tagged is None else (tagged - _SLACK_S) / self.tick
 
     @cached_property
     def stated_times(self) -> list[int] | None:

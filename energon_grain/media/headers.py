@@ -283,7 +283,7 @@ def _read_webp(head: bytes) -> ImageMetadata:
         raise ValueError("no picture follows the header of WebP")
     if len(head) < 30 or not width * height:
         raise ValueError("the header of WebP is cut short")
-    return ImageMetadata(width=width, height=height, format="WEBP", mode="RGBA" if has_alpha else "RGB")
+    return ImageMetadata(width=width, height=height, format="WEBP", mode=("RGB", "RGBA")[has_alpha])
 
 
 def _read_av(head: bytes, size_bytes: int, file: _File) -> AVMetadata:
@@ -327,24 +327,29 @@ def _read_by_libav(file: _File) -> AVMetadata:
 def _of_streams(container: Any) -> AVMetadata:
     found = AVMetadata()
     # Of codecs that this libav has not, nothing more is known.
-    known = [stream for stream in (*container.streams.video, *container.streams.audio) if stream.codec_context]
-    pictures = [each for each in known if each.type == "video" and not each.disposition & _COVER]
-    sounds = [each for each in known if each.type == "audio"]
+    pictures = [each for each in container.streams.video if each.codec_context and not each.disposition & _COVER]
+    sounds = [each for each in container.streams.audio if each.codec_context]
     if pictures:
-        stream = pictures[0]
-        rate = stream.average_rate or stream.guessed_rate
-        found.video_duration = _seconds(container, stream)
-        found.video_fps = float(rate) if rate else None
-        found.video_width, found.video_height = stream.width or None, stream.height or None
-        found.video_num_frames = stream.frames or _count(found.video_duration, found.video_fps)
+        _describe_video(found, container, pictures[0])
     if sounds:
-        stream = sounds[0]
-        found.audio_duration = _seconds(container, stream)
-        found.audio_channels, found.audio_sample_rate = stream.channels or None, stream.rate or None
-        found.audio_num_samples = _count(found.audio_duration, found.audio_sample_rate)
+        _describe_audio(found, container, sounds[0])
     if not found.to_dict():
         raise DecodingError("it holds neither video nor sound")
     return found
+
+
+def _describe_video(found: AVMetadata, container: Any, stream: Any) -> None:
+    rate = stream.average_rate or stream.guessed_rate
+    found.video_duration = _seconds(container, stream)
+    found.video_fps = float(rate) if rate else None
+    found.video_width, found.video_height = stream.width or None, stream.height or None
+    found.video_num_frames = stream.frames or _count(found.video_duration, found.video_fps)
+
+
+def _describe_audio(found: AVMetadata, container: Any, stream: Any) -> None:
+    found.audio_duration = _seconds(container, stream)
+    found.audio_channels, found.audio_sample_rate = stream.channels or None, stream.rate or None
+    found.audio_num_samples = _count(found.audio_duration, found.audio_sample_rate)
 
 
 _COVER = 1024

@@ -145,7 +145,9 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xf2", "mp3"),
 )
 _RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
-_MP4_BRANDS = frozenset(b"mp41,mp42,isom,iso2,iso3,iso4,iso5,iso6,avc1,dash,mmp4,M4V ,M4VH".split(b","))
+_BRANDS = dict.fromkeys(b"mp41,mp42,isom,iso2,iso3,iso4,iso5,iso6,avc1,dash,mmp4,M4V ,M4VH".split(b","), "mp4")
+_BRANDS[b"qt  "] = "mov"
+_DOC_TYPES = ((b"\x42\x82\x84webm", "webm"), (b"\x42\x82\x88matroska", "mkv"))
 
 
 def media_extension(data: Buffer) -> str | None:
@@ -154,15 +156,19 @@ def media_extension(data: Buffer) -> str | None:
     for start, extension in _STARTS:
         if head.startswith(start):
             return extension
-    if head[:4] == b"RIFF":
-        return _RIFF.get(head[8:12])
     if head[:8] == b"\x89PNG\r\n\x1a\n":
         # An animation announces itself before the first image data.
         return "apng" if b"acTL" in head.split(b"IDAT", 1)[0] else "png"
-    if head[4:8] == b"ftyp":
-        return "mov" if head[8:12] == b"qt  " else "mp4" if head[8:12] in _MP4_BRANDS else None
-    if head[:4] == b"\x1a\x45\xdf\xa3":
-        return "webm" if b"\x42\x82\x84webm" in head else "mkv" if b"\x42\x82\x88matroska" in head else None
     if head[:2] == b"BM" and head[6:10] == bytes(4):  # a text that begins with BM has no such reserved bytes
         return "bmp"
+    return _container_extension(head)
+
+
+def _container_extension(head: bytes) -> str | None:
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12])
+    if head[:4] == b"\x1a\x45\xdf\xa3":  # EBML
+        return next((extension for mark, extension in _DOC_TYPES if mark in head), None)
     return None

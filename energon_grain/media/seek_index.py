@@ -87,27 +87,8 @@ def _within(data: bytes, kind: bytes) -> Iterator[bytes]:
 def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
     """`mfra` of an mp4 in fragments: for each track the time and the place of every fragment that has it."""
     size = file.seek(0, io.SEEK_END)
-    entries: dict[int, list[tuple[int, int]]] = {}
-    fragmented = False
-    last = covered = 0
-    for box in _boxes(file, 0, size):
-        kind, begin, end = box
-        if kind == b"mdat":
-            last = end
-            if not fragmented:
-                return None
-        if kind == b"sidx":
-            covered = max(covered, end + _sidx_bytes(_content(file, box)))
-        if kind == b"moov":
-            fragmented = any(inside == b"mvex" for inside, _, _ in _boxes(file, begin, end))
-            if not fragmented:
-                return None
-        if kind == b"moof":
-            for track, time in _times(_content(file, box)):
-                entries.setdefault(track, []).append((time, begin - 8))
-        if sum(map(len, entries.values())) > _MOST_ENTRIES:
-            return None
-    if not entries or covered >= last:
+    entries = _fragments(file, size)
+    if not entries:
         return None
     tables = b""
     for track, found in entries.items():
@@ -115,6 +96,29 @@ def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
         tables += _box(b"tfra", struct.pack(">IIII", 1 << 24, track, 0, len(found)) + rows)
     # `mfro`, the last box in it, says how long all of it is: so it is found from the end of the file.
     return size, _box(b"mfra", tables + _box(b"mfro", struct.pack(">II", 0, len(tables) + 24)))
+
+
+def _fragments(file: BinaryIO, size: int) -> dict[int, list[tuple[int, int]]] | None:
+    """The (time, place) of each fragment, by track; None: there are none, too many, or the file has an index."""
+    entries: dict[int, list[tuple[int, int]]] = {}
+    fragmented = False
+    last = covered = 0
+    for box in _boxes(file, 0, size):
+        kind, begin, end = box
+        if kind == b"mdat":
+            last = end
+        if kind == b"sidx":
+            covered = max(covered, end + _sidx_bytes(_content(file, box)))
+        if kind == b"moov":
+            fragmented = b"mvex" in (inside for inside, _, _ in _boxes(file, begin, end))
+        if kind in (b"mdat", b"moov") and not fragmented:
+            return None
+        if kind == b"moof":
+            for track, time in _times(_content(file, box)):
+                entries.setdefault(track, []).append((time, begin - 8))
+        if sum(map(len, entries.values())) > _MOST_ENTRIES:
+            return None
+    return None if covered >= last else entries
 
 
 def _sidx_bytes(content: bytes) -> int:

@@ -161,13 +161,20 @@ class VideoTrack(Track):
             return None
         here = self._now.start if self._now else self._lowest
         target = order[min(int(place), len(order) - 1)] if by_number and order else _whole(place)
-        if order is not None or (len(self.index) and self.index[-1].timestamp >= target):
+        if order is not None or self._index_reaches(target):
             entry = self.index.search_timestamp(target)
             time = self.index[entry].timestamp if entry >= 0 else here
             return (time, True) if time > here else None
-        # Of some containers, the index has the keyframes that were met, and no others; of an mp4, the fragments.
-        far_s = _FAR_S if self._sought or not len(self.index) else _NEAR_S
-        return None if place - here < far_s / self.tick else (target, False)
+        return None if place - here < self._far_ticks else (target, False)
+
+    @property
+    def _far_ticks(self) -> float:
+        """Less than this is decoded rather than skipped."""
+        return (_FAR_S if self._sought or not len(self.index) else _NEAR_S) / self.tick
+
+    def _index_reaches(self, time: int) -> bool:
+        """Of some containers, the index has the keyframes that were met, and no others; of an mp4, the fragments."""
+        return bool(len(self.index)) and self.index[-1].timestamp >= time
 
     def _seek(self, target: tuple[int, bool], place: float, last: float, by_number: bool) -> None:
         """Let the next frame be one that is shown at a place or before, and decodes."""
@@ -190,34 +197,49 @@ class VideoTrack(Track):
 
     def _shown(self, base: int | None) -> Iterator[_Shown]:
         """The frames from where the container stands; `base` is the number of the first, None: the index says."""
-        # Where every packet is a frame of its own, the next one need not be decoded to know when it begins.
-        peeks = bool(self.codec.codec.intra_only) and not self.by_order and self._bounds.threads == 1
-        ranked = self.stated_times is not None and not self.by_order
-        times: list[int] = []
         held: _Shown | None = None  # until it is known when the next one begins
-        last = held
+        for found in self._decoded(base):
+            if held is not None:
+                yield _lasting(held, found if isinstance(found, int) else found.start)
+            held = None if isinstance(found, int) else found
+        if held is not None:
+            yield held
+
+    def _decoded(self, base: int | None) -> Iterator[_Shown | int]:
+        """As `_shown`, each with its own duration; before some, the time when they begin, as soon as it is known."""
+        peeks = self._peeks
+        times: list[int] = []
+        last: _Shown | None = None
         count = 0
         for packet in self.packets():
             time = self.time_of(packet)
             if packet.size and base is None:
-                base = 0 if packet.dts is None else bisect_left(self.stated_times or (), packet.dts)
+                base = self._number_at(packet)
             if time is not None and self.is_shown(packet):
                 insort(times, time)
-                if peeks and held is not None:
-                    yield _lasting(held, time)
-                    held = None
+                if peeks:
+                    yield time
             if self._skips:
                 self._skip_before_wanted(time, times)
             for picture in packet.decode():
-                start = self._start_of(picture, last, times[count] if self.by_order and count < len(times) else None)
-                number = (base or 0) + (bisect_left(times, start) if ranked else count)
+                last = self._frame(picture, last, times, count, base or 0)
                 count += 1
-                if held is not None:
-                    yield _lasting(held, start)
-                end = start + (picture.duration or self._interval)
-                last = held = _Shown(picture, number, start, end, end)
-        if held is not None:
-            yield held
+                yield last
+
+    @property
+    def _peeks(self) -> bool:
+        """Where every packet is a frame of its own, the next one need not be decoded to know when it begins."""
+        return bool(self.codec.codec.intra_only) and not self.by_order and self._bounds.threads == 1
+
+    def _number_at(self, packet: Any) -> int:
+        return 0 if packet.dts is None else bisect_left(self.stated_times or (), packet.dts)
+
+    def _frame(self, picture: Any, last: _Shown | None, times: list[int], count: int, base: int) -> _Shown:
+        """A picture with its number and times; `count` were decoded before it, `times` are those of the packets."""
+        start = self._start_of(picture, last, times[count] if self.by_order and count < len(times) else None)
+        ranked = self.stated_times is not None and not self.by_order
+        end = start + (picture.duration or self._interval)
+        return _Shown(picture, base + (bisect_left(times, start) if ranked else count), start, end, end)
 
     def _skip_before_wanted(self, time: int | None, times: Sequence[int]) -> None:
         """Let the decoder leave out a frame that others do not need, before the one that is wanted."""

@@ -308,6 +308,16 @@ def parse_document(content: Any, *, file: str | os.PathLike[str] | None = None) 
     return form(path=None if file is None else os.fspath(file), splits=mapping["splits"], place=place)
 
 
+def _check_older(splits: Any, place: Place) -> None:
+    for name, split in splits.items() if isinstance(splits, Mapping) else ():
+        if isinstance(split, Mapping) and "datasets" not in split and any(key in split for key in NODE_KEYS):
+            raise wrong(
+                place.at("splits", name),
+                "this is the form of MetadatasetV2, but a file that names no class is an older Metadataset, with "
+                "`datasets:` here. Write `__module__: megatron.energon` and `__class__: MetadatasetV2` at its top",
+            )
+
+
 def _document_form(mapping: Mapping[str, Any], place: Place) -> type[MetadatasetV2 | Metadataset]:
     for name in mapping:
         if name.startswith("__") and name not in ("__module__", "__class__"):
@@ -316,14 +326,7 @@ def _document_form(mapping: Mapping[str, Any], place: Place) -> type[Metadataset
     if not isinstance(module, str):
         raise wrong(place.at("__module__"), expected("text", module))
     if "__class__" not in mapping:
-        splits = mapping.get("splits")
-        for name, split in splits.items() if isinstance(splits, Mapping) else ():
-            if isinstance(split, Mapping) and "datasets" not in split and any(key in split for key in NODE_KEYS):
-                raise wrong(
-                    place.at("splits", name),
-                    "this is the form of MetadatasetV2, but a file that names no class is an older Metadataset, with "
-                    "`datasets:` here. Write `__module__: megatron.energon` and `__class__: MetadatasetV2` at its top",
-                )
+        _check_older(mapping.get("splits"), place)
         return Metadataset
     name = mapping["__class__"]
     if not isinstance(name, str) or not ClassRef(module=module, name=name).is_ours or name not in DOCUMENT_FORMS:

@@ -560,6 +560,15 @@ def _entries(values: Sequence[Any], place: Place, form: Form[Any]) -> tuple[Chil
 _LAST_POSITION = 1 << 62
 
 
+def _check_position(position: int, before: int, at: Place) -> None:
+    if before < 0 and position:
+        raise wrong(at, f"the schedule must begin at position 0, not {position}")
+    if position <= before:
+        raise wrong(at, f"{position} must be above {before}, the one before")
+    if position > _LAST_POSITION:
+        raise wrong(at, f"{position} is further than any training comes; at most 2**62")
+
+
 def _check_schedule(node: MetadatasetBlend) -> None:
     """Check that a schedule begins at 0, ascends, has a weight for each child, and gives each child a turn."""
     place, steps = node.at, node.schedule or ()
@@ -568,13 +577,7 @@ def _check_schedule(node: MetadatasetBlend) -> None:
             raise wrong(place.at("blend", number, "weight"), "the blend has a `schedule`; its weights go there")
     before = -1
     for step in steps:
-        at = step.at.at("from_position")
-        if before < 0 and step.from_position:
-            raise wrong(at, f"the schedule must begin at position 0, not {step.from_position}")
-        if step.from_position <= before:
-            raise wrong(at, f"{step.from_position} must be above {before}, the one before")
-        if step.from_position > _LAST_POSITION:
-            raise wrong(at, f"{step.from_position} is further than any training comes; at most 2**62")
+        _check_position(step.from_position, before, step.at.at("from_position"))
         before = step.from_position
         if len(step.weights) != len(node.blend):
             raise wrong(step.at.at("weights"), f"has {len(step.weights)} weights for {len(node.blend)} datasets")
@@ -624,17 +627,21 @@ _IGNORED = {
 """Keys that Energon reads at a joined dataset and silently ignores. Here only a value without effect passes."""
 
 
+def _joined_dataset(mapping: Mapping[str, Any], place: Place) -> JoinDatasetReference:
+    for name, reason in _IGNORED.items():
+        without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
+        if name in mapping and mapping[name] != without_effect:
+            raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
+    dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
+    if _choose(dataset, "by", _BY).by == "row" and dataset.keys is not None:
+        raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
+    return _choose(dataset, "nonmatch", _NONMATCH)
+
+
 def _member(value: Any, place: Place) -> JoinDatasetReference | JoinArrayReference:
     mapping = as_mapping(value, place, f"a mapping with {', '.join(JOINED_DATASET.keys)}")
     if "array" not in mapping:
-        for name, reason in _IGNORED.items():
-            without_effect = 1 if name == "shuffle_over_epochs_multiplier" else None
-            if name in mapping and mapping[name] != without_effect:
-                raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
-        dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
-        if _choose(dataset, "by", _BY).by == "row" and dataset.keys is not None:
-            raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
-        return _choose(dataset, "nonmatch", _NONMATCH)
+        return _joined_dataset(mapping, place)
     array = _choose(JOINED_ARRAY.read(mapping, place), "nonmatch", _NONMATCH)
     if array.by is not None:
         _choose(array, "by", _BY)

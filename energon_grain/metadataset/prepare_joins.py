@@ -7,7 +7,7 @@ import filecmp
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from energon_grain.prepare.join_build import (
 )
 from energon_grain.prepare.join_members import JoinMember
 from energon_grain.storage.location import absolute, is_url
+from energon_grain.words import counted
 
 JoinProgress = Callable[[str, int, int], None]
 """Called with the place of a join, the keys gone through in all joins so far, and how many there are in all."""
@@ -41,7 +42,7 @@ class PreparedJoin:
     """One join of a metadataset.
 
     Attributes:
-        places: Where it stands; several where splits share it.
+        places: Where it is; several where splits share it.
         folder: The cache folder with its index.
         name: The digits of its name there.
         rows: Number of rows.
@@ -119,6 +120,34 @@ def prepare_joins(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinPlan:
+    """A join of a metadataset that gets an index.
+
+    Attributes:
+        places: Where it is; several where splits share it.
+        keys: Number of keys that are compared, in all its datasets.
+        write: The folder of its index. One that is there and valid is left alone.
+    """
+
+    places: tuple[str, ...]
+    keys: int
+    write: Path
+
+    def lines(self) -> Iterator[str]:
+        """The plan in words, a line each."""
+        yield f"  join    {', '.join(self.places)}: {counted(self.keys, 'key')}"
+        yield f"  write   {self.write}, unless it is there and valid"
+
+
+def plan_joins(joins: Sequence[JoinedLeafDataset]) -> tuple[JoinPlan, ...]:
+    """What `prepare_joins` writes."""
+    return tuple(
+        JoinPlan(places=tuple(each.places), keys=each.keys, write=join_folder(each.folder, each.name))
+        for each in _without_repetitions(joins)
+    )
+
+
 @dataclass(kw_only=True, slots=True)
 class _Pending:
     """A join that is to have an index."""
@@ -131,6 +160,12 @@ class _Pending:
     inputs: Sequence[JoinMember]
     has_arrays: bool
     energon_name: str | None
+
+    def stored_names(self) -> list[str]:
+        """Names of what it has in its folder."""
+        files = (index_file_name(self.name), self.energon_name)
+        there = [name for name in files if name and (self.folder / name).exists()]
+        return [join_folder(self.folder, self.name).name, *there]
 
 
 def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
@@ -181,11 +216,7 @@ def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
     for metadataset in filter(can_hold_joins, metadatasets):
         cache = cache_folder(metadataset)
         own = [each for each in pending if each.folder == cache]
-        names: list[str] = []
-        for each in own:
-            files = [index_file_name(each.name), each.energon_name]
-            names += [join_folder(each.folder, each.name).name]
-            names += [name for name in files if name and (each.folder / name).exists()]
+        names = [name for each in own for name in each.stored_names()]
         removed += store_joins(metadataset, {each.name for each in own}, names, only=metadataset == path)
     return removed
 

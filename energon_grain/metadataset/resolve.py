@@ -138,11 +138,16 @@ class Resolver:
         subset = _subset(node.subset, inherited.subset, node.at, leaf=False)
         inner = replace(inherited, subset=subset, where=_where(node, inherited))
         if isinstance(node, MetadatasetConcat):
-            parts = [self.node(child, inner) for child in node.concat]
-            if any(isinstance(part, BlendDataset) for part in parts):
-                self.endless_at = self.endless_at or node.at
-            return ConcatDataset(*parts)
-        inner = replace(inner, mode=_mode(node, inherited))
+            return self._concat(node, inner)
+        return self._blend(node, replace(inner, mode=_mode(node, inherited)))
+
+    def _concat(self, node: MetadatasetConcat, inner: Inherited) -> ConcatDataset:
+        parts = [self.node(child, inner) for child in node.concat]
+        if any(isinstance(part, BlendDataset) for part in parts):
+            self.endless_at = self.endless_at or node.at
+        return ConcatDataset(*parts)
+
+    def _blend(self, node: MetadatasetBlend | MetadatasetBlendEpochized, inner: Inherited) -> SavableDataset:
         children = node.blend if isinstance(node, MetadatasetBlend) else node.blend_epochized
         datasets = [self.node(child.node, inner) for child in children]
         numbers = tuple(Fraction(1) if child.number is None else child.number for child in children)

@@ -4,6 +4,7 @@ from energon_grain.media.headers import (
     MediaFilterConfig as MediaFilterConfig,
     MediaFilterStrategy as MediaFilterStrategy,
 )
+from energon_grain.metadataset.samples import measure_dataset as measure_dataset
 
 from .add_media import FolderReport as FolderReport, prepare_media as prepare_media
 from .executors import RayExecutor as RayExecutor
@@ -11,7 +12,6 @@ from .measure import (
     MeasureProgress as MeasureProgress,
     MeasureReport as MeasureReport,
     column_function as column_function,
-    measure_dataset as measure_dataset,
 )
 from .media_headers import index_videos as index_videos
 from .preparation import PrepareReport as PrepareReport, prepare_dataset as prepare_dataset

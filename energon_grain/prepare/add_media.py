@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,13 +101,7 @@ def _prepare_folder(
     if not dataset.is_remote and is_array_folder(dataset.location):
         raise ConfigError(f"{dataset.location}: is an array, which holds no files of media.")
     taken = sorted(name for name in list_files(dataset.location, what="media") if media_filter.may_take(name))
-    names = [name for name in taken if name == printable(name)]
-    if not names:
-        raise DatasetNotFoundError(f"{dataset.location}: no file in it or in its subfolders is to be looked at.")
-    tasks = [
-        ShardTask(name=names[at], media=media_filter, files=tuple(names[at : at + _FILES_AT_ONCE]))
-        for at in range(0, len(names), _FILES_AT_ONCE)
-    ]
+    names, tasks = _tasks(dataset, taken, media_filter)
     (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(naming(dataset))
@@ -135,3 +129,15 @@ def _prepare_folder(
         ),
         elapsed_s=time.perf_counter() - start,
     )
+
+
+def _tasks(
+    dataset: DataFolder, taken: Sequence[str], media_filter: MediaFilterConfig
+) -> tuple[list[str], list[ShardTask]]:
+    """The files that are looked at, and so many of them at a time; those whose name is not UTF-8 are left out."""
+    names = [name for name in taken if name == printable(name)]
+    if not names:
+        raise DatasetNotFoundError(f"{dataset.location}: no file in it or in its subfolders is to be looked at.")
+    starts = range(0, len(names), _FILES_AT_ONCE)
+    pieces = [tuple(names[at : at + _FILES_AT_ONCE]) for at in starts]
+    return names, [ShardTask(name=files[0], media=media_filter, files=files) for files in pieces]

@@ -6,7 +6,7 @@ import contextlib
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,25 +151,32 @@ def _rows_of(rows: Mapping[str, int], source: Source, begin: int) -> npt.NDArray
 
 def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDArray[Any]]:
     """Keys, if it has any, and the numbers of a field."""
-    if path.endswith(".parquet"):
-        with needed_for("attaching a Parquet file", instead="write the numbers to a CSV or .npy file"):
-            import pyarrow.parquet as parquet
-        try:
-            names = parquet.read_schema(path).names
-            key = next((name for name in _KEYS if name in names), None)
-            if field not in names:
-                raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(names)}")
-            table = parquet.read_table(path, columns=[name for name in (key, field) if name])
-        except (OSError, ValueError) as error:
-            if isinstance(error, EnergonGrainError):
-                raise
-            raise FormatError(f"{path}: is no Parquet file that can be read: {error}") from error
-        keys = None if key is None else [_key(each, path, key, row) for row, each in enumerate(table[key])]
-        found: Any = table[field].to_numpy()
-    else:
-        keys, found = _text_table(path, field, where)
+    read = _parquet if path.endswith(".parquet") else _text_table
+    keys, found = read(path, field, where)
     is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
     return keys, _known(found if is_plain else list(found), where)
+
+
+def _parquet(path: str, field: str, where: str) -> tuple[list[str] | None, Any]:
+    with needed_for("attaching a Parquet file", instead="write the numbers to a CSV or .npy file"):
+        import pyarrow.parquet as parquet
+    try:
+        names = parquet.read_schema(path).names
+        key = _named(names, field, where)
+        table = parquet.read_table(path, columns=[name for name in (key, field) if name])
+    except (OSError, ValueError) as error:
+        if isinstance(error, EnergonGrainError):
+            raise
+        raise FormatError(f"{path}: is no Parquet file that can be read: {error}") from error
+    keys = None if key is None else [_key(each, path, key, row) for row, each in enumerate(table[key])]
+    return keys, table[field].to_numpy()
+
+
+def _named(names: Collection[str], field: str, where: str) -> str | None:
+    """The field that has keys, if there is one. Raises ConfigError if there is no field of the name that is wanted."""
+    if field not in names:
+        raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(map(str, names)) or 'none'}")
+    return next((name for name in _KEYS if name in names), None)
 
 
 def _key(value: Any, path: str, column: str, row: int) -> str:
@@ -190,22 +197,25 @@ def _known(values: Sequence[Any] | npt.NDArray[Any], where: str) -> Numbers:
 def _text_table(path: str, field: str, where: str) -> tuple[list[str] | None, list[Any]]:
     if not path.endswith((".csv", ".jsonl")):
         raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
-    is_csv = path.endswith(".csv")
+    rows = _rows(path)
+    key = _named(dict.fromkeys(name for row in rows for name in row), field, where)
+    values = [row.get(field) for row in rows]
+    if path.endswith(".csv"):
+        values = [_parsed(value) for value in values]
+    return None if key is None else [str(row.get(key)) for row in rows], values
+
+
+def _rows(path: str) -> list[dict[str, Any]]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:  # else the key of a spreadsheet's is not found
-            rows = list(csv.DictReader(file)) if is_csv else [json.loads(line) for line in file if line.strip()]
+            if path.endswith(".csv"):
+                return list(csv.DictReader(file))
+            rows = [json.loads(line) for line in file if line.strip()]
     except (ValueError, csv.Error) as error:
         raise FormatError(f"{path}: cannot be read: {error}") from error
     if any(not isinstance(row, dict) for row in rows):
         raise FormatError(f"{path}: has lines that are no objects")
-    names = dict.fromkeys(name for row in rows for name in row)
-    key = next((name for name in _KEYS if name in names), None)
-    if field not in names:
-        raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(map(str, names)) or 'none'}")
-    values = [row.get(field) for row in rows]
-    if is_csv:
-        values = [_parsed(value) for value in values]
-    return None if key is None else [str(row.get(key)) for row in rows], values
+    return rows
 
 
 def _parsed(text: Any) -> Any:
@@ -224,18 +234,25 @@ def as_numbers(values: Sequence[Any] | npt.NDArray[Any]) -> Numbers | int:
         found = np.asarray(values)
         if found.ndim == 1 and found.dtype.kind == "u" and found.max(initial=0) > _LARGEST:
             return int(np.argmax(found > _LARGEST))
-        if found.ndim == 1 and found.dtype.kind in "biu":
-            return found.astype(np.int64, copy=False)
-        if found.ndim == 1 and found.dtype.kind == "f":
-            return found.astype(np.float64, copy=False)
+        if found.ndim == 1 and found.dtype.kind in "biuf":
+            return found.astype(np.float64 if found.dtype.kind == "f" else np.int64, copy=False)
+    return _each_as_number(values)
+
+
+def _each_as_number(values: Sequence[Any] | npt.NDArray[Any]) -> Numbers | int:
     numbers = np.empty(len(values))
     for place, value in enumerate(values):
-        if not (value is None or isinstance(value, int | float | np.number | np.bool_)) or isinstance(value, complex):
-            return place
-        if isinstance(value, int | np.integer) and not -_LARGEST <= value <= _LARGEST:
+        if not _is_number(value):
             return place
         try:
             numbers[place] = np.nan if value is None else value
         except TypeError:
             return place
     return numbers
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is None or a number that a column can hold."""
+    if isinstance(value, int | np.integer):
+        return bool(-_LARGEST <= value <= _LARGEST)
+    return value is None or (isinstance(value, float | np.number | np.bool_) and not isinstance(value, complex))

@@ -27,7 +27,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -36,8 +36,8 @@ import msgspec
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import COLUMNS_JSON, columnar_folder, index_cache_folder
 from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, kind_at, open_folder
@@ -184,11 +184,15 @@ def find_tars(text: str) -> BareTars:
             f"{text}: names {twice} twice; to see samples more often, repeat the dataset in a blend (`repetitions`)"
         )
     if not is_url(listed.base):
-        missing = [name for name in names if not os.path.isfile(os.path.join(listed.base, name))]
-        if missing:
-            more = f" (nor are {len(missing) - 1} more that are named)" if len(missing) > 1 else ""
-            raise DatasetNotFoundError(f"{join(listed.base, missing[0])}: there is no such file{more}")
+        _check_there(listed.base, names)
     return BareTars(listed=listed, names=check_shards(names, None))
+
+
+def _check_there(base: str, names: Sequence[str]) -> None:
+    missing = [name for name in names if not os.path.isfile(os.path.join(base, name))]
+    if missing:
+        more = f" (nor are {len(missing) - 1} more that are named)" if len(missing) > 1 else ""
+        raise DatasetNotFoundError(f"{join(base, missing[0])}: there is no such file{more}")
 
 
 def _find(listed: TarList, piece: str) -> Iterator[str]:
@@ -255,18 +259,7 @@ _WHEN_READ_ONLY = "the index of these tars is kept in the cache folder: set XDG_
 def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alone: bool) -> _State:
     """Index tars into a place, which is locked; without locks (`alone` is False) several may do so at once."""
     base = tars.listed.base
-    index, known = None, dict[str, ScannedShard]()
-    if old is not None:
-        with contextlib.suppress(EnergonGrainError):  # one that is damaged is of no use
-            index = open_columnar(tars.folder(old[0] / old[1].folder))
-            index.check()
-            known = tars.unchanged(old[1])
-        before, now = {shard.name for shard in old[1].shards}, set(tars.names)
-        _logger.warning(
-            "%s: since they were indexed, %d tars were added, %d removed and %d replaced; scanning %d of %d",
-            *(tars.listed.text, len(now - before), len(before - now), len((now & before) - known.keys())),
-            *(len(now - known.keys()), len(now)),
-        )
+    index, known = (None, {}) if old is None else _known(tars, *old)
     new = [name for name in tars.names if name not in known]
     log_path = place / (_LOG if alone else f"scan-{secrets.token_hex(8)}.log")
     folder = f"g{secrets.token_hex(8)}"
@@ -278,25 +271,57 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
             scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_Saying(tars.listed.text))
             shards = known | {shard.name: shard for shard in scanned.shards}
             header = write_columnar(columnar_folder(place / folder), tars.names, _scans(tars.names, scanned, index))
-            counts = {name: shards[name].samples for name in tars.names}
-            write_info(place / folder, DatasetInfo(shard_counts=counts))
-            write_dataset_config(place / folder, DatasetConfig(kind="crude"))
-            split = SplitConfig(split_parts={ALL_OF_THEM: tars.names})
-            write_split_config(place / folder / META_FOLDER / DEFAULT_SPLIT_CONFIG, split)
+            counts = _describe(tars, place / folder, shards)
             scanned.check_unchanged()
         if old is not None:
             _take_columns(columnar_folder(old[0] / old[1].folder), columnar_folder(place / folder))
     except BaseException:
         shutil.rmtree(place / folder, ignore_errors=True)
         raise
-    replaced = {} if old is None or old[0] != place else old[1].replaced | {old[1].folder: time.time()}
-    state = _State(folder=folder, shards=tuple(shards[name] for name in tars.names), replaced=replaced)
+    state = _State(folder=folder, shards=tuple(shards[name] for name in tars.names), replaced=_replaced_in(place, old))
     atomic_write_bytes(place / _STATE, encode_json(state))
     if not alone:
         log_path.unlink()
     said = "%s: indexed %d samples in %d tars (content id %s)"
     _logger.info(said, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
     return state
+
+
+def _known(tars: BareTars, place: Path, state: _State) -> tuple[ColumnarIndex | None, dict[str, ScannedShard]]:
+    """The index until now, if it can be used, and the tars that are as they were then."""
+    index, known = None, dict[str, ScannedShard]()
+    with contextlib.suppress(EnergonGrainError):  # one that is damaged is of no use
+        index = open_columnar(tars.folder(place / state.folder))
+        index.check()
+        known = tars.unchanged(state)
+    _log_changes(tars, state, known)
+    return index, known
+
+
+def _replaced_in(place: Path, old: tuple[Path, _State] | None) -> dict[str, float]:
+    """When each index in a place was replaced."""
+    if old is None or old[0] != place:
+        return {}
+    return old[1].replaced | {old[1].folder: time.time()}
+
+
+def _describe(tars: BareTars, folder: Path, shards: Mapping[str, ScannedShard]) -> dict[str, int]:
+    """Write the small files of a prepared dataset: its samples are plain dicts, and all are in one part."""
+    counts = {name: shards[name].samples for name in tars.names}
+    write_info(folder, DatasetInfo(shard_counts=counts))
+    write_dataset_config(folder, DatasetConfig(kind="crude"))
+    split = SplitConfig(split_parts={ALL_OF_THEM: tars.names})
+    write_split_config(folder / META_FOLDER / DEFAULT_SPLIT_CONFIG, split)
+    return counts
+
+
+def _log_changes(tars: BareTars, state: _State, known: Mapping[str, ScannedShard]) -> None:
+    before, now = {shard.name for shard in state.shards}, set(tars.names)
+    _logger.warning(
+        "%s: since they were indexed, %d tars were added, %d removed and %d replaced; scanning %d of %d",
+        *(tars.listed.text, len(now - before), len(before - now), len((now & before) - known.keys())),
+        *(len(now - known.keys()), len(now)),
+    )
 
 
 def _take_columns(old: Path, new: Path) -> None:

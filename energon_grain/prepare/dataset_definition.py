@@ -270,7 +270,14 @@ def define_dataset(
         if tags:
             raise ConfigError("subflavors are tags of samples: say what these are, by sample_type or crude.")
         return None
-    cls = find_sample_type(sample_type)
+    checked = _checked(field_map, find_sample_type(sample_type))
+    return DatasetDefinition(
+        content={"sample_type": class_reference(sample_type), "field_map": dict(field_map or {}), **tags},
+        field_map=checked,
+    )
+
+
+def _checked(field_map: Mapping[str, str] | None, cls: type[Any]) -> FieldMap:
     if field_map is None:
         example = {field.name: "…" for field in data_fields(cls) if field.required}
         raise ConfigError(
@@ -278,9 +285,6 @@ def define_dataset(
             f"is not enough, make the dataset crude and cook its samples in the program."
         )
     try:
-        checked = FieldMap.parse(field_map, cls, where="field_map")
+        return FieldMap.parse(field_map, cls, where="field_map")
     except TypeError as error:
         raise FieldMapError(f"field map {field_map!r} is not a mapping from fields to parts.") from error
-    return DatasetDefinition(
-        content={"sample_type": class_reference(sample_type), "field_map": dict(field_map), **tags}, field_map=checked
-    )

@@ -25,6 +25,7 @@ from collections.abc import Callable, Generator
 from concurrent import futures
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from threading import Lock
@@ -65,22 +66,24 @@ def own_executor(
     """
     if num_workers is not None and num_workers < 0:
         raise ConfigError(f"num_workers is {num_workers}: give 0 (no processes) or more.")
-    if size_bytes is None:
-        threads = _OBJECTS_AT_ONCE if num_workers is None else max(num_workers, 1)
-        executor: Executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-grain")
-    else:
-        workers = min(min(usable_cores(), 16) if num_workers is None else num_workers, jobs)
-        forks = _may_fork()
-        if workers < 2 or size_bytes < (_WORTH_FORKING_BYTES if forks else _WORTH_STARTING_BYTES):
-            executor = Inline()
-        elif forks or size_bytes >= in_threads_bytes:
-            executor = Processes(workers)
-        else:
-            executor = ThreadPoolExecutor(workers, thread_name_prefix="energon-grain")
+    executor = _chosen_executor(num_workers, jobs, size_bytes, in_threads_bytes)
     try:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _chosen_executor(num_workers: int | None, jobs: int, size_bytes: int | None, in_threads_bytes: int) -> Executor:
+    if size_bytes is None:
+        threads = _OBJECTS_AT_ONCE if num_workers is None else max(num_workers, 1)
+        return ThreadPoolExecutor(threads, thread_name_prefix="energon-grain")
+    workers = min(min(usable_cores(), 16) if num_workers is None else num_workers, jobs)
+    forks = _may_fork()
+    if workers < 2 or size_bytes < (_WORTH_FORKING_BYTES if forks else _WORTH_STARTING_BYTES):
+        return Inline()
+    if forks or size_bytes >= in_threads_bytes:
+        return Processes(workers)
+    return ThreadPoolExecutor(workers, thread_name_prefix="energon-grain")
 
 
 def outcomes(
@@ -124,14 +127,12 @@ def outcomes(
                 start(tasks.popleft())
             future = done.get()
             task, attempt = running.pop(future)
-            try:
-                outcome: R | WorkerError = future.result()
-            except (BrokenExecutor, CancelledError) as error:
-                raise _broken(error) from error
-            except Exception as error:
+            outcome = _outcome(future)
+            if isinstance(outcome, _Failure):
                 if attempt < _ATTEMPTS:
                     start(task, attempt + 1)
                     continue
+                error = outcome.error
                 failure = f"{named(task)} failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
                 failed += 1
                 if failed == _GIVE_UP_AFTER:
@@ -140,9 +141,31 @@ def outcomes(
             yield task, outcome
     finally:
         for future, (task, _) in running.items():
-            if not future.cancel() and future.done() and future.exception() is None:
-                with contextlib.suppress(OSError, ValueError):
-                    salvage(task, future.result())
+            _salvage(future, partial(salvage, task))
+
+
+def _salvage(future: Future[R], take: Callable[[R], object]) -> None:
+    """Cancel a call, or take its result if there is one."""
+    if not future.cancel() and future.done() and future.exception() is None:
+        with contextlib.suppress(OSError, ValueError):
+            take(future.result())
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception that came out of an executor."""
+
+    error: Exception
+
+
+def _outcome(future: Future[R]) -> R | _Failure:
+    """The result of a call. Raises WorkerError if the executor is broken or shut down."""
+    try:
+        return future.result()
+    except (BrokenExecutor, CancelledError) as error:
+        raise _broken(error) from error
+    except Exception as error:
+        return _Failure(error)
 
 
 def _broken(error: BaseException) -> WorkerError:

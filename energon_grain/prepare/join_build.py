@@ -15,7 +15,8 @@ import contextlib
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,7 @@ def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> 
     writer = ColumnWriter(folder / ROWS_NAME, np.int64, width=len(members))
     with contextlib.closing(writer):
         for rows in matching.rows():
-            for number, member in enumerate(members):
-                if member.nonmatch == "skip":
-                    rows = rows[rows[:, number] >= 0]
+            rows = _without_skipped(members, rows)
             for number in range(1, len(members)):
                 places = np.flatnonzero(rows[:, number] < 0)
                 counts[number] += len(places)
@@ -154,20 +153,9 @@ def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> 
     primary = primary_of(members)
     for member, count, samples in zip(members, counts, first, strict=True):
         if member.nonmatch == "error" and count:
-            named = [f"{primary.key(sample)!r}{f' (sample {sample})' * member.by_row}" for sample in samples]
-            what, lacking = ("samples", "have no row") if member.by_row else ("keys", "are not")
-            raise ConfigError(
-                f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {member.label}: {', '.join(named)}"
-                f"{', …' * (count > len(samples))}. Complete it, or say at this "
-                f"{'dataset' if isinstance(member, Primary) else 'array'} `nonmatch: skip` (rows without it are "
-                "left out) or `nonmatch: none` (None takes its place)"
-            )
+            raise ConfigError(_incomplete(primary, member, count, samples))
     if not writer.rows:
-        skipping = " and ".join(member.label for member in members if member.nonmatch == "skip")
-        raise EmptyDatasetError(
-            f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
-            "row; do both name their samples alike, and are these the right split parts?"
-        )
+        raise EmptyDatasetError(_without_rows(primary, members))
     header = JoinHeader(
         members=[member.describe(count) for member, count in zip(members, counts, strict=True)],
         rows=writer.rows,
@@ -176,6 +164,32 @@ def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> 
         block_sums=writer.block_sums,
     )
     write_join_header(folder, header)
+
+
+def _without_skipped(members: Sequence[JoinMember], rows: Int64Array) -> Int64Array:
+    for number, member in enumerate(members):
+        if member.nonmatch == "skip":
+            rows = rows[rows[:, number] >= 0]
+    return rows
+
+
+def _without_rows(primary: Primary, members: Sequence[JoinMember]) -> str:
+    skipping = " and ".join(member.label for member in members if member.nonmatch == "skip")
+    return (
+        f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
+        "row; do both name their samples alike, and are these the right split parts?"
+    )
+
+
+def _incomplete(primary: Primary, member: JoinMember, count: int, samples: Sequence[int]) -> str:
+    named = [f"{primary.key(sample)!r}{f' (sample {sample})' * member.by_row}" for sample in samples]
+    what, lacking = ("samples", "have no row") if member.by_row else ("keys", "are not")
+    return (
+        f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {member.label}: {', '.join(named)}"
+        f"{', …' * (count > len(samples))}. Complete it, or say at this "
+        f"{'dataset' if isinstance(member, Primary) else 'array'} `nonmatch: skip` (rows without it are "
+        "left out) or `nonmatch: none` (None takes its place)"
+    )
 
 
 class HashCollision(Exception):  # noqa: N818 (no error: the caller starts again with other hashes)
@@ -233,19 +247,16 @@ class _Matching:
         keyed = {number: member for number, member in enumerate(self._members) if not member.by_row}
         found = {number: _Spill(self._scratch, 1 << self._bits, until) for number in keyed if number}
         repeated = dict.fromkeys(keyed, 0)
-        listed: dict[int, list[list[int]]] = {number: [] for number in keyed}
+        listed = defaultdict[int, list[list[int]]](list)
         with contextlib.ExitStack() as merging:
             hashes = {number: self._hash(member, merging) for number, member in keyed.items()}
             for bucket in range(1 << self._bits):
                 wanted = primary = np.zeros(0, np.uint64), np.zeros(0, np.int64)
                 for number, member in keyed.items():
                     hashed, samples = _by_hash(*hashes[number].take(bucket))
-                    same = np.flatnonzero(hashed[1:] == hashed[:-1])
-                    if len(same) and not member.words.equal(samples[same], member.words, samples[same + 1]).all():
-                        raise HashCollision
+                    same = _same_keys(member, hashed, samples)
                     repeated[number] += len(same)
-                    for pair in same[: _LISTED - len(listed[number])].tolist():
-                        listed[number].append(sorted(samples[pair : pair + 2].tolist()))
+                    listed[number] += _pairs(samples, same[: _LISTED - len(listed[number])])
                     if not number:
                         wanted, primary = hashed, self._primary.ranks_of(samples)
                     elif len(hashed):
@@ -253,8 +264,7 @@ class _Matching:
                         hits = hashed[place] == wanted
                         ranks = primary[hits]
                         found[number].add(ranks // self._stripe, ranks.view(np.uint64), samples[place[hits]])
-        for number, member in keyed.items():
-            _refuse_repeated(member, repeated[number], listed[number])
+        _refuse_repeated(keyed, repeated, listed)
         return found
 
     def _hash(self, member: JoinMember, until: contextlib.ExitStack) -> _Spill:
@@ -294,19 +304,37 @@ class _Spill:
         return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]).view(np.int64)
 
 
+def _pairs(samples: Int64Array, at: Int64Array) -> list[list[int]]:
+    return [sorted(samples[pair : pair + 2].tolist()) for pair in at.tolist()]
+
+
+def _same_keys(member: JoinMember, hashed: UInt64Array, samples: Int64Array) -> Int64Array:
+    """Where samples, sorted by hash, have the key of the next one. Raises HashCollision if only the hashes agree."""
+    same = np.flatnonzero(hashed[1:] == hashed[:-1])
+    if len(same) and not member.words.equal(samples[same], member.words, samples[same + 1]).all():
+        raise HashCollision
+    return same
+
+
 def _by_hash(hashed: UInt64Array, samples: Int64Array) -> tuple[UInt64Array, Int64Array]:
     order = np.argsort(hashed)
     return hashed[order], samples[order]
 
 
-def _refuse_repeated(member: JoinMember, count: int, pairs: Sequence[Sequence[int]]) -> None:
-    if count:
-        listed = [f"{member.key(one)!r} in {member.where(one)} and in {member.where(other)}" for one, other in pairs]
-        more = f" and {count - len(listed)} more" * (count > len(listed))
-        raise DuplicateKeyError(
-            f"{member.key_label}: cannot be joined, {count} of its keys repeat another: {'; '.join(listed)}{more}. "
-            f"Rename them{member.advice}"
-        )
+def _refuse_repeated(
+    members: Mapping[int, JoinMember], repeated: Mapping[int, int], pairs: Mapping[int, Sequence[Sequence[int]]]
+) -> None:
+    for number, member in members.items():
+        if count := repeated[number]:
+            listed = [
+                f"{member.key(one)!r} in {member.where(one)} and in {member.where(other)}"
+                for one, other in pairs[number]
+            ]
+            more = f" and {count - len(listed)} more" * (count > len(listed))
+            raise DuplicateKeyError(
+                f"{member.key_label}: cannot be joined, {count} of its keys repeat another: {'; '.join(listed)}{more}. "
+                f"Rename them{member.advice}"
+            )
 
 
 def keys_agree(primary: Primary, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:

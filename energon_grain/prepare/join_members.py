@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import ColumnWriter, read_column, release_pages
 from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config

@@ -10,10 +10,10 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from logging.handlers import BufferingHandler
 from pathlib import Path
@@ -37,9 +37,9 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
-from energon_grain.formats.columnar_build import scan_checked
-from energon_grain.formats.columns import ATTACHED
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar, scan_checked
+from energon_grain.formats.columns import ATTACHED, StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
@@ -53,6 +53,7 @@ from energon_grain.formats.splits import (
 )
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
+from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.bare_tars import open_data
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
@@ -60,9 +61,9 @@ from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.prepare.repeated_members import RepeatedMembers
-from energon_grain.prepare.samples import Columns, open_columns
+from energon_grain.prepare.samples import Columns, columns_of
 from energon_grain.sources.prepared import PreparedSource, open_prepared
-from energon_grain.sources.source import RawSample
+from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.object_bytes import ObjectStream, read_beginning, read_whole
@@ -76,7 +77,7 @@ Severity = Literal["error", "warning", "note"]
 """`error`: a loader refuses it, or drops the sample. `warning`: it loads, and probably is not what was meant.
 `note`: good to know, such as what was not looked at."""
 PREPARE_AGAIN = "prepare again with --force-overwrite"
-_INDEX_ANEW = "write it anew with --tar-index-only"
+_INDEX_AGAIN = "write it again with --tar-index-only"
 _CHUNK_SAMPLES = 256
 _CHUNK_BYTES = 4 << 20
 _KEYS_COMPARED = 1 << 16
@@ -196,7 +197,7 @@ def _check_shard(
     first: int,
     samples: int,
 ) -> list[LintFinding]:
-    """Scan a shard anew, of so many samples from the `first` one on, and say what does not fit.
+    """Scan a shard of `samples` samples, the first of which has the number `first`, and report what does not fit.
 
     The columnar index is None where it could not be opened.
     """
@@ -204,30 +205,49 @@ def _check_shard(
     gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
     if not folder.is_remote and not os.path.isfile(location):
         return [gone]
-    wrong: list[LintFinding] = []
+    scan_it = _scan_tar if records is None else partial(_scan_records, records)
     try:
-        if records is None:
-            scan = scan_checked(folder, shard, samples, None, first)
-            tar_index = tar_index_path(shard)
-            if folder.bare is None and not read_beginning(folder.shard(tar_index.as_posix()), 1):
-                what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
-                wrong = [LintFinding(where=shard, what=what, way_out=way_out)]
-        else:
-            scan = scan_records(location, records, first=first)
-            if len(scan) != samples:
-                what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
-                wrong = [LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN)]
+        scan, wrong = scan_it(folder, shard, first, samples)
     except FileNotFoundError:
         return [gone]
     except (EnergonGrainError, OSError) as error:
-        with contextlib.suppress(MissingObjectError):
-            if folder.is_remote:
-                RemoteFiles(storage_settings()).size(location)
-            return [LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))]
-        return [gone]
-    if not wrong and index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
-        wrong.append(LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_ANEW))
-    return wrong
+        return [
+            gone
+            if _is_gone(folder, location)
+            else LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))
+        ]
+    if wrong is not None:
+        return [wrong]
+    if index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
+        return [LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_AGAIN)]
+    return []
+
+
+def _scan_tar(folder: DataFolder, shard: str, first: int, samples: int) -> tuple[ShardScan, LintFinding | None]:
+    scan, tar_index = scan_checked(folder, shard, samples, None, first), tar_index_path(shard)
+    if folder.bare is not None or read_beginning(folder.shard(tar_index.as_posix()), 1):
+        return scan, None
+    what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
+    return scan, LintFinding(where=shard, what=what, way_out=way_out)
+
+
+def _scan_records(
+    records: RecordEncoding, folder: DataFolder, shard: str, first: int, samples: int
+) -> tuple[ShardScan, LintFinding | None]:
+    scan = scan_records(folder.shard(shard), records, first=first)
+    if len(scan) == samples:
+        return scan, None
+    what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
+    return scan, LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN)
+
+
+def _is_gone(folder: DataFolder, location: str) -> bool:
+    try:
+        if folder.is_remote:
+            RemoteFiles(storage_settings()).size(location)
+    except MissingObjectError:
+        return True
+    return False
 
 
 class _Samples:
@@ -245,7 +265,7 @@ class _Samples:
 
     Raises:
         FieldMapError: The field map does not fit the sample type.
-        UntrustedCodeError: A part is a pickle, or the sample type lies in a module that is not trusted.
+        UntrustedCodeError: A part is a pickle, or the sample type is in a module that is not trusted.
         MissingPackageError: A decoder needs a package that is not installed.
     """
 
@@ -274,22 +294,10 @@ class _Samples:
             self.note = "The dataset makes its samples by code of its own, which is not run; its parts are decoded."
         if self.parts is None and config is not None and isinstance(config.part_filter, tuple):
             self.parts = frozenset(config.part_filter)
-        self._decoders: dict[str, Callable[[Any], object] | None] = dict.fromkeys(part_names)
-        if config is None or not config.raw_bytes:
-            options: dict[str, Any] = {"image_decode": "rgb8"}  # quick, and it fails where the others fail
-            if config is not None and config.decoder is not None:
-                options = {**config.decoder}
-            if allow_pickle:
-                options["allow_pickle"] = True
-            try:
-                decoder = SampleDecoder(**options)
-            except TypeError as error:
-                raise ConfigError(f"{location}: `decoder` in the dataset's configuration: {error}") from error
-            wanted = [name for name in part_names if self.parts is None or name in self.parts]
-            self._decoders = {name: decoder.decoder_for(name) for name in wanted}
+        self._decoders = _decoders(location, config, part_names, self.parts, allow_pickle)
 
     def check(self, source: PreparedSource, indices: npt.NDArray[np.int64]) -> tuple[int, list[LintFinding]]:
-        """Make the samples `indices` of a source; say how many these are, and report those that fail."""
+        """Make the samples `indices` of a source; return their number, and what is wrong with those that fail."""
         findings: list[LintFinding] = []
         try:
             batch = source.read(indices)
@@ -314,6 +322,81 @@ class _Samples:
             parts[name] = decode(data) if decode is not None and isinstance(data, bytes) else data
         if self._type is not None and self._field_map is not None:
             self._type(**{"__key__": raw.key, "__restore_key__": (), **self._field_map.evaluate(parts)})
+
+
+def _decoders(
+    location: str,
+    config: DatasetConfig | None,
+    part_names: Collection[str],
+    parts: Collection[str] | None,
+    allow_pickle: bool,
+) -> Mapping[str, Callable[[Any], object] | None]:
+    """What decodes each part that is read; None leaves its bytes."""
+    if config is not None and config.raw_bytes:
+        return dict.fromkeys(part_names)
+    options: dict[str, Any] = {"image_decode": "rgb8"}  # quick, and it fails where the others fail
+    if config is not None and config.decoder is not None:
+        options = {**config.decoder}
+    if allow_pickle:
+        options["allow_pickle"] = True
+    try:
+        decoder = SampleDecoder(**options)
+    except TypeError as error:
+        raise ConfigError(f"{location}: `decoder` in the dataset's configuration: {error}") from error
+    return {name: decoder.decoder_for(name) for name in part_names if parts is None or name in parts}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LintRequest:
+    """What a caller asks for; the fields are arguments of `lint_dataset`."""
+
+    split_parts: Sequence[str] | None
+    split_config: str | None
+    dataset_config: str
+    allow_pickle: bool
+    trusted_modules: Collection[str]
+    num_threads: int
+    first_samples: bool
+    open_part: Callable[[str], object] | None
+    progress: Callable[[LintProgress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintPlan:
+    """What is checked, and by which functions.
+
+    Attributes:
+        folder: The dataset.
+        request: What was asked for.
+        info: Its `.info.json`.
+        config: Its configuration; None: it has none, or none that can be read.
+        splits: Its split file; None: the same.
+        split_parts: The parts that are looked at; None: all shards.
+        shards: The shards that are looked at.
+        excluded: Shard and key of the samples that the split file leaves out.
+        checks: They run in this order.
+        findings: What was found while the configuration and the splits were read.
+    """
+
+    folder: DataFolder
+    request: LintRequest
+    info: DatasetInfo
+    config: DatasetConfig | None
+    splits: SplitConfig | None
+    split_parts: Sequence[str] | None
+    shards: tuple[str, ...]
+    excluded: tuple[tuple[str, str], ...]
+    checks: tuple[Check, ...]
+    findings: tuple[LintFinding, ...]
+
+    @cached_property
+    def first(self) -> dict[str, int]:
+        """Number of the first sample of each shard of the dataset."""
+        counts = self.info.shard_counts
+        return dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
+
+
+Check = Callable[["_Findings"], None]
 
 
 def lint_dataset(
@@ -348,101 +431,251 @@ def lint_dataset(
         EmptyDatasetError: A split part that was asked for is empty.
         ReadError: An object store cannot be reached.
     """
-    folder = open_data(root)
+    request = LintRequest(
+        split_parts=split_parts,
+        split_config=split_config,
+        dataset_config=dataset_config,
+        allow_pickle=allow_pickle,
+        trusted_modules=trusted_modules,
+        num_threads=num_threads or usable_cores(),
+        first_samples=first_samples,
+        open_part=open_part,
+        progress=progress,
+    )
+    return carry_out(plan_of(open_data(root), request))
+
+
+def plan_of(folder: DataFolder, request: LintRequest) -> LintPlan:
+    """Read the configuration and the splits of a dataset, and decide what will be checked. Raises as `lint_dataset`."""
     with naming(folder):
         info = read_info(folder.local)
     findings: list[LintFinding] = []
     look = partial(opened, folder.location, findings)
-    has_config = (folder.local / META_FOLDER / dataset_config).exists()
-    config = look(partial(_read, folder, read_dataset_config, dataset_config)) if has_config else None
-    asked = split_parts is not None or split_config is not None
-    splits: SplitConfig | None = None
-    if has_config or asked or (folder.local / META_FOLDER / DEFAULT_SPLIT_CONFIG).exists():  # file stores need none
-        name = split_config or (config.split_config if config is not None else None)
-        read_splits = partial(read_split_config, shards=info.shard_counts)
-        splits = look(
-            partial(_read, folder, read_splits, name),
-            raised=(ReadError, SplitError) if asked else ReadError,
-        )
+    has_config = (folder.local / META_FOLDER / request.dataset_config).exists()
+    config = look(partial(_read, folder, read_dataset_config, request.dataset_config)) if has_config else None
+    splits = _splits_of(folder, request, info, config, look)
+    split_parts = request.split_parts
     if split_parts is not None and config is not None and config.split_part is not None:
         split_parts = [config.split_part]  # which is read whatever a program asks for
     shards, excluded = _select(info, splits, split_parts)
-    if config is not None and splits is not None:
-        if open_part is not None:
-            for part in split_parts or splits.split_parts:
-                look(partial(open_part, part), empty="warning")
-        if split_parts is None:
-            findings += [*_unused(folder, splits, shards), *_not_indexed(folder, info)]
+    return LintPlan(
+        folder=folder,
+        request=request,
+        info=info,
+        config=config,
+        splits=splits,
+        split_parts=split_parts,
+        shards=tuple(shards),
+        excluded=tuple(excluded),
+        checks=tuple(
+            _checks(
+                request, is_trained_on=None not in (config, splits), can_be_made=config is not None or not has_config
+            )
+        ),
+        findings=tuple(findings),
+    )
+
+
+def _splits_of(
+    folder: DataFolder,
+    request: LintRequest,
+    info: DatasetInfo,
+    config: DatasetConfig | None,
+    look: Callable[..., Any],
+) -> SplitConfig | None:
+    meta = folder.local / META_FOLDER
+    asked = request.split_parts is not None or request.split_config is not None
+    if not (asked or any((meta / name).exists() for name in (request.dataset_config, DEFAULT_SPLIT_CONFIG))):
+        return None  # file stores need none
+    name = request.split_config or (config.split_config if config is not None else None)
+    read_splits = partial(read_split_config, shards=info.shard_counts)
+    return look(partial(_read, folder, read_splits, name), raised=(ReadError, SplitError) if asked else ReadError)
+
+
+def _checks(request: LintRequest, *, is_trained_on: bool, can_be_made: bool) -> Iterator[Check]:
+    """The checks in the order in which they run: later ones need what earlier ones opened.
+
+    Args:
+        is_trained_on: Whether there are a configuration and splits, which file stores need not have.
+        can_be_made: Whether samples can be made of parts: the configuration is not damaged.
+    """
+    if is_trained_on and request.open_part is not None:
+        yield _check_parts
+    if is_trained_on and request.split_parts is None:
+        yield _check_unread
+    yield from (_check_index, _check_columns)
+    if not request.first_samples:
+        yield _check_shards
+    if request.split_parts is None:
+        yield _check_measured
+    if can_be_made:
+        yield _check_samples
+
+
+class _Findings:
+    """What a lint found so far, and what later checks need of earlier ones.
+
+    Attributes:
+        plan: What is carried out.
+        pool: Threads for it.
+        findings: All findings, in the order in which they were made.
+        index: The columnar index; None: it could not be opened.
+        columns: What was measured of the samples; None: it could not be opened.
+        whole: Names of the columns that agree with their checksums.
+        broken: Shards that do not fit their indices; their samples are not read.
+        samples: Number of samples that are made.
+    """
+
+    def __init__(self, plan: LintPlan, pool: ThreadPoolExecutor) -> None:
+        self.plan = plan
+        self.pool = pool
+        self.findings = list(plan.findings)
+        self.index: ColumnarIndex | None = None
+        self.columns: Columns | None = None
+        self.whole: list[str] = []
+        self.broken: set[str] = set()
+        self.samples = 0
+        self.look = partial(opened, plan.folder.location, self.findings)
+
+    def report(self, stage: Literal["index", "samples"], done: int, total: int) -> None:
+        """Call `progress`."""
+        self.plan.request.progress(LintProgress(stage=stage, done=done, total=total, findings=len(self.findings)))
+
+    def note(self, what: str, severity: Severity = "note") -> None:
+        """Add a finding about the dataset."""
+        self.findings.append(LintFinding(severity=severity, where=self.plan.folder.location, what=what))
+
+    def good(self) -> list[str]:
+        """The shards that fit their indices."""
+        return [shard for shard in self.plan.shards if shard not in self.broken]
+
+    def side_by_side(self, function: Callable[..., N], each: Iterable[tuple[Any, ...]]) -> Iterable[N]:
+        """The results of a function for each tuple of arguments, in order."""
+        return map_in_order(self.pool, 2 * self.plan.request.num_threads, function, each)
+
+
+def carry_out(plan: LintPlan) -> LintReport:
+    """Run the checks of a plan, one after the other."""
+    with ThreadPoolExecutor(plan.request.num_threads, thread_name_prefix="lint") as pool:
+        found = _Findings(plan, pool)
+        for check in plan.checks:
+            check(found)
+    if found.broken:
+        found.note(f"Samples of {len(found.broken)} shards were not decoded, because their index does not fit.")
+    return LintReport.of(plan.folder.location, found.findings, shards=len(plan.shards), samples=found.samples)
+
+
+def _check_parts(found: _Findings) -> None:
+    """Every split part opens as in a loader."""
+    plan = found.plan
+    assert plan.splits is not None
+    assert plan.request.open_part is not None
+    for part in plan.split_parts or plan.splits.split_parts:
+        found.look(partial(plan.request.open_part, part), empty="warning")
+
+
+def _check_unread(found: _Findings) -> None:
+    """Every shard is in a split part, and every tar in the index."""
+    plan = found.plan
+    assert plan.splits is not None
+    found.findings += [*_unused(plan.folder, plan.splits, plan.shards), *_not_indexed(plan.folder, plan.info)]
+
+
+def _check_index(found: _Findings) -> None:
+    """The columnar index is whole, keys are distinct, and the database and metadata of media fit it."""
+    folder = found.plan.folder
 
     def checked_index() -> ColumnarIndex:
         index = open_columnar(folder)
         index.check()
         return index
 
-    index, columns, whole = look(checked_index), None, list[str]()
+    index = found.index = found.look(checked_index)
     if index is not None:
-        findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
-        findings += look(lambda: [*_about_media(folder, index)]) or ()
-        columns = look(lambda: Columns(open_prepared(folder)))
-        if columns is not None:
-            whole = [name for name in columns.stored if look(partial(_read_column, columns, name)) is not None]
-            findings += [_stale_column(folder.location, name) for name in columns.stale]
+        found.findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
+        found.findings += found.look(lambda: [*_about_media(folder, index)]) or ()
 
-    def report(stage: Literal["index", "samples"], done: int, total: int) -> None:
-        progress(LintProgress(stage=stage, done=done, total=total, findings=len(findings)))
 
-    start = dict(zip(info.shard_counts, itertools.accumulate(info.shard_counts.values(), initial=0), strict=False))
-    threads = num_threads or usable_cores()
-    samples, broken = 0, set[str]()
-    with ThreadPoolExecutor(threads, thread_name_prefix="lint") as pool:
-        if not first_samples:
-            report("index", 0, len(shards))
-            records = read_records_file(folder.local)
-            described = ((folder, records, index, shard, start[shard], info.shard_counts[shard]) for shard in shards)
-            scanned = map_in_order(pool, 2 * threads, _check_shard, described)
-            for done, (shard, found) in enumerate(zip(shards, scanned, strict=True)):
-                findings += found
-                broken |= {shard} if found else set()
-                report("index", done + 1, len(shards))
-        good = [shard for shard in shards if shard not in broken]
-        if columns is not None and whole and split_parts is None and not broken:
-            look(
-                lambda: findings.extend(
-                    _compare_columns(folder.bare or folder.location, columns, whole, trusted_modules)
-                )
-            )
-        making = None
-        if index is not None and good and (config is not None or not has_config):
-            try:
-                making = _Samples(
-                    folder.location,
-                    config,
-                    index.part_names,
-                    allow_pickle=allow_pickle,
-                    trusted_modules=trusted_modules,
-                )
-            except (ConfigError, UntrustedCodeError) as error:
-                if not any(finding.severity == "error" for finding in findings):  # else opening a split part said why
-                    findings.append(LintFinding(where=folder.location, what=str(error)))
-        if making is not None:
-            if making.note is not None:
-                findings.append(LintFinding(severity="note", where=folder.location, what=making.note))
-            with_excludes = [] if first_samples else [pair for pair in excluded if pair[0] not in broken]
-            source = open_prepared(folder, shards=good, parts=making.parts, excluded=with_excludes)
-            firsts = [np.array([first]) for shard in good if info.shard_counts[shard] for first in [start[shard]]]
-            chunks, samples = (firsts, len(firsts)) if first_samples else (_chunks(source), len(source))
-            left_out = {f"{shard}/{key}" for shard, key in excluded}
-            report("samples", 0, samples)
-            done = 0
-            for count, found in map_in_order(pool, 2 * threads, making.check, ((source, each) for each in chunks)):
-                findings += [finding for finding in found if finding.where not in left_out]
-                done += count
-                report("samples", done, samples)
-            source.close()
-    if broken:
-        what = f"Samples of {len(broken)} shards were not decoded, because their index does not fit."
-        findings.append(LintFinding(severity="note", where=folder.location, what=what))
-    return LintReport.of(folder.location, findings, shards=len(shards), samples=samples)
+def _check_columns(found: _Findings) -> None:
+    """What was measured agrees with its checksums, and is of the samples that are here."""
+    folder = found.plan.folder
+    if found.index is None:
+        return
+    columns = found.columns = found.look(lambda: Columns(open_prepared(folder)))
+    if columns is not None:
+        read = partial(partial, _read_column, columns)
+        found.whole = [name for name in columns.stored if found.look(read(name)) is not None]
+        found.findings += [_stale_column(folder.location, name) for name in columns.stale]
+
+
+def _check_shards(found: _Findings) -> None:
+    """Every shard fits its indices."""
+    plan, shards = found.plan, found.plan.shards
+    found.report("index", 0, len(shards))
+    records, counts = read_records_file(plan.folder.local), plan.info.shard_counts
+    described = ((plan.folder, records, found.index, shard, plan.first[shard], counts[shard]) for shard in shards)
+    scanned = found.side_by_side(_check_shard, described)
+    for done, (shard, wrong) in enumerate(zip(shards, scanned, strict=True), 1):
+        found.findings += wrong
+        found.broken |= {shard} if wrong else set()
+        found.report("index", done, len(shards))
+
+
+def _check_measured(found: _Findings) -> None:
+    """The functions of columns return what the columns hold, for a few samples."""
+    folder, trusted, columns = found.plan.folder, found.plan.request.trusted_modules, found.columns
+    if columns is not None and found.whole and not found.broken:
+        compared = partial(_compare_columns, folder.bare or folder.location, columns, found.whole, trusted)
+        found.look(lambda: found.findings.extend(compared()))
+
+
+def _check_samples(found: _Findings) -> None:
+    """Every sample decodes, or the first one of each shard, as far as no code of the dataset is needed."""
+    plan, request = found.plan, found.plan.request
+    good = found.good()
+    if not good or (making := _samples_of(found)) is None:
+        return
+    excluded = [pair for pair in plan.excluded if pair[0] not in found.broken and not request.first_samples]
+    with contextlib.closing(open_prepared(plan.folder, shards=good, parts=making.parts, excluded=excluded)) as source:
+        if request.first_samples:
+            firsts = [np.array([plan.first[shard]]) for shard in good if plan.info.shard_counts[shard]]
+            _make(found, making, source, firsts, len(firsts))
+        else:
+            _make(found, making, source, _chunks(source), len(source))
+
+
+def _make(
+    found: _Findings, making: _Samples, source: PreparedSource, chunks: Iterable[npt.NDArray[np.int64]], samples: int
+) -> None:
+    found.samples, done = samples, 0
+    left_out = {f"{shard}/{key}" for shard, key in found.plan.excluded}
+    found.report("samples", 0, samples)
+    for count, wrong in found.side_by_side(making.check, ((source, each) for each in chunks)):
+        found.findings += [finding for finding in wrong if finding.where not in left_out]
+        done += count
+        found.report("samples", done, samples)
+
+
+def _samples_of(found: _Findings) -> _Samples | None:
+    """What makes the samples of the dataset; None, and a finding, where it cannot be made."""
+    plan, request = found.plan, found.plan.request
+    if found.index is None:
+        return None
+    try:
+        making = _Samples(
+            plan.folder.location,
+            plan.config,
+            found.index.part_names,
+            allow_pickle=request.allow_pickle,
+            trusted_modules=request.trusted_modules,
+        )
+    except (ConfigError, UntrustedCodeError) as error:
+        if not any(finding.severity == "error" for finding in found.findings):  # else opening a split part said why
+            found.note(str(error), "error")
+        return None
+    if making.note is not None:
+        found.note(making.note)
+    return making
 
 
 def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
@@ -452,17 +685,17 @@ def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
 
 def _select(
     info: DatasetInfo, splits: SplitConfig | None, split_parts: Sequence[str] | None
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """List the shards to look at, each once, and the samples that are excluded."""
+) -> tuple[Iterable[str], Iterable[tuple[str, str]]]:
+    """The shards to look at, each once, and the samples that are excluded."""
     if splits is None:
-        return list(info.shard_counts), []
+        return info.shard_counts, ()
     if split_parts is None:
-        shards = [shard for shard in info.shard_counts if shard not in splits.exclude]
         pairs = (excluded_sample(exclude, info) for exclude in splits.exclude)
-        return shards, [pair for pair in pairs if pair is not None]
+        return (shard for shard in info.shard_counts if shard not in splits.exclude), filter(None, pairs)
     chosen = [select_shards(splits, part, info) for part in split_parts]
-    shards = list(dict.fromkeys(shard for selected in chosen for shard in selected.shards))
-    return shards, list(dict.fromkeys(pair for selected in chosen for pair in selected.excluded_samples))
+    shards = itertools.chain.from_iterable(selected.shards for selected in chosen)
+    pairs = itertools.chain.from_iterable(selected.excluded_samples for selected in chosen)
+    return dict.fromkeys(shards), dict.fromkeys(pairs)
 
 
 def _unused(folder: DataFolder, splits: SplitConfig, shards: Sequence[str]) -> Iterator[LintFinding]:
@@ -559,13 +792,7 @@ def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindi
     filters, unknown = table.filters(), list[str]()
     if not filters:
         return
-    for begin in range(0, len(index), _KEYS_COMPARED):
-        samples = np.arange(begin, min(begin + _KEYS_COMPARED, len(index)))
-        keys, first = index.keys(samples), index.part_start[samples]
-        counts = (index.part_start[samples + 1] - first).tolist()
-        parts = [index.part_names[n] for n in index.part_name[first[0] : index.part_start[samples[-1] + 1]].tolist()]
-        owners = itertools.chain.from_iterable(map(itertools.repeat, keys, counts))
-        names = [f"{key}.{part}" for key, part in zip(owners, parts, strict=True)]
+    for names in _names_of_files(index):
         unknown += table.unknown([name for name in names if any(each.expects(name) for each in filters)])
     if unknown:
         listed = ", ".join(unknown[:_LISTED_MEDIA]) + (", …" if len(unknown) > _LISTED_MEDIA else "")
@@ -576,6 +803,17 @@ def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindi
             "damaged, or they were not there when metadata were gathered",
             way_out="`energon-grain prepare-media`, with the same --media-metadata-by-…, says which are damaged",
         )
+
+
+def _names_of_files(index: ColumnarIndex) -> Iterator[list[str]]:
+    """The names of all members, in blocks of samples."""
+    for begin in range(0, len(index), _KEYS_COMPARED):
+        samples = np.arange(begin, min(begin + _KEYS_COMPARED, len(index)))
+        keys, first = index.keys(samples), index.part_start[samples]
+        counts = (index.part_start[samples + 1] - first).tolist()
+        parts = [index.part_names[n] for n in index.part_name[first[0] : index.part_start[samples[-1] + 1]].tolist()]
+        owners = itertools.chain.from_iterable(map(itertools.repeat, keys, counts))
+        yield [f"{key}.{part}" for key, part in zip(owners, parts, strict=True)]
 
 
 def _read_column(columns: Columns, name: str) -> str:
@@ -590,55 +828,76 @@ def _compare_columns(
     names: Collection[str],
     trusted_modules: Collection[str],
 ) -> Iterator[LintFinding]:
-    """Measure a few samples anew, and say which columns say something else. Those that were attached are left out."""
-
-    def find(what: str, way_out: str = "", severity: Severity = "warning") -> LintFinding:
-        return LintFinding(severity=severity, where=location, what=f"The column {name!r} {what}", way_out=way_out)
-
+    """Measure a few samples again, and report the columns that differ. Those that were attached are left out."""
     source = columns.source
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
-        whole = parts_of(source, source.read(rows))
-
-        def place(row: int) -> str:
-            return source.place_of(int(rows[row]))
-
+        again = _MeasuredAgain(location, source, rows, parts_of(source, source.read(rows)), trusted_modules)
         for name in names:
-            stored, held = columns.stored[name], source.column(name, rows)
-            parts = set(stored.parts)
-            samples = [{part: each[part] for part in each if not parts or part in parts} for each in whole]
-            again = f"make it again: {stored.made_by(name, location)}"
-            module, _, function = stored.function.partition(":")
-            if stored.function.startswith(ATTACHED):
-                continue
-            if stored.function == HEADER_FUNCTION:
-                fits = [_is_of_header(name, number, sample) for number, sample in zip(held, samples, strict=True)]
-                if not all(fits):
-                    row = fits.index(False)
-                    yield find(f"says {held[row]:g} of {place(row)}, and no header in it does", again)
-                continue
-            try:
-                ref, where = ClassRef(module=module, name=function), f"{location}: the column {name!r}"
-                found = resolve_function(ref, trusted_modules=trusted_modules, where=where)
-                measure = Measurement.of(name, found, None)
-                now = measured(measure, samples, place)
-            except UntrustedCodeError:
-                said = f"was not measured again: {stored.function} is called only if the module is trusted"
-                yield find(said, f"give --trust-module {module}", "note")
-                continue
-            except (ConfigError, FatalSampleError) as error:
-                yield find(f"cannot be measured again: {error}")
-                continue
-            odd = [row for row, (was, is_) in enumerate(zip(held.tolist(), now.tolist(), strict=True)) if was != is_]
-            odd = [row for row in odd if not (np.isnan(held[row]) and np.isnan(now[row]))]
-            if odd:
-                versions, row = f" (version {measure.version} now, {stored.version} then)", odd[0]
-                yield find(
-                    f"says {_digits(held[row])} of {place(row)}, and {stored.function}"
-                    f"{versions if measure.version != stored.version else ''} says {_digits(now[row])}; of {len(rows)} "
-                    f"samples that were measured again {len(odd)} differ",
-                    again,
-                )
+            if not (stored := columns.stored[name]).function.startswith(ATTACHED):
+                differs = again.headers_differ if stored.function == HEADER_FUNCTION else again.function_differs
+                wrong = differs(name, stored, source.column(name, rows))
+                yield from () if wrong is None else (wrong,)
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredAgain:
+    """The samples `rows` of a source and their parts, to compare with the columns of a dataset or file."""
+
+    location: str
+    source: Source
+    rows: npt.NDArray[np.int64]
+    samples: list[Parts]
+    trusted_modules: Collection[str]
+
+    def headers_differ(self, name: str, stored: StoredColumn, held: npt.NDArray[Any]) -> LintFinding | None:
+        """What is wrong with a column of metadata of media."""
+        for row, (number, sample) in enumerate(zip(held, self._parts_of(stored), strict=True)):
+            if not _is_of_header(name, number, sample):
+                what = f"says {number:g} of {self._place(row)}, and no header in it does"
+                return self._find(name, what, self._again(name, stored))
+        return None
+
+    def function_differs(self, name: str, stored: StoredColumn, held: npt.NDArray[Any]) -> LintFinding | None:
+        """What is wrong with a column that a function made."""
+        module, _, function = stored.function.partition(":")
+        ref, where = ClassRef(module=module, name=function), f"{self.location}: the column {name!r}"
+        try:
+            found = resolve_function(ref, trusted_modules=self.trusted_modules, where=where)
+            measure = Measurement.of(name, found, None)
+            now = measured(measure, self._parts_of(stored), self._place)
+        except UntrustedCodeError:
+            what = f"was not measured again: {stored.function} is called only if the module is trusted"
+            return self._find(name, what, f"give --trust-module {module}", "note")
+        except (ConfigError, FatalSampleError) as error:
+            return self._find(name, f"cannot be measured again: {error}")
+        differ = [row for row, (was, is_) in enumerate(zip(held, now, strict=True)) if not _same(was, is_)]
+        if not differ:
+            return None
+        row, versions = differ[0], f" (version {measure.version} now, {stored.version} then)"
+        what = (
+            f"says {_digits(held[row])} of {self._place(row)}, and {stored.function}"
+            f"{versions if measure.version != stored.version else ''} says {_digits(now[row])}; of {len(self.rows)} "
+            f"samples that were measured again {len(differ)} differ"
+        )
+        return self._find(name, what, self._again(name, stored))
+
+    def _parts_of(self, stored: StoredColumn) -> list[Parts]:
+        parts = set(stored.parts)
+        return [{part: each[part] for part in each if not parts or part in parts} for each in self.samples]
+
+    def _place(self, row: int) -> str:
+        return self.source.place_of(int(self.rows[row]))
+
+    def _again(self, name: str, stored: StoredColumn) -> str:
+        return f"make it again: {stored.made_by(name, self.location)}"
+
+    def _find(self, name: str, what: str, way_out: str = "", severity: Severity = "warning") -> LintFinding:
+        return LintFinding(severity=severity, where=self.location, what=f"The column {name!r} {what}", way_out=way_out)
+
+
+def _same(was: np.generic, now: np.generic) -> bool:
+    return was.item() == now.item() or bool(np.isnan(was) and np.isnan(now))
 
 
 def _digits(number: np.generic) -> str:
@@ -646,7 +905,7 @@ def _digits(number: np.generic) -> str:
 
 
 def _is_of_header(name: str, number: float, sample: Parts) -> bool:
-    """Whether the header of a part says what a column of media does; of what was not looked at nothing is known."""
+    """Whether the header of a part says what a column of media does; of other parts nothing is known."""
     if np.isnan(number):
         return True
     fact, _, part = name.partition(".")
@@ -661,12 +920,14 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
     return False
 
 
-def about_columns(location: str, trusted_modules: Collection[str], split_part: str = "train") -> Iterator[LintFinding]:
-    """What is odd about the columns of a file, of files or of the join in a metadataset, and not in a dataset itself.
+def about_columns(
+    location: str, trusted_modules: Collection[str], columns: Columns | None = None
+) -> Iterator[LintFinding]:
+    """What is odd about the columns of a file or files, or those that were opened, and not in a dataset itself.
 
     Raises IndexFileError if they are not what was written.
     """
-    columns = open_columns(location, split_part=split_part)
+    columns = columns_of(location) if columns is None else columns
     for name in columns.stored:
         _read_column(columns, name)
     yield from _compare_columns(location, columns, list(columns.stored), trusted_modules)
@@ -709,52 +970,85 @@ def lint_jsonl(
         ReadError: An object store cannot be reached.
     """
     location = located(path)
-    name, decode = name_of(location), json_codec("json")
-    try:
-        remote = is_url(location)
-        size_bytes = (
-            RemoteFiles(storage_settings()).size(location) if remote else existing_file(location).stat().st_size
-        )
-    except MissingObjectError:
-        raise DatasetNotFoundError(f"{location}: no such object") from None
+    name, size_bytes = name_of(location), _size_of(location)
+    starts, of_index = _index_of_lines(location, size_bytes)
     findings: list[LintFinding] = []
-    starts: npt.NDArray[np.int64] | None = None
-    of_index: LintFinding | None = None
-    try:
-        starts = _read_index(location)
-        check_jsonl_size(location, starts, size_bytes)
-    except FileNotFoundError:
-        pass
-    except EnergonGrainError as error:
-        starts, of_index = None, LintFinding(where=f"{name}.idx", what=str(error))
-    offset = samples = 0
-    fits = True
+    checked = _CheckedLines(name, starts)
     for number, line in enumerate(_lines(location), 1):
-        text = line.strip()
-        if text and not is_object(text):
-            findings.append(LintFinding(where=f"{name}:{number}", what=f"holds no JSON object: {text[:40]!r}"))
-        elif text:
-            start = offset if samples else 0
-            fits = fits and starts is not None and samples < len(starts) and starts[samples] == start
-            samples += 1
-            try:
-                decode(text)
-            except DecodingError as error:
-                findings.append(LintFinding(where=f"{name}:{number}", what=str(error)))
-        offset += len(line)
+        if (finding := checked.check(number, line)) is not None:
+            findings.append(finding)
         if number % _LINES_BETWEEN_PROGRESS == 0:
-            progress(offset, size_bytes, len(findings))
+            progress(checked.offset, size_bytes, len(findings))
         if len(findings) == LISTED_FINDINGS:
             what = f"Nothing was read after problem {LISTED_FINDINGS:,}."
             findings.append(LintFinding(severity="note", where=location, what=what))
-            return LintReport.of(location, findings, shards=1, samples=samples)
-    if starts is not None and not (fits and len(starts) == samples + 1):
+            return LintReport.of(location, findings, shards=1, samples=checked.samples)
+    if starts is not None and not checked.fit():
         way_out = f"run `energon-grain prepare {location}`"
         of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
     findings += [of_index] if of_index else []
     if starts is not None and of_index is None:
         opened(location, findings, lambda: findings.extend(about_columns(location, trusted_modules)))
-    return LintReport.of(location, findings, shards=1, samples=samples)
+    return LintReport.of(location, findings, shards=1, samples=checked.samples)
+
+
+def _size_of(location: str) -> int:
+    """Size of a file or object in bytes. Raises DatasetNotFoundError."""
+    if not is_url(location):
+        return existing_file(location).stat().st_size
+    try:
+        return RemoteFiles(storage_settings()).size(location)
+    except MissingObjectError:
+        raise DatasetNotFoundError(f"{location}: no such object") from None
+
+
+def _index_of_lines(location: str, size_bytes: int) -> tuple[npt.NDArray[np.int64] | None, LintFinding | None]:
+    """Where the index beside a file says that lines begin, if there is one; or what is wrong with it."""
+    try:
+        starts = _read_index(location)
+        check_jsonl_size(location, starts, size_bytes)
+    except FileNotFoundError:
+        return None, None
+    except EnergonGrainError as error:
+        return None, LintFinding(where=f"{name_of(location)}.idx", what=str(error))
+    return starts, None
+
+
+class _CheckedLines:
+    """Decodes the lines of a file one after the other, and compares where they begin with an index.
+
+    Attributes:
+        offset: Bytes read so far.
+        samples: Samples found so far.
+    """
+
+    def __init__(self, name: str, starts: npt.NDArray[np.int64] | None) -> None:
+        self.offset = self.samples = 0
+        self._name = name
+        self._starts = starts
+        self._fits = True
+        self._decode = json_codec("json")
+
+    def check(self, number: int, line: bytes) -> LintFinding | None:
+        """Take the next line, the `number`-th from 1; returns what is wrong with it."""
+        text, start = line.strip(), self.offset if self.samples else 0
+        self.offset += len(line)
+        if not text:
+            return None
+        if not is_object(text):
+            return LintFinding(where=f"{self._name}:{number}", what=f"holds no JSON object: {text[:40]!r}")
+        if self._starts is not None:
+            self._fits = self._fits and self.samples < len(self._starts) and self._starts[self.samples] == start
+        self.samples += 1
+        try:
+            self._decode(text)
+        except DecodingError as error:
+            return LintFinding(where=f"{self._name}:{number}", what=str(error))
+        return None
+
+    def fit(self) -> bool:
+        """Whether all lines were where the index says, and there is none more."""
+        return self._fits and self._starts is not None and len(self._starts) == self.samples + 1
 
 
 def _lines(location: str) -> Iterator[bytes]:

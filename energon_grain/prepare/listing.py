@@ -49,13 +49,20 @@ def find_shards(
     files = list_files(root, what=suffix)
     found = [name for name in files if name.endswith(endings) or (suffix == RECORD_SUFFIX and is_record_file(name))]
     if not found:
-        others = sum(map(is_record_file, files))
-        advice = f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw." if others else ""
-        advice = advice if files else " There are no other files either: check the path."
-        if files and not others and (loose := loose_files(os.fspath(root), files)):
-            advice = f" {loose[0].upper()}{loose[1:]}." if suffix == TAR_SUFFIX else ""
-        raise DatasetNotFoundError(f"{root}: no *{suffix} files in it or in its subfolders.{advice}")
+        raise DatasetNotFoundError(
+            f"{root}: no *{suffix} files in it or in its subfolders.{_advice(os.fspath(root), files, suffix)}"
+        )
     return check_shards(sorted(found, key=in_order), exclude)
+
+
+def _advice(root: str, files: Sequence[str], suffix: str) -> str:
+    """What to do where a folder has no shards, by the other files that it has."""
+    if not files:
+        return " There are no other files either: check the path."
+    if others := sum(map(is_record_file, files)):
+        return f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw."
+    loose = loose_files(root, files) if suffix == TAR_SUFFIX else ""
+    return f" {loose[0].upper()}{loose[1:]}." if loose else ""
 
 
 def in_order(name: str) -> list[str]:
@@ -80,25 +87,8 @@ def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[
 
 def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
     """Leave out the shards in whose name `exclude` is found, and refuse what cannot be one; see `find_shards`."""
-    kept = list(shards)
-    if exclude is not None:
-        try:
-            pattern = re.compile(exclude)
-        except re.error as error:
-            raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
-        kept = [name for name in shards if not pattern.search(name)]
-        if not kept:
-            raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
-    compressed = [name for name in kept if name.endswith(tuple(COMPRESSED_SUFFIXES))]
-    if compressed:
-        example = compressed[0]
-        suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
-        others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
-        raise TarError(
-            f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
-            f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
-            f"compressed file, or leave such files out with --exclude '{re.escape(suffix)}$'."
-        )
+    kept = list(shards) if exclude is None else _without(shards, exclude)
+    _refuse_compressed([name for name in kept if name.endswith(tuple(COMPRESSED_SUFFIXES))])
     outside = first_leading_out(kept)
     if outside is not None:
         raise ConfigError(
@@ -114,6 +104,30 @@ def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
                 f"leave it out with --exclude."
             ) from None
     return tuple(kept)
+
+
+def _without(shards: Sequence[str], exclude: str) -> list[str]:
+    try:
+        pattern = re.compile(exclude)
+    except re.error as error:
+        raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
+    kept = [name for name in shards if not pattern.search(name)]
+    if not kept:
+        raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
+    return kept
+
+
+def _refuse_compressed(compressed: Sequence[str]) -> None:
+    if not compressed:
+        return
+    example = compressed[0]
+    suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
+    others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
+    raise TarError(
+        f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
+        f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
+        f"compressed file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+    )
 
 
 def printable(name: str) -> str:
@@ -186,10 +200,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
             regex = re.compile(pattern.removeprefix("re:"))
             return lambda shard: regex.search(shard) is not None
         if pattern.startswith("glob:"):
-            written = expand_braces(pattern.removeprefix("glob:"))
-            names = {one for one in written if not any(sign in one for sign in "*?[")}
-            globs = [re.compile(glob_to_regex(one)) for one in written if one not in names]
-            return lambda shard: shard in names or any(one.fullmatch(shard) for one in globs)
+            return _glob(pattern.removeprefix("glob:"))
         regexes = [re.compile(one) for one in expand_braces(pattern)]
         return lambda shard: any(one.match(shard) for one in regexes)
     except (re.error, ValueError) as error:
@@ -197,6 +208,13 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         if not pattern.startswith(("glob:", "re:")):
             hint = f". Without a prefix, a pattern is a regular expression; write glob:{pattern} for a shell pattern."
         raise ConfigError(f"split pattern {pattern!r} is malformed: {error}{hint}") from error
+
+
+def _glob(pattern: str) -> Callable[[str], bool]:
+    written = expand_braces(pattern)
+    names = {one for one in written if not any(sign in one for sign in "*?[")}
+    globs = [re.compile(glob_to_regex(one)) for one in written if one not in names]
+    return lambda shard: shard in names or any(one.fullmatch(shard) for one in globs)
 
 
 def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.forms import Form
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.executors import outcomes, own_executor
-from energon_grain.prepare.samples import Columns, MeasurableSource, opened_samples
+from energon_grain.prepare.samples import Columns, MeasurableSource
 from energon_grain.prepare.scan import RecordLog, as_record, take_apart
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
@@ -50,7 +50,6 @@ from energon_grain.sources.source import PartValue, RawBatch, Source
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
-from energon_grain.tracebacks import public
 
 Parts = dict[str, PartValue]
 Function = Callable[[Any], Any]
@@ -159,64 +158,17 @@ class MeasureReport:
     elapsed_s: float
 
 
-@public
-def measure_dataset(
-    path: str | os.PathLike[str],
-    columns: Mapping[str, Function | str] | None = None,
+def carry_out(
+    plan: MeasurePlan,
+    opened: Callable[[], MeasurableSource],
     *,
-    attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]] | None = None,
-    parts: Collection[str] | None = None,
-    version: int | None = None,
-    split_part: str = "train",
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Callable[[MeasureProgress], None] | None = None,
+    num_workers: int | None,
+    executor: Executor | None,
+    progress: Callable[[MeasureProgress], None] | None,
 ) -> MeasureReport:
-    """Have a function say a number of every sample of a dataset, and keep these as columns; or take them from files.
-
-    A function gets the parts of one sample, as they lie in its shard: `{"jpg": b"…", "txt": b"…"}`, of a JSONL file
-    `{"json": b"…"}`; of a record of numbers their array, of Parquet files columns. Of a join it gets the parts of the
-    primary, and those of every other member with its name and a dot before: `{"jpg": b"…", "captions.txt": b"…"}`; the
-    row of an array by its name alone. It returns an int, a float or a bool; None (or NaN) stands for
-    a sample that has no such number. `column_function` marks functions that take many samples at once, and gives a
-    version. Where all numbers of a column are ints it is of int64, else of float64.
-
-    All samples are read once for all functions, in pieces that workers measure. A run that was killed, or ended by an
-    error, is taken up by the same call. The columns appear together when all samples are measured; those of the same
-    names are replaced, others stay. Where shards were appended since all columns that are asked for were measured, by
-    the same functions in the same versions, only their samples are read, and 32 of the others, to see whether the
-    functions still say the same. Columns stay, too, when the same samples are prepared again, whatever their shards are
-    called then; of other samples they are not given out any more.
-
-    Args:
-        path: A prepared dataset, tars, a JSONL file or Parquet files; or their URL. Or a metadataset that has one join
-            in `split_part`: then it is the rows of the join that are measured.
-        columns: By name a function, or where it is to be imported from: `my_module:count_tokens`. A name is made of
-            letters, digits and underscores; there may be dots between.
-        attach: By name a file to take a column from. Of `.npy` a number a sample, in the order of the shards; an array
-            in memory is as good. Of `.parquet`, `.csv` and `.jsonl` the field of that name, by the field `key`
-            (`__key__`), or by row where there is none; `scores.csv:aesthetic` is another field. What the file does not
-            say of a sample is missing.
-        parts: Names of the parts that functions get; None: all. Tars are read at these alone.
-        version: Of all functions, instead of their own.
-        split_part: Of a metadataset, the split that the join is in. Of a dataset all samples are measured.
-        num_workers: As in `prepare_dataset`: processes at most, 0 for none, None for one a core. Functions of the
-            program itself (`__main__`), and others that cannot be pickled, run in this process.
-        executor: As in `prepare_dataset`: runs the pieces instead, as `RayExecutor` does; its workers must be able to
-            import the functions, and see `path`.
-        progress: Called after every piece.
-
-    Raises:
-        DatasetNotFoundError: There is no dataset, or no such file to attach.
-        ConfigError: A name, a function or a file does not fit; or it is no kind of data that has columns.
-        FatalSampleError: A function raised, or gave no number; names the sample. What was measured is kept.
-        RefusedError: Another process prepares or measures the dataset right now.
-        ReadError: A store cannot be read or written.
-        WorkerError: A process died, or the executor failed.
-    """
+    """Make the columns of a plan; `opened` opens the samples, anew each time. See `measure_dataset`."""
     begun_s = time.perf_counter()
-    plan = _MeasurePlan.of(path, columns or {}, attach or {}, parts, version)
-    source = opened_samples(plan.location, parts, split_part)
+    source = opened()
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
         held = _place_for_columns(source, plan.names)
@@ -227,8 +179,7 @@ def measure_dataset(
             notes += attach_column(stage, name, file, source)
         log = stack.enter_context(contextlib.closing(plan.log(folder.local, source))) if plan.measures else None
         if log is not None:
-            if not log.samples:
-                _begin_with(log, held, source, plan.measures, plan.parts)
+            _begin_with(log, held, source, plan.measures, plan.parts)
             reused, tell = log.samples, progress or (lambda _: None)
             _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, tell=tell)
             plan.stage(stage, log)
@@ -238,7 +189,7 @@ def measure_dataset(
             log.remove()
         if folder.mirrored is not None and isinstance(source, PreparedSource):
             look_again(open_folder(plan.location))
-    with contextlib.closing(opened_samples(plan.location, parts, split_part)) as again:
+    with contextlib.closing(opened()) as again:
         return MeasureReport(
             path=plan.location,
             samples=len(source),
@@ -250,7 +201,7 @@ def measure_dataset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MeasurePlan:
+class MeasurePlan:
     """Which columns are made of which dataset: `measures` by functions, `files` from files or arrays.
 
     `wanted` are the parts as the caller gave them, `parts` the same, sorted.
@@ -270,7 +221,7 @@ class _MeasurePlan:
         attach: Mapping[str, str | os.PathLike[str] | npt.NDArray[Any]],
         parts: Collection[str] | None,
         version: int | None,
-    ) -> _MeasurePlan:
+    ) -> MeasurePlan:
         """Raises ConfigError: a function or a name does not fit, or there is no column to make."""
         measures = tuple(Measurement.of(name, function, version) for name, function in columns.items())
         files = {name: file if isinstance(file, np.ndarray) else os.fspath(file) for name, file in attach.items()}
@@ -422,10 +373,12 @@ class _Log(RecordLog):
 def _begin_with(
     log: _Log, held: KeptColumns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
 ) -> None:
-    """Note what is known of the samples that there were before shards were appended, if the functions still say so.
+    """Begin an empty log with the numbers of the samples from before shards were appended.
 
-    Which they are asked for a few of these.
+    The functions must return the same numbers for a few of these samples.
     """
+    if log.samples:
+        return
     known: list[npt.NDArray[Any]] = []
     for measure in measures:
         found = held.of_first(measure.name)
@@ -469,15 +422,9 @@ def _measure(
     storage, pickled = storage_settings(), pickle.dumps(source)
     with contextlib.ExitStack() as stack:
         if executor is None:
-            if _only_here(measures):
-                if num_workers:
-                    raise ConfigError(
-                        "functions of the program itself, and others that cannot be pickled, cannot be called in other "
-                        "processes: put them into a module, or measure with num_workers=0"
-                    )
-                num_workers = 0
-            worth = size_bytes + _COST_BYTES * total if num_workers is None else sys.maxsize
-            executor = stack.enter_context(own_executor(num_workers, jobs=len(tasks), size_bytes=worth))
+            processes = _processes(measures, num_workers)
+            worth = size_bytes + _COST_BYTES * total if processes is None else sys.maxsize
+            executor = stack.enter_context(own_executor(processes, jobs=len(tasks), size_bytes=worth))
             ahead = _AHEAD
         else:
             ahead = _AHEAD if num_workers is None else max(1, num_workers)
@@ -507,6 +454,18 @@ def _measure(
                 tell(MeasureProgress(done=log.samples, total=total))
     if failed:
         raise failed[0]
+
+
+def _processes(measures: Sequence[Measurement], num_workers: int | None) -> int | None:
+    """Number of processes; none where functions cannot be called in others. Raises ConfigError."""
+    if not _only_here(measures):
+        return num_workers
+    if num_workers:
+        raise ConfigError(
+            "functions of the program itself, and others that cannot be pickled, cannot be called in other "
+            "processes: put them into a module, or measure with num_workers=0"
+        )
+    return 0
 
 
 def _only_here(measures: Sequence[Measurement]) -> bool:
@@ -560,16 +519,22 @@ def parts_of(source: Source, batch: RawBatch) -> list[Parts]:
     samples = _own_parts(batch)
     if isinstance(source, JoinedSource) and isinstance(batch, JoinedBatch):
         for name, member in source.others(batch):
-            read, places = member.batch, member.places.tolist()
-            if isinstance(read, RawBatch):
-                for place, parts in zip(places, _own_parts(read), strict=True):
-                    samples[place].update({f"{name}.{part}": value for part, value in parts.items()})
-            else:
-                for place, row in zip(places, read or (), strict=True):
-                    samples[place][name] = row
+            _add_member(samples, name, member.batch, member.places.tolist())
         if (wanted := source.wanted) is not None:  # of some kinds of members more is read
             samples = [{part: value for part, value in each.items() if part in wanted} for each in samples]
     return samples
+
+
+def _add_member(
+    samples: list[Parts], name: str, read: RawBatch | list[npt.NDArray[Any]] | None, places: Sequence[int]
+) -> None:
+    """Add the parts of a member of a join to samples, or the rows of an array."""
+    if isinstance(read, RawBatch):
+        for place, parts in zip(places, _own_parts(read), strict=True):
+            samples[place].update({f"{name}.{part}": value for part, value in parts.items()})
+    else:
+        for place, row in zip(places, read or (), strict=True):
+            samples[place][name] = row
 
 
 def _own_parts(batch: RawBatch) -> list[Parts]:

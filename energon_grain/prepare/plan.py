@@ -43,11 +43,14 @@ from energon_grain.prepare.listing import (
     split_by_ratio,
 )
 from energon_grain.prepare.writing import OF_A_WRITER, REQUEST, WRITING_FOLDER, WRITTEN_FOLDER, check_written
+from energon_grain.storage.digests import DIGESTS_JSON
 from energon_grain.storage.location import is_url, join
+from energon_grain.words import counted
 
 DEFAULT_SPLIT_RATIO = (0.8, 0.1, 0.1)
 SQLITE_FILES = (f"{META_FOLDER}/{INDEX_SQLITE}", f"{META_FOLDER}/{INDEX_UUID}")
 COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
+DIGESTS = f"{COLUMNAR}/{DIGESTS_JSON}"
 Mode = Literal["new", "again", "indices", "append"]
 
 
@@ -79,6 +82,7 @@ class PrepareRequest:
     fix_duplicates: bool = False
     sqlite: bool = True
     media_filter: MediaFilterConfig | None = None
+    digest: bool = False
 
     @property
     def mode(self) -> Mode:
@@ -131,6 +135,11 @@ class PreparePlan:
     same_uuid: bool = False
 
     @property
+    def digest(self) -> bool:
+        """Whether digests of the shards are kept: where that is asked for, or was when it was prepared before."""
+        return self.request.digest or (self.mode == "append" and (self.root / DIGESTS).exists())
+
+    @property
     def mode(self) -> Mode:
         """As asked for."""
         return self.request.mode
@@ -161,6 +170,7 @@ class PreparePlan:
             self.request.dataset_yaml_name if defined else None,
             self.kept_split[1] if self.kept_split is not None else None,
             self.split_file,
+            f"{COLUMNAR_FOLDER}/{DIGESTS_JSON}" if self.digest else None,
             INFO_JSON if self.writes_info else None,
             INFO_YAML if self.writes_info and (self.root / META_FOLDER / INFO_YAML).exists() else None,
         ]
@@ -170,7 +180,8 @@ class PreparePlan:
     def removes(self) -> tuple[str, ...]:
         """Paths of what does not fit any more, relative to the dataset; they need not exist."""
         bare = () if self.dataset.is_remote else (f"{META_FOLDER}/{BARE_FOLDER}",)  # of when it was not prepared yet
-        return (*(() if self.sqlite else SQLITE_FILES), *bare)
+        digests = () if self.digest or self.mode == "new" else (DIGESTS,)  # of how the shards were
+        return (*(() if self.sqlite else SQLITE_FILES), *bare, *digests)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -180,31 +191,86 @@ class PreparePlan:
         small = self.small_files(defined=self.definition is not None)
         return (*indices, *sqlite, f"{COLUMNAR}/", *small)
 
-    def lines(self) -> Iterator[str]:
-        """The plan in words, a line each."""
-        doing = {"new": "prepare", "again": "prepare again", "indices": "index again", "append": "append to"}
-        kind = "tar" if self.records is None else f"ArrayRecord ({self.records})"
-        yield f"{doing[self.mode]} {self.dataset.location}"
-        yield f"scan    {len(self.new):,} {kind} shards{_such_as(self.new)}"
-        if len(self.new) < len(self.shards):
-            yield f"keep    {len(self.shards) - len(self.new):,} shards that are indexed"
-        if self.media is not None:
-            yield "        and read the headers of media in them"
+    @property
+    def found_to_remove(self) -> tuple[str, ...]:
+        """What of `removes` is there."""
+        return tuple(name for name in self.removes if (self.root / name).exists())
+
+    def document(self, asks: Sequence[str] = ()) -> dict[str, Any]:
+        """The plan as JSON; `asks` are questions to the user before the scan."""
+        return {
+            "dataset": self.dataset.location,
+            "mode": self.mode,
+            "container": "tar" if self.records is None else "array-record",
+            "scan": self.new,
+            "keep": len(self.shards) - len(self.new),
+            "reads_media": self.media is not None,
+            "asks": [*asks, *self._asks_after],
+            "split_parts": {} if self.splits is None else self.splits.split_parts,
+            "write": self.writes,
+            "remove": self.found_to_remove,
+            "renames_members": self.request.fix_duplicates,
+        }
+
+    def lines(self, asks: Sequence[str] = ()) -> Iterator[str]:
+        """The plan in words, a line each; `asks` are questions to the user before the scan."""
+        yield f"{_DOING[self.mode].format(self.dataset.location)} Nothing was written."
+        yield from (f"  ask     {question}" for question in asks)
+        yield from self._lines_of_scan()
+        yield from (f"  ask     {question}" for question in self._asks_after)
+        yield from self._lines_of_files()
+
+    def _lines_of_files(self) -> Iterator[str]:
         for part, names in () if self.splits is None else self.splits.split_parts.items():
-            yield f"split   {part}: {len(names):,} shards{_such_as(names)}"
-        if self.request.asks and self.before is None:
-            yield "ask     for the sample type, after the scan"
+            yield f"  split   {part}: {_counted(names, 'shard')}"
         indices = [name for name in self.writes if not name.startswith(f"{META_FOLDER}/")]
         if indices:
-            yield f"write   {len(indices):,} indices of tars{_such_as(indices)}"
-        yield from (f"write   {name}" for name in self.writes if name not in set(indices))
-        yield from (f"remove  {name}" for name in self.removes if (self.root / name).exists())
+            yield f"  write   {_counted(indices, 'tar index file')}"
+        yield from (f"  write   {name}" for name in self.writes if name.startswith(f"{META_FOLDER}/"))
+        yield from (f"  remove  {name}" for name in self.found_to_remove)
+
+    def _lines_of_scan(self) -> Iterator[str]:
+        yield f"  scan    {_counted(self.new, 'tar file' if self.records is None else 'ArrayRecord file')}"
+        if self.records is not None:
+            yield f"  decode  their records as {self.records}"
+        if self.media is not None:
+            yield "  read    the headers of images, videos and sounds in them"
+        if len(self.new) < len(self.shards):
+            yield f"  keep    {counted(len(self.shards) - len(self.new), 'shard')} indexed before"
         if self.request.fix_duplicates:
-            yield "rename  the members of all tars, if several tars have a key in common"
+            yield "  rename  the members of all tars, and scan them again, if several tars have a key in common"
+
+    @property
+    def _asks_after(self) -> tuple[str, ...]:
+        return ("the sample type, after the scan",) if self.request.asks and self.before is None else ()
 
 
-def _such_as(names: Sequence[str]) -> str:
-    return f": {names[0]}" if len(names) == 1 else f": {names[0]} … {names[-1]}" if names else ""
+_DOING: dict[Mode, str] = {
+    "new": "Plan: prepare {}.",
+    "again": "Plan: prepare {} again.",
+    "indices": "Plan: write the indices of {} again.",
+    "append": "Plan: append new shards to {}.",
+}
+
+
+def _counted(names: Sequence[str], what: str) -> str:
+    shown = f": {' … '.join(dict.fromkeys((names[0], names[-1])))}" if names else ""
+    return f"{counted(len(names), what)}{shown}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonlPlan:
+    """What preparing a JSONL file does: it is read once, and its index is written beside it."""
+
+    path: str
+    size_bytes: int
+    write: str
+
+    def lines(self) -> Iterator[str]:
+        """The plan in words, a line each."""
+        yield f"Plan: index {self.path}. Nothing was written."
+        yield f"  read    {self.path}: {self.size_bytes:,} bytes"
+        yield f"  write   {self.write}"
 
 
 def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
@@ -232,10 +298,15 @@ def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
 def _check_request(dataset: DataFolder, request: PrepareRequest) -> None:
     if request.split_ratio is not None and request.split_patterns is not None:
         raise ConfigError("give a split ratio or split patterns, not both.")
+    if request.digest and dataset.is_remote:
+        raise ConfigError(
+            f"{dataset.location}: digests are made where the files were before they were uploaded: run `energon-grain "
+            f"prepare --digest` there, and upload .nv-meta with the shards."
+        )
     if not request.append:
         return
-    defines = request.sample_type or request.field_map or request.crude or request.asks or request.subflavors
-    if request.tar_index_only or request.force_overwrite or defines:
+    defines = (request.sample_type, request.field_map, request.crude, request.asks, request.subflavors)
+    if any((request.tar_index_only, request.force_overwrite, *defines)):
         raise ConfigError(
             f"{dataset.location}: append keeps shards, indices and sample types: it goes with neither tar_index_only "
             f"nor force_overwrite, nor with what says what samples are."
@@ -307,18 +378,14 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
         old = read_split_config(root, request.split_config, shards=before.shard_counts)
     records = request.records or read_records_file(root)
     _check_with_records(dataset, request, records)
-    found = _list_shards(dataset.location, request, records)
-    new = tuple(name for name in found if name not in before.shard_counts)
-    shards = (*before.shard_counts, *new)
+    shards = tuple(dict.fromkeys((*before.shard_counts, *_list_shards(dataset.location, request, records))))
+    new = shards[len(before.shard_counts) :]
     if not new and not is_unfinished(root, mark):
         raise DatasetNotFoundError(f"{dataset.location}: has all {len(shards)} shards found there: none is new.")
-    main = "train" if "train" in old.split_parts or not old.split_parts else next(iter(old.split_parts))
-    more = _dealt(new, request, {main: 1}) if new else {}
-    parts = {name: (*old.split_parts.get(name, ()), *more.get(name, ())) for name in (*old.split_parts, *more)}
     split_file = Path(old.where)
     kept = split_file, f"{split_file.stem}-first-{len(before.shard_counts)}-shards{split_file.suffix}"
     # In shards that are added, media are looked at as in the others, which need not be looked at again.
-    looked_at = None if not new or request.media_filter is not None else _media_filter_of(dataset)
+    looked_at = _media_filter_of(dataset) if new and request.media_filter is None else None
     return PreparePlan(
         dataset=dataset,
         request=request,
@@ -327,7 +394,7 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
         shards=shards,
         new=new,
         before=before,
-        splits=SplitConfig(split_parts=parts, exclude=old.exclude),
+        splits=SplitConfig(split_parts=_grown(old, new, request), exclude=old.exclude),
         split_file=split_file.name,
         kept_split=kept if new else None,
         definition=_definition(request),
@@ -335,6 +402,13 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
         media_of_new=looked_at is not None,
         sqlite=request.sqlite and records is None,
     )
+
+
+def _grown(old: SplitConfig, new: Sequence[str], request: PrepareRequest) -> dict[str, tuple[str, ...]]:
+    """The split parts with new shards, which are added to `train`, or the first part, by default."""
+    main = "train" if "train" in old.split_parts or not old.split_parts else next(iter(old.split_parts))
+    more = _dealt(new, request, {main: 1}) if new else {}
+    return {name: (*old.split_parts.get(name, ()), *more.get(name, ())) for name in (*old.split_parts, *more)}
 
 
 _PLANS: dict[Mode, Callable[[DataFolder, PrepareRequest, str], PreparePlan]] = {

@@ -23,9 +23,9 @@ import yaml
 
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.array_record import RecordEncoding, encode_records_file
-from energon_grain.formats.columnar import ColumnarIndex, find_columnar, open_columnar
-from energon_grain.formats.columnar_build import remove_old_generations, write_columnar
-from energon_grain.formats.columnar_header import HEADER_NAME, columnar_folder
+from energon_grain.formats.columnar import ColumnarIndex, find_columnar
+from energon_grain.formats.columnar_build import open_columnar, remove_old_generations, write_columnar
+from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
@@ -48,7 +48,15 @@ from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
-from energon_grain.prepare.plan import COLUMNAR, SQLITE_FILES, PreparePlan, PrepareRequest, plan_of
+from energon_grain.prepare.plan import (
+    COLUMNAR,
+    DIGESTS,
+    SQLITE_FILES,
+    JsonlPlan,
+    PreparePlan,
+    PrepareRequest,
+    plan_of,
+)
 from energon_grain.prepare.prefixing import finish_prefixes, prefix_members
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.scan import (
@@ -77,6 +85,7 @@ from energon_grain.storage.atomic import (
     naming_when_full,
     remove_temporaries,
 )
+from energon_grain.storage.digests import ShardDigest, digests_of, encode_digests, read_digests
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.object_bytes import ObjectBytes
 from energon_grain.storage.object_client import shared_client
@@ -162,6 +171,7 @@ def prepare_dataset(
     num_workers: int | None = None,
     sqlite: bool = True,
     sqlite_build_path: Path | None = None,
+    digest: bool = False,
     progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport:
@@ -220,6 +230,9 @@ def prepare_dataset(
             old ones, which would not fit any more. ArrayRecord files, which Energon cannot read, never get them.
         sqlite_build_path: Of a dataset in an object store: the file of this machine in which `index.sqlite` is made and
             from which it is uploaded; it is removed then. None: in the cache folder.
+        digest: Keep digests of all shards, for which every byte is read, so that `StorageSettings(verify=True)` can
+            compare what a store sends of them. `append` goes on keeping them; otherwise they are removed without it.
+            Only on file systems: what a store sends now may be wrong already.
         progress: Called after every shard and at each stage.
         executor: Runs the scans instead of processes of our own: any `concurrent.futures.Executor`, such as
             `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path, and need
@@ -264,6 +277,7 @@ def prepare_dataset(
         fix_duplicates=fix_duplicates,
         sqlite=sqlite,
         media_filter=media_filter,
+        digest=digest,
     )
     return carry_out(plan_of(open_to_prepare(root), request), means)
 
@@ -303,7 +317,15 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         put = (*staged.put, *small)
         put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
         _clean_up(plan, means, scanned, staged.generation)
+    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - means.begun_s - asked_s)
+
+
+def _report(
+    plan: PreparePlan, scanned: ScannedDataset, staged: _Staged, put: Sequence[str], *, elapsed_s: float
+) -> PrepareReport:
     split_parts = {} if plan.splits is None else plan.splits.split_parts
+    repeated = [f"{staged.repeated}."] if staged.repeated.count else []
+    growth = _notes_on_growth(plan.dataset) if plan.mode == "append" else ()
     return PrepareReport(
         root=plan.dataset.location if plan.dataset.is_remote else plan.root,
         shard_counts=scanned.shard_counts,
@@ -313,12 +335,8 @@ def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
         written=tuple(path for path in put if not path.startswith(f"{COLUMNAR}/")),
         shards_reused=scanned.shards_reused,
         media=None if plan.media is None else scanned.media,
-        notes=(
-            *_notes(plan.shards, split_parts),
-            *([f"{staged.repeated}."] if staged.repeated.count else ()),
-            *(_notes_on_growth(plan.dataset) if plan.mode == "append" else ()),
-        ),
-        elapsed_s=time.perf_counter() - means.begun_s - asked_s,
+        notes=(*_notes(plan.shards, split_parts), *repeated, *growth),
+        elapsed_s=elapsed_s,
     )
 
 
@@ -390,11 +408,27 @@ def _stage_small_files(
         atomic_write_bytes(meta / kept, old.read_bytes())
     if plan.splits is not None and plan.split_file is not None:
         write_split_config(meta / plan.split_file, plan.splits)
+    if plan.digest:
+        (meta / COLUMNAR_FOLDER).mkdir(exist_ok=True)
+        known = _known_digests(plan)
+        atomic_write_bytes(meta.parent / DIGESTS, encode_digests(digests_of(plan.root, plan.shards, known)))
     if plan.writes_info:
-        if (plan.root / META_FOLDER / INFO_YAML).exists():
-            (meta / INFO_YAML).touch()  # then `write_info` writes both
-        info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
-        write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
+        _write_info(plan, meta, scanned)
+
+
+def _write_info(plan: PreparePlan, meta: Path, scanned: ScannedDataset) -> None:
+    if (plan.root / META_FOLDER / INFO_YAML).exists():
+        (meta / INFO_YAML).touch()  # then `write_info` writes both
+    info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
+    write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
+
+
+def _known_digests(plan: PreparePlan) -> dict[str, ShardDigest]:
+    """Those of the shards that are appended to."""
+    new = frozenset(plan.new)
+    if plan.mode != "append" or not (plan.root / DIGESTS).exists():
+        return {}
+    return {name: each for name, each in read_digests(plan.root / DIGESTS).shards.items() if name not in new}
 
 
 def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generation: str) -> None:
@@ -578,28 +612,35 @@ def prepare_jsonl(
         ReadError: There is no such object, or it cannot be reached.
         OSError: The index cannot be written.
     """
-    location, begun_s = located(path), time.monotonic()
-    is_remote = is_url(location)
-    size_bytes = ObjectBytes(location).size_bytes if is_remote else existing_file(location).stat().st_size
+    plan, begun_s = plan_jsonl(path), time.monotonic()
 
     def tell(done: int, samples: int) -> None:
         if progress is not None:
-            progress(done, size_bytes, samples)
+            progress(done, plan.size_bytes, samples)
 
-    if is_remote:
+    if is_url(plan.path):
         with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
             index = Path(folder, "index")
-            samples = write_jsonl_index(location, target=index, progress=tell)
-            shared_client(storage_settings()).write(f"{location}.idx", index.read_bytes())
+            samples = write_jsonl_index(plan.path, target=index, progress=tell)
+            shared_client(storage_settings()).write(plan.write, index.read_bytes())
     else:
-        samples = write_jsonl_index(location, progress=tell)
+        samples = write_jsonl_index(plan.path, progress=tell)
+    kind = str if is_url(plan.path) else Path
     return JsonlReport(
-        path=location if is_remote else Path(location),
-        index=f"{location}.idx" if is_remote else jsonl_index_path(location),
+        path=kind(plan.path),
+        index=kind(plan.write),
         samples=samples,
-        size_bytes=size_bytes,
+        size_bytes=plan.size_bytes,
         elapsed_s=time.monotonic() - begun_s,
     )
+
+
+def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
+    """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
+    location = located(path)
+    size_bytes = ObjectBytes(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
+    index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
+    return JsonlPlan(path=location, size_bytes=size_bytes, write=index)
 
 
 def existing_file(path: str | os.PathLike[str]) -> Path:

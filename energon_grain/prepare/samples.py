@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import release_mapped
 from energon_grain.sources.tables import TABLES, TableSource
 from energon_grain.sources.token_files import TokenSource
-from energon_grain.storage.location import located
 from energon_grain.tracebacks import public
 
 MeasurableSource: TypeAlias = PreparedSource | JsonlSource | TableSource | JoinedSource
@@ -85,36 +83,19 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
             release_mapped(block)
 
 
-@public
-def open_columns(path: str | os.PathLike[str], *, split_part: str = "train") -> Columns:
-    """Open the columns of the dataset at `path`: what is known of its samples before they are read.
-
-    Args:
-        path: Whatever can be trained on: a prepared dataset, tars, a JSONL file, files of Parquet, Arrow, MDS or
-            tokens, arrays; or a metadataset that has one join in `split_part`. Or its URL: a column that lies in an
-            object store is copied when it is first asked for.
-        split_part: Of a metadataset, the split that the join is in. Of a dataset all samples count.
-
-    Raises:
-        DatasetNotFoundError: There is no dataset.
-        ConfigError: It is a metadataset with no join in this split, or with several.
-        IndexFileError: An index is damaged.
-        ReadError: An object store cannot be reached.
-    """
-    location = located(path)
+def columns_of(location: str) -> Columns:
+    """The columns of a dataset, file or array. Raises as `open_columns`."""
     kind = kind_at(location)
     if kind is DatasetKind.ARRAY:
         return Columns(ArrayGroupSource(location))
     if kind is DatasetKind.TOKENS:
         return Columns(TokenSource(location))
-    return Columns(opened_samples(location, None, split_part))
+    return Columns(opened_samples(location, None))
 
 
-def opened_samples(location: str, parts: Collection[str] | None, split_part: str = "train") -> MeasurableSource:
-    """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
+def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSource:
+    """All samples of a dataset, with some of their parts."""
     kind = kind_at(location)
-    if kind is DatasetKind.METADATASET:
-        return _opened_join(location, parts, split_part)
     if kind is DatasetKind.ARRAY:
         raise ConfigError(f"{location}: is an array; one with a number a row, in the same group, is a column of it")
     if kind is DatasetKind.JSONL:
@@ -122,33 +103,19 @@ def opened_samples(location: str, parts: Collection[str] | None, split_part: str
         known = ("json",)
     elif kind.is_table:
         files = TABLES[kind](location)
-        _refuse_unknown(location, parts, TableSource(files).part_names)
+        refuse_unknown(location, parts, TableSource(files).part_names)
         return TableSource(files, parts=parts)
     elif kind.has_own_columns:
         raise ConfigError(f"{location}: is {kind.described}, to which no columns are added; write the numbers into it")
     else:
         source = open_prepared(open_data(location), kind=kind, parts=parts)
         known = source.all_part_names
-    _refuse_unknown(location, parts, known)
+    refuse_unknown(location, parts, known)
     return source
 
 
-def _refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
+def refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
+    """Raise ConfigError if there is no part of one of these names."""
     unknown = [part for part in parts or () if part not in known]
     if unknown:
         raise ConfigError(f"{location}: has no part {unknown[0]!r}; there are {', '.join(known[:20])}")
-
-
-def _opened_join(location: str, parts: Collection[str] | None, split_part: str) -> JoinedSource:
-    """All rows of the one join in a split of a metadataset. Raises ConfigError where there is none, or another one."""
-    from energon_grain.metadataset.documents import find_joins
-
-    found = {join.index_id: join for join in (each.rows() for each in find_joins(location, split_part))}
-    if len(found) != 1:
-        raise ConfigError(
-            f"{location}: has {len(found) or 'no'} joins in the split {split_part!r}. Of a metadataset the rows of its "
-            "one join are measured; write several into metadatasets of their own, and measure datasets by their paths"
-        )
-    (join,) = found.values()
-    _refuse_unknown(location, parts, join.part_names)
-    return join if parts is None else join.with_parts(frozenset(parts))

@@ -21,7 +21,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,19 +341,10 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
-    path, failures, failed = join(root, task.name), 0, list[str]()
+    path = join(root, task.name)
     try:
         found = None if is_url(root) else looks(root, task)
-        if task.files:
-            assert task.media is not None
-            scan, failures, failed = media_in_files(root, task.files, task.media)
-        else:
-            scan = _scan(path, task)
-            if task.media is not None:
-                media, failures, failed = media_in_tar(path, scan, task.media)
-                scan = dataclasses.replace(scan, media=media)
-        if not task.files:
-            failed = [f"{task.name}: {each}" for each in failed]
+        scan, failures, failed = _scan_media(root, task)
         shard = scanned(task, scan, found, failures, failed)
         if found is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
             raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
@@ -365,6 +356,19 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
         )
     except (EnergonGrainError, OSError) as error:
         return error
+
+
+def _scan_media(root: str, task: ShardTask) -> tuple[ShardScan, int, list[str]]:
+    """Scan a shard, or plain files, and look for media where they are wanted: how many are damaged, and the first."""
+    if task.files:
+        assert task.media is not None
+        return media_in_files(root, task.files, task.media)
+    path = join(root, task.name)
+    scan = _scan(path, task)
+    if task.media is None:
+        return scan, 0, []
+    media, failures, failed = media_in_tar(path, scan, task.media)
+    return dataclasses.replace(scan, media=media), failures, [f"{task.name}: {each}" for each in failed]
 
 
 def _scan(path: str, task: ShardTask) -> ShardScan:
@@ -497,7 +501,7 @@ class ScannedDataset:
             if samples != info.shard_counts.get(name, samples):
                 raise StaleIndexError(
                     f"{join(self.root, name)}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
-                    f"indices alone cannot mend that: run `energon-grain prepare {self.root} --force-overwrite`."
+                    f"indices alone cannot repair that: run `energon-grain prepare {self.root} --force-overwrite`."
                 )
 
 
@@ -528,7 +532,7 @@ def scan_dataset(
     executor: Executor | None = None,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> ScannedDataset:
-    """Scan every shard into the log; those that lie there already are not scanned again.
+    """Scan every shard into the log; those that are there already are not scanned again.
 
     What is wrong with a shard does not stop the others. Anything else that comes out of the executor for a shard, such
     as the death of a worker, is tried once more, and then wrong with that shard, as a `WorkerError`; after the fifth
@@ -548,46 +552,20 @@ def scan_dataset(
         ConfigError: `num_workers` is negative, or 0 for an executor.
         WorkerError: The executor is broken or shut down, or five shards failed that way.
     """
-    remote, ahead = is_url(root), _TASKS_AHEAD
+    ahead = _TASKS_AHEAD if executor is None else _ahead(num_workers)
     # A store gives the size of an object when it is read.
-    size_bytes = 0 if remote else sum(looks(root, task)[0] for task in tasks)
+    size_bytes = 0 if is_url(root) else sum(looks(root, task)[0] for task in tasks)
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )
-    if executor is not None and num_workers is not None:
-        ahead = num_workers
-        if ahead < 1:
-            raise ConfigError(
-                f"num_workers is {ahead}: with an executor it is how many shards are handed over at a time. "
-                f"Give 1 or more."
-            )
     progress(now)
-    known = [shard for shard in _each(root)(lambda task: log.find(task, root), tasks) if shard is not None]
-    scanned = {shard.task for shard in known}
-    left = [task for task in tasks if task not in scanned]
+    known, left = _known(root, tasks, log)
     found: dict[ShardTask, ScannedShard] = {}
     failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
         if executor is None:
-            by_headers = all(task.records is None and task.media is None for task in left)
-            own = own_executor(
-                num_workers,
-                jobs=len(left),
-                size_bytes=None if remote else size_bytes,
-                in_threads_bytes=_IN_THREADS_BYTES if by_headers else 0,
-            )
-            executor = stack.enter_context(own)
-        where = root if remote else os.path.join(os.getcwd(), root)
-        storage = storage_settings() if remote else None
-        results = outcomes(
-            lambda task: executor.submit(scan_shard, where, task, storage),
-            deque(left),
-            ahead=ahead,
-            named=lambda task: f"{join(where, task.name)}: its scan",
-            salvage=lambda _, returned: log.add(returned) if isinstance(returned, bytes) else None,
-        )
-        stack.enter_context(contextlib.closing(results))
-        scans = (logged(log, where, task, returned) for task, returned in results)
+            executor = stack.enter_context(_own_executor(root, left, num_workers, size_bytes))
+        scans = stack.enter_context(contextlib.closing(_scans(root, left, log, executor, ahead)))
         for result in itertools.chain(known, scans):
             if isinstance(result, Exception):
                 failures.append(result)
@@ -603,6 +581,53 @@ def scan_dataset(
     if failures:
         raise _merge(failures, len(tasks))
     return ScannedDataset(root=root, shards=tuple(found[task] for task in tasks), log=log, shards_reused=len(known))
+
+
+def _ahead(num_workers: int | None) -> int:
+    """How many shards are handed over to an executor at a time."""
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(
+            f"num_workers is {num_workers}: with an executor it is how many shards are handed over at a time. "
+            f"Give 1 or more."
+        )
+    return _TASKS_AHEAD if num_workers is None else num_workers
+
+
+def _known(root: str, tasks: Sequence[ShardTask], log: ScanLog) -> tuple[list[ScannedShard], list[ShardTask]]:
+    """The shards whose scans are in the log, and what is left to scan."""
+    known = [shard for shard in _each(root)(lambda task: log.find(task, root), tasks) if shard is not None]
+    scanned = {shard.task for shard in known}
+    return known, [task for task in tasks if task not in scanned]
+
+
+def _own_executor(
+    root: str, tasks: Sequence[ShardTask], num_workers: int | None, size_bytes: int
+) -> contextlib.AbstractContextManager[Executor]:
+    by_headers = all(task.records is None and task.media is None for task in tasks)
+    return own_executor(
+        num_workers,
+        jobs=len(tasks),
+        size_bytes=None if is_url(root) else size_bytes,
+        in_threads_bytes=_IN_THREADS_BYTES if by_headers else 0,
+    )
+
+
+def _scans(
+    root: str, tasks: Sequence[ShardTask], log: ScanLog, executor: Executor, ahead: int
+) -> Generator[ScannedShard | Exception]:
+    """Scan shards on an executor and log them, in any order; where that failed, the error."""
+    where = root if is_url(root) else os.path.join(os.getcwd(), root)
+    storage = storage_settings() if is_url(root) else None
+    results = outcomes(
+        lambda task: executor.submit(scan_shard, where, task, storage),
+        deque(tasks),
+        ahead=ahead,
+        named=lambda task: f"{join(where, task.name)}: its scan",
+        salvage=lambda _, returned: log.add(returned) if isinstance(returned, bytes) else None,
+    )
+    with contextlib.closing(results):
+        for task, returned in results:
+            yield logged(log, where, task, returned)
 
 
 def logged(log: ScanLog, root: str, task: ShardTask, returned: bytes | Exception) -> ScannedShard | Exception:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming

@@ -95,8 +95,7 @@ def write_shards(
         OSError: The disk is full.
         WorkerError: A process died twice over a shard.
     """
-    for folder in {root, *(path for path in root.rglob("*") if path.is_dir())}:
-        remove_temporaries(folder, f".*{TEMPORARY}")
+    _remove_unfinished(root)
     found: dict[str, ScannedShard] = {}
     reused = 0
     with contextlib.ExitStack() as stack:
@@ -115,8 +114,9 @@ def write_shards(
 
         ahead = num_workers or _MANY_JOBS
         if executor is None:
-            jobs_at_most = _MANY_JOBS if count is None else count
-            executor = stack.enter_context(own_executor(num_workers, jobs=jobs_at_most, size_bytes=size_bytes))
+            executor = stack.enter_context(
+                own_executor(num_workers, jobs=_MANY_JOBS if count is None else count, size_bytes=size_bytes)
+            )
             ahead = _TASKS_A_WORKER * getattr(executor, "_max_workers", 1)
         ahead, left = min(ahead, _MOST_AHEAD), calls()
         submit = executor.submit
@@ -137,6 +137,11 @@ def write_shards(
                 found[result.name] = result
                 progress(found)
     return {name: found[name] for name in sorted(found, key=in_order)}, reused
+
+
+def _remove_unfinished(root: Path) -> None:
+    for folder in {root, *(path for path in root.rglob("*") if path.is_dir())}:
+        remove_temporaries(folder, f".*{TEMPORARY}")
 
 
 def make_shard(
@@ -231,7 +236,7 @@ def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
     for part, value in given.items():
         if part in BASE_FIELDS or value is None:
             continue
-        if not isinstance(part, str) or not part or "/" in part or part.startswith("__") or _CONTROL.search(part):
+        if not _is_part_name(part):
             raise UnfitSampleError(
                 f"sample {key!r}: the part {part!r} must have a name, such as 'jpg' or 'seg.png', without slashes, "
                 f"backslashes and control characters, that does not begin with '__'"
@@ -247,13 +252,21 @@ def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
         _check_key(key)
     longest = max(map(len, parts))
     if len(key) + longest >= _LONGEST_NAME // 4:  # characters, of at most four bytes
-        found = max(len(f"{key}.{part}".encode()) for part in parts)
-        if found > _LONGEST_NAME:
-            raise UnfitSampleError(
-                f"sample {key[:40]!r}…: the name of a member of it has {found} bytes, of {_LONGEST_NAME} at most; give "
-                f"it a shorter key, and keep the long one in a part"
-            )
+        _check_length(key, parts)
     return key, parts
+
+
+def _is_part_name(part: Any) -> bool:
+    return isinstance(part, str) and bool(part) and not ("/" in part or part.startswith("__") or _CONTROL.search(part))
+
+
+def _check_length(key: str, parts: Iterable[str]) -> None:
+    found = max(len(f"{key}.{part}".encode()) for part in parts)
+    if found > _LONGEST_NAME:
+        raise UnfitSampleError(
+            f"sample {key[:40]!r}…: the name of a member of it has {found} bytes, of {_LONGEST_NAME} at most; give "
+            f"it a shorter key, and keep the long one in a part"
+        )
 
 
 def _check_key(key: str) -> None:

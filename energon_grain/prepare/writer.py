@@ -25,7 +25,8 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
 from energon_grain.formats.array_record import read_records_file
-from energon_grain.formats.columnar import find_columnar, open_columnar
+from energon_grain.formats.columnar import find_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, dataset_kind, read_info
 from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
@@ -305,15 +306,10 @@ class _Target:
         check_container(container, compression)
         if not name or name != printable(name) or {"", ".", "..", META_FOLDER} & set(name.split("/")):
             raise ConfigError(f"name={name!r}: is a relative path such as 'shard' or 'photos/shard'")
-        self.indexed: Collection[str] = ()
+        has_shards = append or dataset_kind(self.root).has_shards
+        self.indexed: Collection[str] = read_info(self.root).shard_counts if has_shards else ()
         if append:
-            self.indexed = read_info(self.root).shard_counts
-            found = read_records_file(self.root)
-            if found not in (None, "msgpack") or (found is None) != (container == "tar"):
-                kind = "tars" if found is None else f"ArrayRecord files with {found} records"
-                raise ConfigError(f"{self.root}: its shards are {kind}; container={container!r} cannot be appended")
-        elif dataset_kind(self.root).has_shards:
-            self.indexed = read_info(self.root).shard_counts
+            _check_appendable(self.root, container)
         first = self._first_free() if append else 0
         # An append that was killed when its shards were in the index already is still the same one. The plan is read
         # last: where there is none, no other part can have written what was counted as there.
@@ -507,3 +503,11 @@ def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareP
         bytes_done=sum(each.size_bytes for each in found.values()),
         bytes_total=0,
     )
+
+
+def _check_appendable(root: Path, container: Container) -> None:
+    """Raise ConfigError where a dataset has shards of another kind."""
+    found = read_records_file(root)
+    if found not in (None, "msgpack") or (found is None) != (container == "tar"):
+        kind = "tars" if found is None else f"ArrayRecord files with {found} records"
+        raise ConfigError(f"{root}: its shards are {kind}; container={container!r} cannot be appended")

@@ -144,33 +144,57 @@ def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], 
     The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
     """
     client = shared_client(storage_settings())
-    kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR} | {COLUMNS_FOLDER}
-    with contextlib.suppress(IndexFileError):
-        header = read_header(columnar_folder(dataset.local), dataset.local)
-        kept |= set() if header is None else {header.generation}
+    kept = _kept(dataset, put)
 
     def upload(name: str) -> None:
         client.write(join(dataset.location, name), (staging / name).read_bytes())
 
-    unseen, seen = list[str](), list[str]()  # columns, indices of shards, the database: without the others, nothing
-    for path in put:
-        inside = sorted((staging / path).rglob("*")) if (staging / path).is_dir() else [staging / path]
-        for name in (file.relative_to(staging).as_posix() for file in inside if file.is_file()):
-            is_unseen = name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite"))
-            (unseen if is_unseen and name not in _LAST else seen).append(name)
-    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
-    for name in large:
-        upload(name)
-    client.map(upload, [name for name in unseen if name not in large])
-    client.map(upload, [name for name in seen if name not in _LAST])
-    for name in _LAST:
-        if name in seen:
-            upload(name)
-
+    for names, side_by_side in _uploads(staging, list(_files_of(staging, put))):
+        if side_by_side:
+            client.map(upload, names)
+        else:
+            for name in names:
+                upload(name)
     folder = join(dataset.location, _COLUMNAR)
     old = [name for name in client.list(folder) if "/" in name and name.split("/")[0] not in kept]
     urls = [join(folder, name) for name in old] + [join(dataset.location, name) for name in remove]
     client.map(client.delete, urls)
+
+
+def _kept(dataset: DataFolder, put: Sequence[str]) -> set[str]:
+    """Names in the columnar folder that stay: what is put there, and what is current."""
+    kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR} | {COLUMNS_FOLDER}
+    with contextlib.suppress(IndexFileError):
+        header = read_header(columnar_folder(dataset.local), dataset.local)
+        kept |= set() if header is None else {header.generation}
+    return kept
+
+
+def _files_of(staging: Path, put: Sequence[str]) -> Iterator[str]:
+    for path in put:
+        inside = sorted((staging / path).rglob("*")) if (staging / path).is_dir() else [staging / path]
+        yield from (file.relative_to(staging).as_posix() for file in inside if file.is_file())
+
+
+def _uploads(staging: Path, names: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
+    """The order in which files are put into a store: groups, and whether a group is put side by side."""
+    last = [name for name in _LAST if name in names]
+    unseen = [name for name in names if _is_unseen(name)]
+    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
+    yield large, False
+    yield _without(unseen, large), True
+    yield _without(names, (*unseen, *last)), True
+    yield last, False
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    left_out = frozenset(others)
+    return [name for name in names if name not in left_out]
+
+
+def _is_unseen(name: str) -> bool:
+    """Whether it is a column, an index of a shard or the database: readers find them by the other files alone."""
+    return name not in _LAST and (name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite")))
 
 
 WRITING_FOLDER = f"{META_FOLDER}/.writing"
@@ -212,21 +236,10 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
     """
     work, found = root / WRITING_FOLDER, read_plan(root)
     if found is not None:
-        differs = [name for name in dict.fromkeys([*plan, *found]) if found.get(name) != plan.get(name)]
-        if differs == ["fn"] and any_function:
+        if _differs(root, plan, found, any_function=any_function):
             atomic_write_bytes(work / _PLAN_JSON, msgspec.json.encode(plan))
-        elif differs:
-            ways = "; resume=True keeps what the old function wrote" if differs == ["fn"] else ""
-            raise RefusedError(
-                f"{root}: holds an unfinished write with other settings or of other data "
-                f"({', '.join(differs)} differ); finish that one, or remove what it wrote and {work}{ways}"
-            )
         return
-    # What was killed right at its beginning leaves an empty `.nv-meta`, or one with an empty folder.
-    there = list(root.iterdir()) if root.is_dir() else []
-    free = all(path == work.parent and not any(path.iterdir()) for path in there)
-    free = free or _nearly_at_its_end(root)
-    if (root.exists() and not root.is_dir()) or not (append or free or work.is_dir()):
+    if not (_is_folder_or_new(root) and (append or work.is_dir() or _is_free(root))):
         ways = "; append=True adds shards to it" if dataset_kind(root).has_shards else ""
         raise RefusedError(
             f"{root}: is not empty. A dataset is written into a new or empty folder, or goes on with an unfinished "
@@ -235,6 +248,30 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
     work.mkdir(parents=True, exist_ok=True)
     remove_temporaries(work, f".{_PLAN_JSON}.*.tmp")
     atomic_write_bytes(work / _PLAN_JSON, msgspec.json.encode(plan))
+
+
+def _differs(root: Path, plan: Mapping[str, Any], found: Mapping[str, Any], *, any_function: bool) -> bool:
+    """Whether a write has another plan than an unfinished one. Raises RefusedError where it must not."""
+    differs = [name for name in dict.fromkeys([*plan, *found]) if found.get(name) != plan.get(name)]
+    if differs and not (differs == ["fn"] and any_function):
+        ways = "; resume=True keeps what the old function wrote" if differs == ["fn"] else ""
+        raise RefusedError(
+            f"{root}: holds an unfinished write with other settings or of other data ({', '.join(differs)} differ); "
+            f"finish that one, or remove what it wrote and {root / WRITING_FOLDER}{ways}"
+        )
+    return bool(differs)
+
+
+def _is_folder_or_new(root: Path) -> bool:
+    return root.is_dir() or not root.exists()
+
+
+def _is_free(root: Path) -> bool:
+    """Whether there is nothing in a folder but what a write leaves that was killed at its beginning or end."""
+    # At its beginning that is an empty `.nv-meta`, or one with an empty folder.
+    there = list(root.iterdir()) if root.is_dir() else []
+    meta = root / META_FOLDER
+    return all(path == meta and not any(path.iterdir()) for path in there) or _nearly_at_its_end(root)
 
 
 def _nearly_at_its_end(root: Path) -> bool:
@@ -287,17 +324,22 @@ def has_part(root: Path, part: int, parts: int) -> bool:
 def check_written(root: Path) -> None:
     """Raise RefusedError where what is written into a folder is not whole."""
     work = root / WRITING_FOLDER
+    unfinished = _unfinished(work)
+    if unfinished is not None:
+        raise RefusedError(
+            f"{root}: a write into this folder is not finished ({unfinished}): run its program or command again, which "
+            f"continues where it was; or remove {work} to prepare the whole shards that are there"
+        )
+
+
+def _unfinished(work: Path) -> str | None:
+    """Which parts of a write are open or missing; None: none is."""
     found = {(int(match[1]), int(match[2])): match[3] for _, match in _logs(work)}
     missing = sorted({part for _, parts in found for part in range(parts)} - {part for part, _ in found})
-    unfinished = sorted(part for (part, _), ending in found.items() if ending == "open")
-    if (work / _PLAN_JSON).exists() and not found:
-        unfinished = [0]
-    if missing or unfinished:
-        said = f"parts {', '.join(map(str, missing))} of it were never begun" if missing else "interrupted, or going on"
-        raise RefusedError(
-            f"{root}: a write into this folder is not finished ({said}): run its program or command again, which goes "
-            f"on where it was; or remove {work} to prepare the whole shards that are there"
-        )
+    if missing:
+        return f"parts {', '.join(map(str, missing))} of it were never begun"
+    is_begun = (work / _PLAN_JSON).exists() and not found
+    return "interrupted, or going on" if is_begun or "open" in found.values() else None
 
 
 def take_over(root: Path, log: ScanLog) -> None:

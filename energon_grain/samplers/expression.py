@@ -148,6 +148,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], type[ast.cm
     ast.NotIn: (lambda value, listed: ~_is_in(value, listed), ast.In),
 }
 """What computes it, and what its `not` is."""
+_JOINS = (np.logical_or, np.logical_and)
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
@@ -251,13 +252,17 @@ def combine_expressions(inner: Expression | None, outer: Expression | None) -> E
     return Expression.parse(f"({inner}) and ({outer})", where="where, joined with that of the dataset around it")
 
 
-class _Reader:
-    """Checks what Python's parser read, and makes every column a plain name (dots and all)."""
+class _Reader(ast.NodeTransformer):
+    """Checks what Python's parser read, and makes every column a plain name (dots and all).
+
+    Each kind of node that an expression may hold has a method; `generic_visit` refuses all others.
+    """
 
     def __init__(self, text: str, where: str) -> None:
         self.names: set[str] = set()
         self._text = text.translate(dict.fromkeys(map(ord, "\t\r\n\f\v"), " ")).rstrip()
         self._where = where
+        self._depth = 0
         self._bytes = self._text.encode("utf-8", "surrogatepass")
 
     def read(self) -> ast.expr:
@@ -275,82 +280,110 @@ class _Reader:
         self._lead = lead  # blanks of one byte
         if b"#" in self._bytes[lead + (tree.end_col_offset or 0) :]:
             self._fail(self._text.rindex("#"), "a comment would hide what follows; write it outside the expression")
-        return self._checked(tree, 0)
+        return self._checked(tree)
 
-    def _checked(self, node: ast.expr, depth: int) -> ast.expr:
+    def _checked(self, node: ast.expr) -> ast.expr:
         """The node, with its columns as names. Raises: ConfigError."""
-        if depth > _DEEPEST:
+        if self._depth > _DEEPEST:
             self._fail_at(node, f"nested deeper than {_DEEPEST} levels; measure a column of what it computes")
+        self._depth += 1
+        checked = self.visit(node)
+        self._depth -= 1
+        return checked
 
-        def condition(child: ast.expr) -> ast.expr:
-            return self._checked(child, depth + 1)
+    def _number(self, node: ast.expr) -> ast.expr:
+        checked = self._checked(node)
+        if _is_condition(checked):
+            self._fail_at(node, "a condition, where a number is needed")
+        return checked
 
-        def number(child: ast.expr) -> ast.expr:
-            checked = self._checked(child, depth + 1)
-            if _is_condition(checked):
-                self._fail_at(child, "a condition, where a number is needed")
-            return checked
+    def generic_visit(self, node: ast.AST) -> NoReturn:
+        assert isinstance(node, ast.expr), ast.dump(node)
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            self._fail_at(node, "a list has its place after `in` only")
+        self._fail_at(node, f"not known in an expression; {_KNOWN}")
 
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        value = node.value
+        if isinstance(value, bool | str | None):
+            self._fail_at(node, f"{value!r} is not a number, and columns hold numbers")
+        if not isinstance(value, int | float):
+            self.generic_visit(node)
+        if not math.isfinite(value) or (isinstance(value, int) and value >= _LARGEST):
+            self._fail_at(node, "the number is too large: whole ones end at 2**62")
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._column(node, node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return self._column(node, self._dotted(node))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        if isinstance(node.op, ast.Invert):
+            self.generic_visit(node)
+        node.operand = self._checked(node.operand) if isinstance(node.op, ast.Not) else self._number(node.operand)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        if isinstance(node.op, ast.BitAnd | ast.BitOr):
+            self._fail_at(node, "`&` and `|` bind more tightly than comparisons; write `and` / `or`")
+        if type(node.op) not in _ARITHMETIC:
+            self.generic_visit(node)
+        node.left, node.right = self._number(node.left), self._number(node.right)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        checked = [self._checked(value) for value in node.values]
+        same = type(node.op)
+        node.values = [
+            inner
+            for each in checked
+            for inner in (each.values if isinstance(each, ast.BoolOp) and isinstance(each.op, same) else [each])
+        ]
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        in_list = [isinstance(op, ast.In | ast.NotIn) for op in node.ops]
+        node.left = self._number(node.left)
+        node.comparators = [
+            self._listed(right) if listed else self._number(right)
+            for listed, right in zip(in_list, node.comparators, strict=True)
+        ]
+        if any(type(op) not in _COMPARISONS for op in node.ops):
+            self._fail_at(node, "`is` does not compare numbers; write `==`, or isnan(column)")
+        if any(in_list) and len(in_list) > 1:
+            self._fail_at(node, "`in` cannot be chained with other comparisons; join them by `and`")
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         match node:
-            case ast.Constant(value=bool() | str() | None):
-                self._fail_at(node, f"{node.value!r} is not a number, and columns hold numbers")
-            case ast.Constant() if isinstance(value := node.value, int | float):
-                if not math.isfinite(value) or (isinstance(value, int) and value >= _LARGEST):
-                    self._fail_at(node, "the number is too large: whole ones end at 2**62")
-            case ast.Name() | ast.Attribute():
-                return self._column(node, self._dotted(node))
-            case ast.UnaryOp(op=ast.Not()):
-                node.operand = condition(node.operand)
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-                node.operand = number(node.operand)
-            case ast.BinOp() if type(node.op) in _ARITHMETIC:
-                node.left, node.right = number(node.left), number(node.right)
-            case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
-                self._fail_at(node, "`&` and `|` bind more tightly than comparisons; write `and` / `or`")
-            case ast.BoolOp():
-                checked = [condition(value) for value in node.values]
-                same = type(node.op)
-                node.values = [
-                    inner
-                    for each in checked
-                    for inner in (each.values if isinstance(each, ast.BoolOp) and isinstance(each.op, same) else [each])
-                ]
-            case ast.Compare():
-                node.left = number(node.left)
-                node.comparators = [
-                    self._listed(right) if isinstance(op, ast.In | ast.NotIn) else number(right)
-                    for op, right in zip(node.ops, node.comparators, strict=True)
-                ]
-                if any(type(op) not in _COMPARISONS for op in node.ops):
-                    self._fail_at(node, "`is` does not compare numbers; write `==`, or isnan(column)")
-                if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops) and len(node.ops) > 1:
-                    self._fail_at(node, "`in` cannot be chained with other comparisons; join them by `and`")
             case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]) if name:
                 return self._column(node, name)
             case ast.Call(func=ast.Name(id="max" | "min"), args=[_, _, *_], keywords=[]):
-                node.args = [number(argument) for argument in node.args]
+                node.args = [self._number(argument) for argument in node.args]
             case ast.Call(func=ast.Name(id="max" | "min" as name)):
                 self._fail_at(node, f"{name}() compares two or more numbers of one sample; not a whole column")
             case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]) if name in _FUNCTIONS:
-                node.args = [number(node.args[0])]
-            case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS or name == "column":
-                argument = "a column's name in quotation marks" if name == "column" else "one number"
-                self._fail_at(node, f"{name}() takes {argument}")
-            case ast.List() | ast.Tuple() | ast.Set():
-                self._fail_at(node, "a list has its place after `in` only")
+                node.args = [self._number(node.args[0])]
+            case ast.Call(func=ast.Name(id="column")):
+                self._fail_at(node, "column() takes a column's name in quotation marks")
+            case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
+                self._fail_at(node, f"{name}() takes one number")
             case _:
-                self._fail_at(node, f"not known in an expression; {_KNOWN}")
+                self.generic_visit(node)
         return node
 
     def _listed(self, node: ast.expr) -> ast.expr:
         if not isinstance(node, ast.List | ast.Tuple | ast.Set) or not node.elts:
             self._fail_at(node, "`in` goes with a list of numbers, such as [1, 2, 3]")
         for element in node.elts:
-            match element:
-                case ast.Constant() | ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant()):
-                    self._checked(element, 0)
-                case _:
-                    self._fail_at(element, "`in` goes with a list of numbers, such as [1, 2, 3]")
+            number = element
+            if isinstance(element, ast.UnaryOp) and isinstance(element.op, ast.USub | ast.UAdd):
+                number = element.operand
+            if not isinstance(number, ast.Constant):
+                self._fail_at(element, "`in` goes with a list of numbers, such as [1, 2, 3]")
+            self.visit_Constant(number)
         return ast.copy_location(ast.List(node.elts), node)
 
     def _column(self, node: ast.expr, name: str) -> ast.expr:
@@ -431,18 +464,12 @@ def _condition(node: ast.expr, values: dict[str, _Array], wanted: bool) -> npt.N
         case ast.UnaryOp(op=ast.Not()):
             return _condition(node.operand, values, not wanted)
         case ast.BoolOp():
-            join = np.logical_and if isinstance(node.op, ast.And) is wanted else np.logical_or
+            join = _JOINS[isinstance(node.op, ast.And) is wanted]
             return _folded(join, (_condition(value, values, wanted) for value in node.values))
         case ast.Compare():
             sides = [node.left, *node.comparators]
-            join = np.logical_and if wanted else np.logical_or
-            return _folded(
-                join,
-                (
-                    _compared(op, left, right, values, wanted)
-                    for op, left, right in zip(node.ops, sides[:-1], sides[1:], strict=True)
-                ),
-            )
+            pairs = zip(node.ops, sides[:-1], sides[1:], strict=True)
+            return _folded(_JOINS[wanted], (_compared(*pair, values, wanted) for pair in pairs))
         case ast.Call(func=ast.Name(id="isnan")):
             missing = np.isnan(_value(node.args[0], values))
             return missing if wanted else ~missing
@@ -474,36 +501,47 @@ def _value(node: ast.expr, values: dict[str, _Array]) -> _Array:
             return _signed(node, operator.neg, value) if isinstance(op, ast.USub) else value
         case ast.BinOp(left=left, op=op, right=right):
             return _computed(node, _ARITHMETIC[type(op)], _value(left, values), _value(right, values))
-        case ast.Call(func=ast.Name(id="max" | "min" as name), args=arguments):
-            return _folded(_FUNCTIONS[name], (_value(argument, values) for argument in arguments))
-        case ast.Call(func=ast.Name(id=name), args=[argument]):
-            value = _value(argument, values)
-            if name in ("ceil", "floor") and value.dtype.kind == "i":
-                return value
-            if name == "abs":
-                return _signed(node, np.abs, value)
-            return _finite(np.asarray(_FUNCTIONS[name](value)))
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return _called(node, name, [_value(argument, values) for argument in arguments])
         case _:
             raise AssertionError(ast.dump(node))
 
 
+def _called(node: ast.expr, name: str, arguments: list[_Array]) -> _Array:
+    if name in ("max", "min"):
+        return _folded(_FUNCTIONS[name], iter(arguments))
+    (value,) = arguments
+    if name in ("ceil", "floor") and value.dtype.kind == "i":
+        return value
+    if name == "abs":
+        return _signed(node, np.abs, value)
+    return _finite(np.asarray(_FUNCTIONS[name](value)))
+
+
 def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array, right: _Array) -> _Array:
     """The operation of int64 or float64 arrays; whole where the module says so, else float64."""
-    if left.dtype.kind == right.dtype.kind == "i" and not isinstance(node.op, ast.Div):
-        literal = right.ndim == 0 and (right >= 0 if isinstance(node.op, ast.Pow) else right != 0)
-        if isinstance(node.op, ast.Add | ast.Sub | ast.Mult) or literal:
-            if isinstance(node.op, ast.Mod):
-                return left - left // right * right  # numpy divides many by one four times as fast as it takes the rest
-            if _bound(node.op, left, right) < _LARGEST:
-                return np.asarray(compute(left, right))
-            about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
-            if about.max(initial=0) >= _LARGEST + _NEAR:
-                _refuse_size(node, float(about.max()))
-            exact = np.asarray(compute(left, right))  # does not wrap around: it is far from 2**63
-            if np.abs(exact).max(initial=0) >= _LARGEST:
-                _refuse_size(node, float(np.abs(exact).max()))
-            return exact
-    return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+    if not _stays_whole(node.op, left, right):
+        return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+    if isinstance(node.op, ast.Mod):
+        return left - left // right * right  # numpy divides many by one four times as fast as it takes the rest
+    if _bound(node.op, left, right) < _LARGEST:
+        return np.asarray(compute(left, right))
+    about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
+    if about.max(initial=0) >= _LARGEST + _NEAR:
+        _refuse_size(node, float(about.max()))
+    exact = np.asarray(compute(left, right))  # does not wrap around: it is far from 2**63
+    if np.abs(exact).max(initial=0) >= _LARGEST:
+        _refuse_size(node, float(np.abs(exact).max()))
+    return exact
+
+
+def _stays_whole(op: ast.operator, left: _Array, right: _Array) -> bool:
+    """Whether the operation of these arrays gives whole numbers, by the rules of the module."""
+    if not left.dtype.kind == right.dtype.kind == "i" or isinstance(op, ast.Div):
+        return False
+    if isinstance(op, ast.Add | ast.Sub | ast.Mult):
+        return True
+    return right.ndim == 0 and bool(right >= 0 if isinstance(op, ast.Pow) else right != 0)
 
 
 def _signed(node: ast.expr, compute: Callable[[Any], Any], value: _Array) -> _Array:

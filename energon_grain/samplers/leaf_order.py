@@ -306,7 +306,7 @@ class LeafTable:
             if _form(order) == _LYING
         }
         self._form = np.array([_form(order) for order in orders], dtype=np.int8)
-        self._forms = [int(form) for form in np.unique(self._form)]
+        self._forms = [int(form) for form in np.unique(self._form) if form != _LYING]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -333,6 +333,9 @@ class LeafTable:
             return _DRAW[int(self._form[leaf])](self._rows[leaf], places)
         if len(self._forms) == 1 and not self._lying:
             return _DRAW[self._forms[0]](self._columns.at(leaf), places)
+        return self._draw_each_form(leaf, places)
+
+    def _draw_each_form(self, leaf: npt.NDArray[np.int32], places: Array) -> Draws:
         index, epoch = np.empty(places.size, dtype=np.int64), np.empty(places.size, dtype=np.int64)
         forms = self._form[leaf]
         for number, order in self._lying.items():
@@ -340,8 +343,6 @@ class LeafTable:
             if here.size:
                 index[here], epoch[here] = order.draw(places[here])
         for form in self._forms:
-            if form == _LYING:
-                continue
             here = np.flatnonzero(forms == form)
             if here.size:
                 index[here], epoch[here] = _DRAW[form](self._columns.at(leaf[here]), places[here])

@@ -289,19 +289,13 @@ class Subset:
         """
         if isinstance(value, Subset):
             return value
-        bounds: Any = value
-        if isinstance(value, Mapping):
-            if set(value) != {"range"}:
-                raise ConfigError(f"subset {value!r}: `range: [start, end]` is meant, and nothing else")
-            bounds = value["range"]
-        if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-            raise ConfigError(f"subset {value!r}: a range [start, end] of two values is meant")
-        start = _bound(bounds[0], value)
-        if isinstance(bounds[1], str) and bounds[1].strip() == "end":
+        first, last = _bounds(value)
+        start = _bound(first, value)
+        if isinstance(last, str) and last.strip() == "end":
             if isinstance(start, Fraction):
                 raise ConfigError(f"subset {value!r}: `end` goes with sample numbers; write 100%")
             return cls(absolute=(start, None))
-        stop = _bound(bounds[1], value)
+        stop = _bound(last, value)
         if isinstance(start, int) and isinstance(stop, int):
             return cls(absolute=(start, stop))
         if isinstance(start, Fraction) and isinstance(stop, Fraction):
@@ -347,6 +341,18 @@ def part_of(subset: Subset | None, where: Expression | None) -> str:
     """What of a split part is taken, in words that tell one leaf from another; empty: everything."""
     condition = None if where is None else f"where {where}"
     return " ".join(str(each) for each in (subset, condition) if each is not None)
+
+
+def _bounds(value: Any) -> tuple[Any, Any]:
+    """Both bounds, as they were written."""
+    bounds: Any = value
+    if isinstance(value, Mapping):
+        if set(value) != {"range"}:
+            raise ConfigError(f"subset {value!r}: `range: [start, end]` is meant, and nothing else")
+        bounds = value["range"]
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        raise ConfigError(f"subset {value!r}: a range [start, end] of two values is meant")
+    return bounds[0], bounds[1]
 
 
 def _bound(value: Any, written: Any) -> int | Fraction:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,22 +84,38 @@ class Batch(Fields):
             if name in made or not field.init or name == "__valid__":
                 continue
             if not hasattr(samples[0], name):
-                if field.default is MISSING and field.default_factory is MISSING:
-                    raise TypeError(
-                        f"{cls.__name__}.from_samples: {type(samples[0]).__name__} has no field {name!r}; "
-                        f"pass {name}=… or give it a default"
-                    )
+                _require_default(cls, field, samples[0])
                 continue
             column = [getattr(sample, name) for sample in samples]
-            if name not in BASE_FIELDS:
-                made[name] = stack_or_list(column, where=name)
-            elif name == "__key__":
-                made[name] = column
-            elif name == "__restore_key__":
-                made[name] = tuple(column)
-            elif any(entry is not None for entry in column):
-                made[name] = column if name == "__subflavors__" else tuple(s for entry in column for s in entry or ())
+            value = _BASE[name](column) if name in _BASE else stack_or_list(column, where=name)
+            if value is not None:
+                made[name] = value
         return cls(**made)
+
+
+def _require_default(cls: type, field: Field[Any], sample: Any) -> None:
+    if field.default is MISSING and field.default_factory is MISSING:
+        raise TypeError(
+            f"{cls.__name__}.from_samples: {type(sample).__name__} has no field {field.name!r}; "
+            f"pass {field.name}=… or give it a default"
+        )
+
+
+def _unless_none(column: list[Any]) -> list[Any] | None:
+    return column if any(entry is not None for entry in column) else None
+
+
+def _flat(column: list[Any]) -> tuple[Any, ...] | None:
+    return tuple(chain.from_iterable(filter(None, column))) if _unless_none(column) else None
+
+
+_BASE: dict[str, Callable[[list[Any]], Any]] = {
+    "__key__": list,
+    "__restore_key__": tuple,
+    "__subflavors__": _unless_none,
+    "__sources__": _flat,
+}
+"""Makes the field of a batch from the column of a base field; None: the field keeps its default."""
 
 
 register_type(Batch)

@@ -286,11 +286,8 @@ class Sample(Fields):
         for sample in present:
             merged.update({f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in BASE_FIELDS})
         sources: Any = ()
-        for sample in present:
-            # Sums of sources that were not looked up yet stay so.
-            sources = (
-                (sources + sample.__sources__ if sources else sample.__sources__) if sample.__sources__ else sources
-            )
+        for each in filter(None, (sample.__sources__ for sample in present)):
+            sources = sources + each if sources else each  # sums of sources that were not looked up yet stay so
         merged["__sources__"] = sources
         return cls(**merged)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder

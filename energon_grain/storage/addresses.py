@@ -15,7 +15,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 from energon_grain.storage.settings import StorageSettings, StoreSettings, as_msc, check_endpoint, storage_settings
+from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 
 _KINDS = {"hf": "hub", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
 """Schemes that differ from the kind of store that they stand for."""
@@ -42,6 +42,8 @@ _IF_PUBLIC = "set `anonymous: true` for it in the storage settings if it is publ
 _AWS_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 _SIGNS_IN = re.compile(r"aws_access_key_id|role_arn|credential_process|web_identity_token_file|sso_|login_|source_")
 """What an entry by which a section of `~/.aws` gives credentials begins with."""
+_AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _RENEWED = timedelta(minutes=10)
 """How long a session token, which some program renews, is taken to hold. obstore asks again some minutes earlier."""
 
@@ -126,50 +128,72 @@ def address_of(url: str, settings: StorageSettings) -> Address:
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]
     kind = _KINDS.get(scheme, scheme)
     if scheme not in STORE_SCHEMES and scheme != "file":
-        known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss"))
-        own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
-        raise ConfigError(
-            f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "
-            "file:// is a path"
-        )
+        raise _unknown(url, settings)
     if kind in ("file", "memory"):
         return Address(kind, "", rest if kind == "file" else rest.strip("/"), store)
     if kind == "http":
-        parts = urlsplit(check_url(real))
-        # Names are encoded again on their way.
-        key = unquote(parts.path).strip("/")
-        return Address(kind, "", key, StoreSettings(endpoint=f"{parts.scheme}://{parts.netloc}"))
+        return _web_address(real)
     if kind == "hub":
         return _hub_address(url, real, store)
     bucket, _, key = rest.partition("/")
     if not bucket:
         raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
-    key = key.strip("/")
-    if kind == "gcs":
-        if store.anonymous:
-            # Public objects are plain files of the web, also where nobody may list them.
-            endpoint = f"{(store.endpoint or _GOOGLE).rstrip('/')}/{bucket}"
-            return Address("http", "", key, StoreSettings(endpoint=endpoint))
-        for name in ("endpoint", "region", "profile", "requester_pays"):
-            if getattr(store, name):
-                raise ConfigError(
-                    f"gs://{bucket}: the storage settings give a {name}, which Google's store takes from the "
-                    "environment (GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
-                )
-        return Address(kind, bucket, key, store, keys)
-    endpoint, region = store.endpoint or _endpoint_of_environment(kind), store.region
-    if kind == "s3":
-        region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        region = region or (endpoint and "us-east-1")  # services other than Amazon's do not mind
-    else:
-        bucket, _, host = bucket.partition("@")
-        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
-        if host and not store.endpoint:
-            endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
-        elif account and not endpoint:
-            endpoint = f"https://{account}.blob.core.windows.net"
-    store = msgspec.structs.replace(store, endpoint=endpoint and endpoint.rstrip("/"), region=region)
-    return Address(kind, bucket, key, store, keys)
+    address = Address(kind, bucket, key.strip("/"), store, keys)
+    return {"gcs": _google_address, "s3": _aws_address, "azure": _azure_address}[kind](address)
+
+
+def _unknown(url: str, settings: StorageSettings) -> ConfigError:
+    known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss"))
+    own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
+    return ConfigError(
+        f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "
+        "file:// is a path"
+    )
+
+
+def _web_address(url: str) -> Address:
+    parts = urlsplit(check_url(url))
+    # Names are encoded again on their way.
+    key = unquote(parts.path).strip("/")
+    return Address("http", "", key, StoreSettings(endpoint=f"{parts.scheme}://{parts.netloc}"))
+
+
+def _google_address(address: Address) -> Address:
+    store = address.store
+    if store.anonymous:
+        # Public objects are plain files of the web, also where nobody may list them.
+        endpoint = f"{(store.endpoint or _GOOGLE).rstrip('/')}/{address.bucket}"
+        return Address("http", "", address.key, StoreSettings(endpoint=endpoint))
+    for name in ("endpoint", "region", "profile", "requester_pays"):
+        if getattr(store, name):
+            raise ConfigError(
+                f"gs://{address.bucket}: the storage settings give a {name}, which Google's store takes from the "
+                "environment (GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
+            )
+    return address
+
+
+def _aws_address(address: Address) -> Address:
+    endpoint = address.store.endpoint or _endpoint_of_environment(_AWS_ENDPOINTS)
+    region = address.store.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = region or (endpoint and "us-east-1")  # services other than Amazon's do not mind
+    return _at(address, endpoint, region)
+
+
+def _azure_address(address: Address) -> Address:
+    endpoint = address.store.endpoint or _endpoint_of_environment(_AZURE_ENDPOINTS)
+    bucket, _, host = address.bucket.partition("@")
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if host and not address.store.endpoint:
+        endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
+    elif account and not endpoint:
+        endpoint = f"https://{account}.blob.core.windows.net"
+    return _at(replace(address, bucket=bucket), endpoint, address.store.region)
+
+
+def _at(address: Address, endpoint: str | None, region: str | None) -> Address:
+    store = msgspec.structs.replace(address.store, endpoint=endpoint and endpoint.rstrip("/"), region=region)
+    return replace(address, store=store)
 
 
 def _hub_address(url: str, real: str, store: StoreSettings) -> Address:
@@ -237,9 +261,8 @@ def _over(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
     return msgspec.structs.replace(rest, **given)
 
 
-def _endpoint_of_environment(kind: str) -> str | None:
-    amazon, azure = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-    for variable in amazon if kind == "s3" else azure:
+def _endpoint_of_environment(variables: Iterable[str]) -> str | None:
+    for variable in variables:
         endpoint = os.environ.get(variable)
         if endpoint:
             check_endpoint(endpoint, variable)
@@ -271,8 +294,7 @@ def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tup
         from multistorageclient.utils import expand_env_vars
     try:
         files = (StorageClientConfig.read_msc_config()[0], read_rclone_config()[0])
-        found = [profiles[name] for file in files if name in (profiles := (file or {}).get("profiles") or {})]
-        profile: Mapping[str, Any] = expand_env_vars(dict(found[0])) if found else {}
+        profile: Mapping[str, Any] = expand_env_vars(_written_profile(name, files))
         provider = profile.get("storage_provider") or {}
         kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
         keys = _keys_of(profile.get("credentials_provider") or {})
@@ -290,17 +312,30 @@ def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tup
         raise ConfigError(
             f"{prefix}: the profile {name!r} is of type {kind!r}; read are {', '.join(_PROVIDERS)}; add it to {way_out}"
         )
+    return _settings_of(kind, options), tuple(keys.items())
+
+
+def _written_profile(name: str, files: Iterable[Any]) -> dict[str, Any]:
+    """The entries of a profile in the first file that has it; {} where none has."""
+    for file in files:
+        profiles = (file or {}).get("profiles") or {}
+        if name in profiles:
+            return dict(profiles[name])
+    return {}
+
+
+def _settings_of(kind: str, options: Mapping[str, Any]) -> StoreSettings:
+    """The settings of a store of the Multi-Storage Client, one of `_PROVIDERS`."""
     endpoint = options.get("endpoint_url") or (_GOOGLE if kind == "gcs_s3" else None)
     if endpoint and not is_url(endpoint):
         endpoint = f"https://{endpoint}"  # rclone's need not be URLs
-    store = StoreSettings(
+    return StoreSettings(
         location=_PROVIDERS[kind] + str(options.get("base_path", "")).strip("/"),
         endpoint=endpoint if kind != "gcs" else None,
         region=options.get("region_name"),
         profile=options.get("profile_name"),
         anonymous=options.get("signature_version") == "UNSIGNED" or bool(options.get("skip_signature")),
     )
-    return store, tuple(keys.items())
 
 
 def _keys_of(provider: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,23 +380,28 @@ def open_store(address: Address, url: str, timeout_s: float) -> Any:
                 own = store.endpoint or f"https://{account}.blob.core.windows.net"
                 client |= _own_hosts_only(address, own, [f"{account}.blob.fabric.microsoft.com"])
             return stores.AzureStore(address.bucket, **azure, **options)
-        if not _BUCKET.fullmatch(address.bucket):
-            raise ConfigError(
-                f'{url}: invalid S3 bucket name "{address.bucket}": a name has 3 to 63 lower-case letters, digits, '
-                f"dots and hyphens"
-            )
-        # Objects are removed one at a time, and not all that speak S3 know the request for many (DeleteObjects).
-        config: Any = {"region": store.region or _region(address.bucket, timeout_s), "disable_bulk_delete": True}
-        if store.endpoint is not None:
-            config["endpoint"] = store.endpoint
-        if store.requester_pays:
-            config["request_payer"] = True
-        credentials = _aws_credentials(address, url)
+        config, credentials = _aws_config(address, url, timeout_s), _aws_credentials(address, url)
         if "skip_signature" not in credentials:
             client |= _own_hosts_only(address, *_aws_hosts(address, config["region"]))
         return stores.S3Store(address.bucket, config=config, **credentials, **options)
     except BaseError as error:
         raise ConfigError(f"{url}: {str(error).partition('Debug source')[0].strip()}") from None
+
+
+def _aws_config(address: Address, url: str, timeout_s: float) -> Any:
+    if not _BUCKET.fullmatch(address.bucket):
+        raise ConfigError(
+            f'{url}: invalid S3 bucket name "{address.bucket}": a name has 3 to 63 lower-case letters, digits, '
+            f"dots and hyphens"
+        )
+    store = address.store
+    # Objects are removed one at a time, and not all that speak S3 know the request for many (DeleteObjects).
+    config: Any = {"region": store.region or _region(address.bucket, timeout_s), "disable_bulk_delete": True}
+    if store.endpoint is not None:
+        config["endpoint"] = store.endpoint
+    if store.requester_pays:
+        config["request_payer"] = True
+    return config
 
 
 def _own_hosts_only(address: Address, endpoint: str, others: Iterable[str] = ()) -> dict[str, Any]:
@@ -506,13 +546,39 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
 
     Raises ConfigError: there is no section of a name that is given, or the environment holds half of a key.
     """
-    if store.profile is None and os.environ.get("AWS_ACCESS_KEY_ID"):
-        if not os.environ.get("AWS_SECRET_ACCESS_KEY"):
-            raise ConfigError(f"{url}: AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not; set both, or none")
+    if store.profile is None and _has_keys(url):
         return None
     named = store.profile or os.environ.get("AWS_PROFILE")
+    files = _aws_files()
+    sections = _sections_of(files, url)
+    name = named or "default"
+    if name in sections and (named or any(map(_SIGNS_IN.match, sections[name]))):
+        return name, sections[name]
+    if named is None:
+        return None
+    source = "AWS_PROFILE" if store.profile is None else "the storage settings"
+    there = ", ".join(sorted(sections)) or "none"
+    raise ConfigError(
+        f"{url}: the profile {name!r} of {source} has no section in {' or '.join(reversed(files))}; there are: {there}"
+    )
+
+
+def _has_keys(url: str) -> bool:
+    """Whether the environment holds a key of Amazon's. Raises ConfigError where it holds half of one."""
+    if not os.environ.get("AWS_ACCESS_KEY_ID"):
+        return False
+    if not os.environ.get("AWS_SECRET_ACCESS_KEY"):
+        raise ConfigError(f"{url}: AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not; set both, or none")
+    return True
+
+
+def _aws_files() -> list[str]:
+    return [os.environ.get(variable) or usual for variable, usual in _AWS_FILES.items()]
+
+
+def _sections_of(files: Iterable[str], url: str) -> dict[str, dict[str, str]]:
+    """The entries of each section in files as those in `~/.aws`; files that are missing have none."""
     sections: dict[str, dict[str, str]] = {}
-    files = [os.environ.get(variable) or usual for variable, usual in _AWS_FILES.items()]
     for file in files:
         parser = configparser.RawConfigParser(default_section="", strict=False, allow_no_value=True)
         try:
@@ -524,13 +590,4 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
         for section in parser.sections():
             entries = {name: value or "" for name, value in parser[section].items()}
             sections.setdefault(re.sub(r"^profile\s+", "", section).strip(), {}).update(entries)
-    name = named or "default"
-    if name in sections and (named or any(_SIGNS_IN.match(entry) for entry in sections[name])):
-        return name, sections[name]
-    if named is None:
-        return None
-    source = "AWS_PROFILE" if store.profile is None else "the storage settings"
-    raise ConfigError(
-        f"{url}: the profile {name!r} of {source} has no section in {' or '.join(reversed(files))}; "
-        f"there are: {', '.join(sorted(sections)) or 'none'}"
-    )
+    return sections

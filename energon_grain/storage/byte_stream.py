@@ -122,12 +122,7 @@ class ByteStream(io.RawIOBase):
             ReadError: They could not be read after retries.
             StaleIndexError: The file was changed.
         """
-        merged: list[tuple[int, int]] = []
-        for begin, end in sorted((max(begin, 0), min(end, self.size)) for begin, end in ranges):
-            if merged and begin - merged[-1][1] <= self._store.least_bytes:
-                merged[-1] = merged[-1][0], max(end, merged[-1][1])
-            elif begin < end:
-                merged.append((begin, end))
+        merged = self._merged(ranges)
         place, data = self.inserted
         pieces = [(begin, min(end, place)) for begin, end in merged]
         pieces += [(max(begin, place + len(data)), end) for begin, end in merged]
@@ -140,6 +135,16 @@ class ByteStream(io.RawIOBase):
         self._prefetched = []  # before others are read
         if wanted:
             self._prefetched = list(zip([begin for begin, _ in wanted], self._read(wanted), strict=True))
+
+    def _merged(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The ranges inside of the stream, ascending; those that are close together become one."""
+        merged: list[tuple[int, int]] = []
+        for begin, end in sorted((max(begin, 0), min(end, self.size)) for begin, end in ranges):
+            if merged and begin - merged[-1][1] <= self._store.least_bytes:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            elif begin < end:
+                merged.append((begin, end))
+        return merged
 
     def _held(self, count: int) -> bytes:
         """Bytes from here on that are in memory, at most `count`; b"": this place is not."""

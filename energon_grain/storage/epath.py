@@ -14,11 +14,12 @@ from typing import IO, Any, BinaryIO, Literal, NamedTuple, TextIO, overload
 
 from energon_grain.errors import ConfigError, MissingObjectError, RangeError
 from energon_grain.storage.addresses import address_of
-from energon_grain.storage.location import absolute, is_url, located, scheme_of
+from energon_grain.storage.location import absolute, located
 from energon_grain.storage.object_bytes import create_object, open_object, read_whole
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.storage.urls import is_url, scheme_of
 from energon_grain.tracebacks import public
 
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")

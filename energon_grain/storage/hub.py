@@ -172,14 +172,7 @@ class HubStore:
                     answer, location = self._hub.ask(url, headers)
                     if location is None:
                         return answer, self._hub.host
-                    linked = {"X-Linked-Etag": tag, "X-Linked-Size": str(size_bytes)}
-                    for name, listed in linked.items():
-                        told = answer.headers.get(name, listed).removeprefix("W/").strip('"')
-                        if told != listed:
-                            raise ObjectError(
-                                f"{self._hub.host} lists it as {listed}, and leads to {shortened(told)} ({name})",
-                                passing=False,
-                            )
+                    self._check_linked(answer, {"X-Linked-Etag": tag, "X-Linked-Size": str(size_bytes)})
                     self._locations[key] = location
             answer, location_now = self._hub.follow(location, headers, self._hub.send_unsigned)
             assert location_now is None
@@ -232,6 +225,14 @@ class HubStore:
         self._files |= found
         self._known[folder] = below
 
+    def _check_linked(self, answer: BaseHTTPResponse, listed: dict[str, str]) -> None:
+        for name, expected in listed.items():
+            told = answer.headers.get(name, expected).removeprefix("W/").strip('"')
+            if told != expected:
+                raise ObjectError(
+                    f"{self._hub.host} lists it as {expected}, and leads to {shortened(told)} ({name})", passing=False
+                )
+
     def _asked(self, folder: str, below: bool) -> Generator[tuple[str, tuple[int, str]]]:
         path = f"tree/{self.commit}/{quote(folder)}".rstrip("/")
         url: str | None = f"{self._hub.endpoint}/api/datasets/{self._repo}/{path}?recursive={str(below).lower()}"
@@ -243,24 +244,31 @@ class HubStore:
             except FileNotFoundError:
                 return
             for each in page:
-                inside, steps = f"{folder}/" if folder else "", set(each.path.split("/"))
-                if not each.path.startswith(inside) or {"", ".", ".."} & steps or _NO_NAME.search(each.path):
-                    raise ObjectError(
-                        f"{self._hub.host} lists {shortened(each.path)!r}, which does not lie in {folder or 'there'}; "
-                        "nothing of that list is used",
-                        passing=False,
-                    )
+                self._check_path(each.path, folder)
                 if each.type == "file":
-                    size_bytes, tag = (each.size, each.oid) if each.lfs is None else (each.lfs.size, each.lfs.oid)
-                    if size_bytes < 0 or not tag or _NO_NAME.search(tag):
-                        raise ObjectError(
-                            f"{self._hub.host} lists {shortened(each.path)!r} with {size_bytes} bytes and the hash "
-                            f"{shortened(tag)!r}",
-                            passing=False,
-                        )
-                    yield each.path, (size_bytes, tag)
+                    yield each.path, self._version(each)
             if url is not None and (url in seen or len(seen) == _PAGES):
                 raise ObjectError(f"the list of {self._hub.host} has no end", passing=False)
+
+    def _check_path(self, path: str, folder: str) -> None:
+        inside, steps = f"{folder}/" if folder else "", set(path.split("/"))
+        if not path.startswith(inside) or {"", ".", ".."} & steps or _NO_NAME.search(path):
+            raise ObjectError(
+                f"{self._hub.host} lists {shortened(path)!r}, which does not lie in {folder or 'there'}; "
+                "nothing of that list is used",
+                passing=False,
+            )
+
+    def _version(self, listed: _Listed) -> tuple[int, str]:
+        """(bytes, tag) of a file."""
+        size_bytes, tag = (listed.size, listed.oid) if listed.lfs is None else (listed.lfs.size, listed.lfs.oid)
+        if size_bytes < 0 or not tag or _NO_NAME.search(tag):
+            raise ObjectError(
+                f"{self._hub.host} lists {shortened(listed.path)!r} with {size_bytes} bytes and the hash "
+                f"{shortened(tag)!r}",
+                passing=False,
+            )
+        return size_bytes, tag
 
     def _kept(self, *what: object) -> Path:
         name = repr((self._hub.endpoint, self._repo, *what)).encode("utf-8", "surrogateescape")
@@ -281,6 +289,9 @@ def _skipped(response: BaseHTTPResponse, host: str, start: int, stop: int, size_
         if told is None or (int(told[1]), int(told[2]) + 1) != (start, stop):
             shown = shortened(response.headers.get("Content-Range", "nothing"))
             raise ObjectError(f"{host} sends {shown} for bytes {start} to {stop}", passing=True)
+        length = response.headers.get("Content-Length", str(stop - start))
+        if length != str(stop - start):
+            raise ObjectError(f"{host} sends {shortened(length)} bytes for bytes {start} to {stop}", passing=True)
         whole = told[3]
     else:
         whole = response.headers.get("Content-Length", "*")

@@ -7,32 +7,18 @@ import os
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from urllib.parse import quote, unquote
 
 from energon_grain.errors import ConfigError
+from energon_grain.storage.addresses import local_path
+from energon_grain.storage.urls import HUB, STORE_SCHEMES, URL, check_url, is_url, scheme_of, without_revision
 
-STORE_SCHEMES = ("s3", "gs", "az", "azure", "abfs", "abfss", "http", "https", "memory", "hf")
-"""Schemes of stores. `file://` is a path of this machine."""
 METADATASET_ENDINGS = (".yaml", ".yml")
-_URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_SIGNED = re.compile(r"[?&][^=&]*(?:sig|token|credential|secret|password|key)[^=&]*=", re.IGNORECASE)
 _MOST_NEIGHBOURS = 10_000
 _PATTERN = re.compile(r"[*?\[{]")
-_HUB = re.compile(r"(hf://datasets/[^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]*))?(?=/|$)", re.IGNORECASE)
 _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
-
-
-def is_url(path: str) -> bool:
-    """Whether a path has a protocol, so that it does not lie on this machine."""
-    return _URL.match(path) is not None
-
-
-def scheme_of(path: str) -> str | None:
-    """The protocol of a URL in lower case; None for a path of this machine."""
-    url = _URL.match(path)
-    return None if url is None else url[1].lower()
 
 
 def absolute(written: str, folder: str) -> str:
@@ -53,9 +39,9 @@ def absolute(written: str, folder: str) -> str:
     """
     if is_url(written):
         return located(written)
-    base = _URL.match(folder)
+    base = URL.match(folder)
     if base is not None and not written.startswith("/"):
-        repository = _HUB.match(folder)
+        repository = HUB.match(folder)
         cut = folder.find("/", base.end() if repository is None else repository.end())
         bucket, key = (folder[base.end() :], "") if cut < 0 else (folder[base.end() : cut], folder[cut + 1 :])
         path = posixpath.normpath(posixpath.join(key, written)).lstrip("/") or "."
@@ -66,60 +52,6 @@ def absolute(written: str, folder: str) -> str:
     return os.path.normpath(os.path.join(folder, written))
 
 
-def revision_of(url: str) -> str | None:
-    """The branch, tag or commit that a URL of the Hub names, as it is written; None: it names none, or is no such URL.
-
-    >>> revision_of("hf://datasets/team/captions@main/train")
-    'main'
-    """
-    found = _HUB.match(url)
-    return None if found is None else found[2]
-
-
-def without_revision(url: str) -> str:
-    """A location without the revision that it names, if it does.
-
-    >>> without_revision("hf://datasets/team/captions@main/train")
-    'hf://datasets/team/captions/train'
-    """
-    return with_revisions(url, lambda _: "")
-
-
-def with_revisions(text: str, revision_for: Callable[[str], str]) -> str:
-    """A location, or a list of them, with other revisions of the datasets of the Hub; empty: none."""
-
-    def written(found: re.Match[str]) -> str:
-        revision = revision_for(found[0])
-        return f"{found[1]}@{revision}" if revision else found[1]
-
-    return _HUB.sub(written, text)
-
-
-def check_url(url: str) -> str:
-    """Give back a URL that may be shown and kept: in messages, names of files and states.
-
-    Raises ConfigError if it has a user, a password or a signature; names the rest of it. Of the web only plain paths
-    are read.
-    """
-    found = _URL.match(url)
-    if found is None:
-        return url
-    host, slash, path = url[found.end() :].partition("/")
-    plain = re.split("[?#]", f"{found[0]}{host.rpartition('@')[2]}{slash}{path}", maxsplit=1)[0]
-    if found[1].lower() in ("http", "https"):
-        if "@" in host or re.search("[?#]", url):
-            raise ConfigError(
-                f"{plain}: only plain paths are read from the web, without `?…`, `#…` and passwords; write `%3F` and "
-                "`%23` for these characters in a name"
-            )
-    elif ":" in host.rpartition("@")[0] or _SIGNED.search(url):
-        raise ConfigError(
-            f"{plain}: a URL of a dataset has no user, password or signature, because it is shown in messages and kept "
-            "in states; give credentials in the environment or in the files of the store's own tools"
-        )
-    return url
-
-
 def located(path: str | os.PathLike[str]) -> str:
     """What the program gives as a path: a URL without its last slashes, or a path as it is.
 
@@ -128,7 +60,7 @@ def located(path: str | os.PathLike[str]) -> str:
     ConfigError.
     """
     text = os.fspath(path)
-    url = _URL.match(text)
+    url = URL.match(text)
     if url is None:
         return text
     check_url(text)
@@ -139,8 +71,6 @@ def located(path: str | os.PathLike[str]) -> str:
     if url[1].lower() == "file":
         return os.path.abspath(rest)
     if url[1].lower() not in STORE_SCHEMES:
-        from energon_grain.storage.addresses import local_path  # which takes its schemes from here
-
         mapped = local_path(text)
         if mapped is not None:
             return mapped

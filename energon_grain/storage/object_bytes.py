@@ -19,10 +19,10 @@ import numpy as np
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.location import is_url
 from energon_grain.storage.object_client import ObjectRange, shared_client
 from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.storage.urls import is_url
 
 _LEAST_READ_BYTES = 256 << 10
 

@@ -20,7 +20,6 @@ import msgspec
 
 from energon_grain.errors import ReadError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up, wanted_for, wanted_until
-from energon_grain.storage.location import scheme_of
 from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.object_stores import (
     GIVEN_UP,
@@ -35,6 +34,7 @@ from energon_grain.storage.object_stores import (
 from energon_grain.storage.retries import Outages, Trial
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.traffic import Traffic, count, took
+from energon_grain.storage.urls import scheme_of
 
 _Result = TypeVar("_Result")
 

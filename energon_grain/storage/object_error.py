@@ -97,19 +97,9 @@ def _translated(error: Exception, address: Address, timeout_s: float) -> ObjectE
 
     text, _, details = str(error).partition("\n\nDebug source:\n")
     if is_no_bucket(text):
-        region = ", its region" if address.kind == "s3" else ""
-        return ObjectError(
-            f"there is no bucket {address.bucket!r} at {address.service}",
-            passing=False,
-            way_out=f"check its name{region} and {address.where_said}",
-        )
+        return _no_bucket(address)
     answer = ANSWER.search(text)
-    told = _REQUEST.sub("", text)
-    if answer is not None:
-        words = dict(_XML.findall(answer[3]))
-        named = ": ".join(words[part] for part in ("Code", "Message") if part in words) or answer[2].strip()
-        told = f"{named} (HTTP {answer[1]})"
-    told = shortened(told)
+    told = shortened(_told(text, answer))
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return ObjectError(f"access denied: {told}", passing=False, way_out=address.sign_in)
     if isinstance(error, NotSupportedError):
@@ -130,6 +120,24 @@ def _translated(error: Exception, address: Address, timeout_s: float) -> ObjectE
         way_out=address.sign_in if of_machine else "",
         unreachable=of_machine,
     )
+
+
+def _no_bucket(address: Address) -> ObjectError:
+    region = ", its region" if address.kind == "s3" else ""
+    return ObjectError(
+        f"there is no bucket {address.bucket!r} at {address.service}",
+        passing=False,
+        way_out=f"check its name{region} and {address.where_said}",
+    )
+
+
+def _told(text: str, answer: re.Match[str] | None) -> str:
+    """What the store says: the code and message of its answer, if it gave one."""
+    if answer is None:
+        return _REQUEST.sub("", text)
+    words = dict(_XML.findall(answer[3]))
+    named = ": ".join(words[part] for part in ("Code", "Message") if part in words) or answer[2].strip()
+    return f"{named} (HTTP {answer[1]})"
 
 
 def _without_answer(address: Address, details: str, timeout_s: float) -> ObjectError | None:

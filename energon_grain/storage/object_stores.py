@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from energon_grain.errors import WorkerError
 from energon_grain.storage.addresses import Address, address_of, open_store
 from energon_grain.storage.hub import HubStore
-from energon_grain.storage.location import with_revisions
 from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
 from energon_grain.storage.settings import StorageSettings
+from energon_grain.storage.urls import with_revisions
 
 UNVERSIONED = b"\x10"
 """The generation of all objects of a server that tells none (`https://` without entity tags)."""
@@ -154,26 +154,16 @@ class ObjectStores:
         from obstore.exceptions import GenericError, NotModifiedError
 
         place = self._place(url)
-        options: dict[str, Any] = {}
-        if known is not None and known != UNVERSIONED and known.startswith(place.mark):
-            options["if_none_match"] = known[len(place.mark) :].decode()
-        if start is not None:
-            options["range"] = {"suffix": -start} if start < 0 else {"offset": start} if stop is None else (start, stop)
         with place.failures():
             try:
-                found, skipped = _answer(place, options)
+                found, skipped = _answer(place, _options(place, start, stop, known))
                 answered()
                 generation, size = place.generation(found.meta), found.meta["size"]
                 if generation == known and known != UNVERSIONED:  # some servers do not know If-None-Match
                     return Fetched(None, generation)
                 if stop is not None and stop > size:
                     raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-                first, last = skipped or found.range
-                pieces = begin(generation, size)
-                for piece in _checked(
-                    found.stream(min_chunk_size=_PIECE_BYTES), first, last, whole=skipped is not None
-                ):
-                    pieces.append(piece)
+                return _received(found, skipped, begin(generation, size), generation)
             except FileNotFoundError as error:
                 if is_no_bucket(str(error)):
                     raise
@@ -184,11 +174,14 @@ class ObjectStores:
             except GenericError as error:
                 if start is None or not _may_be_behind_the_end(error, place.address.kind):
                     raise
-                there = self.look(url)
-                if there is None or there.size_bytes is None:
-                    return None
-                raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
-        return Fetched(pieces, generation, size, last - first)
+                self._refuse_range(url)
+                return None
+
+    def _refuse_range(self, url: str) -> None:
+        """Raise ObjectError with the size of an object, if it is there."""
+        there = self.look(url)
+        if there is not None and there.size_bytes is not None:
+            raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
 
     def look(self, url: str) -> Fetched | None:
         from obstore.exceptions import GenericError, NotSupportedError
@@ -217,13 +210,10 @@ class ObjectStores:
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            if place.address.kind == "hub":
-                found = {each["path"]: each for page in place.store.list(place.key or None) for each in page}
-            else:
-                found = _list_of(place)
+            found = _in_hub(place) if place.address.kind == "hub" else _list_of(place)
             if not found and place.address.kind == "s3":
                 require_list(place.address, place.timeout_s)
-        folders = {path[:at] for path in found for at, sign in enumerate(path) if sign == "/"}
+        folders = _folders_above(found)
         skipped = len(place.key) + 1 if place.key else 0
         # An object without bytes where others lie below is what some tools put in place of a folder.
         return {
@@ -309,7 +299,32 @@ def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
     return found
 
 
+def _folders_above(paths: Iterable[str]) -> set[str]:
+    return {path[:at] for path in paths for at, sign in enumerate(path) if sign == "/"}
+
+
+def _in_hub(place: _Place) -> dict[str, Mapping[str, Any]]:
+    return {each["path"]: each for page in place.store.list(place.key or None) for each in page}
+
+
 _Span = tuple[int, int]
+
+
+def _options(place: _Place, start: int | None, stop: int | None, known: bytes | None) -> dict[str, Any]:
+    """The range to ask for, and the generation that is not to be sent again, in obstore's words."""
+    options: dict[str, Any] = {}
+    if known is not None and known != UNVERSIONED and known.startswith(place.mark):
+        options["if_none_match"] = known[len(place.mark) :].decode()
+    if start is not None:
+        options["range"] = {"suffix": -start} if start < 0 else {"offset": start} if stop is None else (start, stop)
+    return options
+
+
+def _received(found: Any, skipped: _Span | None, pieces: Pieces, generation: bytes) -> Fetched:
+    first, last = skipped or found.range
+    for piece in _checked(found.stream(min_chunk_size=_PIECE_BYTES), first, last, whole=skipped is not None):
+        pieces.append(piece)
+    return Fetched(pieces, generation, found.meta["size"], last - first)
 
 
 def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
@@ -327,6 +342,11 @@ def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
         # `bytes 0-9/*` is valid HTTP for "the size is not known", and an error to obstore 0.12.
         if "range" not in options or not _NO_TOTAL.search(str(error)):
             raise
+    return _whole_for_part(place, options)
+
+
+def _whole_for_part(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span]:
+    """The whole of a small object, and the range of it that was asked for."""
     wanted: Any = options["range"]
     found = place.store.get(place.key, options={name: given for name, given in options.items() if name != "range"})
     size: int = found.meta["size"]

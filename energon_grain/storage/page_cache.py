@@ -31,7 +31,7 @@ import resource
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -116,13 +116,8 @@ class PageCache:
         """The open file of a stretch, made if it is missing and `writing`. Raises OSError."""
         found = self._opened.get(path)
         now = time.monotonic()
-        if found is not None and (writing or now > found.known.touch_at):
-            status = os.fstat(found.descriptor)
-            if status.st_nlink == 0:  # evicted: what lies there by now, if anything, has other pages
-                self.forget(path)
-                found = None
-            elif writing and not (found.writable and status.st_size == self._file_bytes):
-                found = None  # of another user, or cut short
+        if found is not None and (writing or now > found.known.touch_at) and not self._serves(found, path, writing):
+            found = None
         if found is None:
             self._opened.pop(path, None)
             found = _Stretch(path, self.known(path), self._file_bytes if writing else None)
@@ -135,6 +130,14 @@ class PageCache:
             with contextlib.suppress(OSError):  # of somebody else's, say
                 os.utime(found.descriptor)
         return found
+
+    def _serves(self, stretch: _Stretch, path: str, writing: bool) -> bool:
+        status = os.fstat(stretch.descriptor)
+        if status.st_nlink == 0:  # evicted: a file that is there by now has other pages
+            self.forget(path)
+            return False
+        # One that cannot be written to is of another user, or cut short.
+        return not writing or (stretch.writable and status.st_size == self._file_bytes)
 
     def known(self, path: str) -> _Known:
         """What this process knows of a stretch."""
@@ -167,19 +170,23 @@ class PageCache:
                 self._written_bytes = size_bytes
             return self._used_bytes <= self.limit_bytes
 
-    def _evicted(self, needed_bytes: int) -> int:
-        """Count what is there, and remove the oldest until `needed_bytes` fit in; the bytes that are left."""
-        files: list[tuple[float, int, str]] = []
-        being_made = time.time() - _PAUSE_SECONDS  # what is empty and older was left by who was killed
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """(when it was used, bytes, path) of each file, without those that are being made."""
+        being_made = time.time() - _PAUSE_SECONDS  # an empty file that is older was left by a process that was killed
         with contextlib.suppress(OSError), os.scandir(self.folder) as shelves:
             for shelf in shelves:
-                if shelf.is_dir(follow_symlinks=False):
-                    with contextlib.suppress(OSError), os.scandir(shelf) as entries:
-                        for entry in entries:
-                            with contextlib.suppress(FileNotFoundError):
-                                status = entry.stat(follow_symlinks=False)
-                                if status.st_blocks or status.st_mtime < being_made:
-                                    files.append((status.st_mtime, status.st_blocks * 512, entry.path))
+                if not shelf.is_dir(follow_symlinks=False):
+                    continue
+                with contextlib.suppress(OSError), os.scandir(shelf) as entries:
+                    for entry in entries:
+                        with contextlib.suppress(FileNotFoundError):
+                            status = entry.stat(follow_symlinks=False)
+                            if status.st_blocks or status.st_mtime < being_made:
+                                yield status.st_mtime, status.st_blocks * 512, entry.path
+
+    def _evicted(self, needed_bytes: int) -> int:
+        """Count what is there, and remove the oldest until `needed_bytes` fit in; the bytes that are left."""
+        files = list(self._files())
         used = sum(size for _, size, _ in files)
         if used + needed_bytes <= self.limit_bytes:
             return used

@@ -30,14 +30,15 @@ import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.cores import over_forks
+from energon_grain.storage.digests import Compared, KnownDigests, ShardDigest
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
-from energon_grain.storage.location import scheme_of, without_revision
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched, Pieces
 from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
+from energon_grain.storage.urls import scheme_of, without_revision
 
 BLOCK_BYTES = 256 << 10
 """A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""
@@ -53,22 +54,26 @@ _Pieces = TypeVar("_Pieces", bound=Pieces)
 
 
 class RemoteFiles:
-    """A `ByteStore` over object stores; paths are URLs."""
+    """A `ByteStore` over object stores; paths are URLs.
+
+    With `digests` what comes of their objects is compared with them.
+    """
 
     merge_gap_bytes = 8192
     solo_bytes = 16384
     least_bytes = BLOCK_BYTES
 
-    def __init__(self, settings: StorageSettings) -> None:
+    def __init__(self, settings: StorageSettings, digests: KnownDigests | None = None) -> None:
         self.settings = settings
+        self.digests = digests
         self._client = shared_client(settings)
         self._cache = page_cache(settings)
-        self.versions = ObjectVersions(self._client, self._cache)
+        self.versions = ObjectVersions(self._client, self._cache, digests)
         self._held = held_ranges(settings.ahead_bytes)
         self._mark = f"{next(_marks)} "
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFiles, (self.settings,)
+        return RemoteFiles, (self.settings, self.digests)
 
     def size(self, path: str) -> int:
         return self.versions.of(path).size_bytes
@@ -97,7 +102,7 @@ class RemoteFiles:
 
         def look(at: tuple[str, int]) -> bytes:
             path, start = at
-            return b"".join(self.versions.read(path, self.versions.of(path), start, start + size_bytes, list))
+            return self.versions.bytes_of(path, self.versions.of(path), start, start + size_bytes)
 
         return self._client.map(look, list(zip(paths, starts, strict=True)))
 
@@ -137,7 +142,7 @@ class RemoteFiles:
             self._fetch(paths, versions, ranges, found)
         for place, (number, begin, end) in enumerate(ranges):
             if found[place] is None:  # what one page of it brings evicts another
-                found[place] = b"".join(self.versions.read(paths[number], versions[number], begin, end, list))
+                found[place] = self.versions.bytes_of(paths[number], versions[number], begin, end)
         return found  # type: ignore[return-value]
 
     def _kept_spans(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
@@ -178,7 +183,7 @@ class RemoteFiles:
         version = self.versions.of(path)
         stop = min(stop, version.size_bytes)
         if version.pages is None:
-            gaps = [(0, *gap) for gap in self._held.missing(mark + path, start, stop)]
+            gaps = [(0, *version.compared(*gap)) for gap in self._held.missing(mark + path, start, stop)]
             for _, begin, end in self._requests(gaps, 0):
                 self._held.add(mark + path, begin, self.versions.read(path, version, begin, end, list))
             if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
@@ -223,23 +228,20 @@ class RemoteFiles:
             for number in dict.fromkeys(number for number, _, _ in wanted):
                 version = versions[number]
                 if version.pages is not None:
-                    first = [
-                        version.pages.missing(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-                        for of, begin, end in wanted
-                        if of == number
-                    ]
-                    pages = sorted(set(itertools.chain.from_iterable(first)))
+                    pages = _missing_pages(version.pages, (each for each in wanted if each[0] == number))
                     mine, others = claims.enter_context(version.pages.fetching(pages))
                     missing += [(number, *version.extent(page)) for page in mine]
                     coming |= others
-            exact = [each for each in wanted if versions[each[0]].pages is None]
+            exact = [
+                (number, *versions[number].compared(begin, end))
+                for number, begin, end in wanted
+                if versions[number].pages is None
+            ]
             self._client.map(fetch, self._requests(missing, 0) + self._requests(exact, BLOCK_BYTES))
         for place, (number, begin, end) in zip(left, wanted, strict=True):
             found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
         for each in coming:
-            while not each.wait(LOOK_SECONDS):
-                if given_up():
-                    raise ReadError(f"reading {paths[wanted[0][0]]} failed: {GIVEN_UP}")
+            _wait_for(each, paths[wanted[0][0]])
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
         """What to ask for: ranges with what lies between them, in even parts of about the bytes of a request."""
@@ -263,6 +265,18 @@ def _are_listed(paths: Sequence[str]) -> bool:
     return len(paths) > 0 and scheme_of(paths[0]) == "hf"
 
 
+def _missing_pages(pages: CachedObject, ranges: Iterable[_Range]) -> list[int]:
+    missing = (pages.missing(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) for _, begin, end in ranges)
+    return sorted(set(itertools.chain.from_iterable(missing)))
+
+
+def _wait_for(fetched: threading.Event, path: str) -> None:
+    """Wait for a page that another thread fetches."""
+    while not fetched.wait(LOOK_SECONDS):
+        if given_up():
+            raise ReadError(f"reading {path} failed: {GIVEN_UP}")
+
+
 def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:
     """Bytes [start, stop) from what was fetched and what is cached; None where something is missing."""
     parts: list[bytes] = []
@@ -281,32 +295,46 @@ def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is known of an object: `generation` changes whenever it does; without `pages` nothing is kept on disk."""
+    """What is known of an object: `generation` changes whenever it does; without `pages` nothing is kept on disk.
+
+    With a `digest` every page that comes is compared.
+    """
 
     size_bytes: int
     generation: bytes
     pages: CachedObject | None = field(default=None, compare=False)
+    digest: ShardDigest | None = field(default=None, compare=False)
 
     def extent(self, page: int) -> tuple[int, int]:
         """First byte of a page, and one past the last."""
         return page * BLOCK_BYTES, min((page + 1) * BLOCK_BYTES, self.size_bytes)
 
+    def compared(self, start: int, stop: int) -> tuple[int, int]:
+        """The bytes to ask for where [start, stop) are wanted: whole pages where there is a digest of each."""
+        if self.digest is None or start >= stop:
+            return start, stop
+        return start - start % BLOCK_BYTES, self.extent((stop - 1) // BLOCK_BYTES)[1]
+
 
 class ObjectVersions:
     """Which version of each object a reader reads: its size and its generation."""
 
-    def __init__(self, client: ObjectClient, cache: PageCache | None) -> None:
+    def __init__(self, client: ObjectClient, cache: PageCache | None, digests: KnownDigests | None = None) -> None:
         self._client = client
         self._cache = cache
+        self._digests = digests
         self._known: dict[str, Version] = {}
 
     def read(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Pieces]) -> _Pieces:
         """Read bytes [start, stop) of a version as they come, past the cache, into what `pieces` makes for each answer.
 
+        Where there is a digest of the object its whole pages are compared.
+
         Raises MissingObjectError, RangeError, ReadError, and StaleIndexError where it was replaced.
         """
+        wrong: list[int] = []
 
-        def begin(generation: bytes, size_bytes: int) -> _Pieces:
+        def begin(generation: bytes, size_bytes: int) -> Pieces:
             if generation != version.generation:
                 raise _changed(path, version.generation, generation)
             if size_bytes != version.size_bytes and generation != UNVERSIONED:
@@ -315,14 +343,23 @@ class ObjectVersions:
                     f"has {version.size_bytes}",
                     passing=True,
                 )
-            return pieces()
+            if version.digest is None:
+                return pieces()
+            return Compared(pieces(), version.digest, start, stop, wrong)
 
         try:
-            return _there(path, self._client.read(ObjectRange(path, start, stop), begin)).pieces
+            found: Any = _there(path, self._client.read(ObjectRange(path, start, stop), begin)).pieces
+            return found.pieces if version.digest is not None else found
         except RangeError as error:
             if stop > version.size_bytes:
                 raise
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
+
+    def bytes_of(self, path: str, version: Version, start: int, stop: int) -> bytes:
+        """Read bytes [start, stop) of a version past the cache. Raises as `read` does."""
+        first, last = version.compared(start, min(stop, version.size_bytes))
+        data = b"".join(self.read(path, version, first, max(last, stop), list))
+        return data if len(data) == stop - start else data[start - first : stop - first]
 
     def known(self, path: str) -> Version | None:
         return self._known.get(path)
@@ -338,13 +375,18 @@ class ObjectVersions:
 
     def expect(self, path: str, size_bytes: int, generation: bytes) -> Version:
         """Read an object in this version only, which somebody else learnt: nothing is asked. Raises StaleIndexError."""
-        keeps = self._cache is not None and generation != UNVERSIONED
-        pages = (
-            self._cache.open(without_revision(path), generation, size_bytes)
-            if self._cache is not None and keeps
-            else None
-        )
-        version = Version(size_bytes, generation, pages)
+        digest = None if self._digests is None else self._digests.get(path)
+        if digest is not None and digest.size_bytes != size_bytes:
+            raise StaleIndexError(
+                f"{path}: has {size_bytes} bytes, and had {digest.size_bytes} when it was prepared; upload the shard "
+                "again, or prepare the dataset again with --digest"
+            )
+        pages = None
+        if self._cache is not None and generation != UNVERSIONED:
+            # Pages that were compared have files of their own, so that no others are among them.
+            kept_as = generation if digest is None else generation + bytes.fromhex(digest.digest)
+            pages = self._cache.open(without_revision(path), kept_as, size_bytes)
+        version = Version(size_bytes, generation, pages, digest)
         known = self._known.setdefault(path, version)
         if known != version:
             raise _changed(path, known.generation, generation)

@@ -10,14 +10,14 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Form, Place, as_mapping, wrong
-from energon_grain.storage.location import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
 from energon_grain.tracebacks import public
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
@@ -91,6 +91,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             memory where blocks are not kept. 0: every chunk of samples fetches what it takes.
         largest_group_bytes: What one row group, record batch or shard of a table (Parquet, Arrow, MDS) may take in
             memory; a larger one is an error before it is decoded. Of files of this machine, too.
+        verify: Compare what a store sends of tars and ArrayRecord files with the digests that `energon-grain prepare
+            --digest` kept; a difference is an error before a sample of it is delivered.
     """
 
     stores: dict[str, StoreSettings] = {}
@@ -105,6 +107,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cache_bytes: int | None = None
     ahead_bytes: int = 1 << 30
     largest_group_bytes: int = 1 << 30
+    verify: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -120,12 +123,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
         if self.cache_bytes is not None and self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes={self.cache_bytes}: must be 0 (no blocks) or more")
-        for prefix in self.stores:
-            if not is_url(check_url(prefix)):
-                raise ConfigError(
-                    f"stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
-                    "or what else the URLs begin with"
-                )
+        _check_prefixes(self.stores)
 
     @property
     def cache_folder(self) -> str:
@@ -141,6 +139,15 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         fitting = [prefix for prefix in stores if f"{as_msc(url)}/".startswith(f"{prefix.rstrip('/')}/")]
         best = max(fitting, key=len, default=None)
         return ("", StoreSettings()) if best is None else (best, stores[best])
+
+
+def _check_prefixes(prefixes: Iterable[str]) -> None:
+    for prefix in prefixes:
+        if not is_url(check_url(prefix)):
+            raise ConfigError(
+                f"stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
+                "or what else the URLs begin with"
+            )
 
 
 def as_msc(url: str) -> str:

@@ -1,28 +1,24 @@
-"""What is made of several samples: planned packs, where these are read; and the batches that the consumer gets."""
+"""Batches, as the consumer gets them."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, FatalSampleError, SkipSample
+from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.drops import DropBudget, Dropped, Holed, raise_if_fatal, release_frames
+from energon_grain.stream.drops import DropBudget, Dropped, raise_if_fatal
 from energon_grain.stream.hooks import HookSpec, call_hook
-from energon_grain.stream.index_map import PASS_BITS, Packs
-from energon_grain.stream.spec import BatchSpec, PackSpec
+from energon_grain.stream.spec import BatchSpec
 
 RestoreKey = tuple[Any, ...]
-"""See `stream.replay`."""
+"""See `history.replay`."""
 _NO_LOCK = nullcontext()
 NO_BATCH = object()
 """Stands for a batch whose hooks dropped it."""
@@ -136,88 +132,6 @@ class BatchStage:
                 what="batch",
             )
         )
-
-
-class PackMaker:
-    """Makes items of several samples, where packs are planned."""
-
-    def __init__(self, specs: Sequence[PackSpec], hook_lock: threading.RLock) -> None:
-        self._specs = specs
-        self._lock = hook_lock
-
-    def make(
-        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey], clock: Clock
-    ) -> tuple[list[Any], list[RestoreKey], int]:
-        """The items of a chunk, their restore keys, and how many are not whole.
-
-        Raises FatalSampleError if a hook raised what no policy may skip.
-        """
-        outcomes: list[Any] = []
-        keys: list[RestoreKey] = []
-        drops = 0
-        cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
-        members = list(zip(chunk.draws.leaf.tolist(), chunk.draws.child.tolist(), strict=True))
-        parts = list(zip(packs.starts.tolist(), packs.stops.tolist(), strict=True))
-        makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
-        for place, (number, maker) in enumerate(makers):
-            begin, end = cuts[place], cuts[place + 1]
-            if maker < 0:
-                drops += type(samples[begin]) is Dropped
-                outcomes.append(samples[begin])
-                keys.append(restore_keys[begin])
-                continue
-            dropped = tuple(sample for sample in samples[begin:end] if type(sample) is Dropped)
-            there = (
-                [at for at in range(begin, end) if type(samples[at]) is not Dropped] if dropped else range(begin, end)
-            )
-            spec, value = self._specs[maker], [samples[at] for at in there]
-            ranges = [parts[at] for at in there] if spec.takes_ranges else None
-            batch = None if batch_of is None else batch_of(place)
-            outcome = self._made(spec, value, ranges, number, members[begin][0], batch, clock)
-            told = tuple(parts[begin:end]) if spec.takes_ranges else None
-            keys.append(("pack", maker, number, tuple(members[begin:end]), told))
-            if type(outcome) is not Dropped:
-                outcome = with_restore_key(outcome, keys[-1])
-            drops += bool(dropped) or type(outcome) is Dropped
-            outcomes.append(Holed(outcome, dropped) if dropped else outcome)
-        return outcomes, keys, drops
-
-    def _made(
-        self,
-        spec: PackSpec,
-        samples: list[Any],
-        ranges: list[tuple[int, int]] | None,
-        number: int,
-        leaf: int,
-        batch: int | None,
-        clock: Clock,
-    ) -> Any:
-        """A pack, or the `Dropped` in its stead."""
-        value: Any = samples
-        hook = spec.hooks[0][0]
-        try:
-            if not samples:
-                raise SkipSample("none of its samples is left")
-            for hook, key in spec.hooks:
-                call = hook
-                if ranges is not None:
-                    call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
-                    ranges = None
-                lock = clock.around(hook, _NO_LOCK if hook.concurrent else self._lock)
-                value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
-        except Exception as error:
-            raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")
-            if skipped := isinstance(error, SkipSample):
-                release_frames(error)
-            return Dropped(
-                leaf=leaf,
-                hook=hook.name,
-                failure_tolerance=hook.failure_tolerance,
-                error=error,
-                sample=None if skipped else value,
-                what="item",
-            )
-        return value
 
 
 def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.stream.clock import Work
-from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.passes import Share
+from energon_grain.stream.places import Places
 from energon_grain.stream.prefetch import Arrival, Coming, Prefetch
 from energon_grain.stream.spec import StreamSpec
 
@@ -187,7 +187,7 @@ def plan_chunks(
     numbers: Callable[[], BatchNumbers | None] = lambda: None,
     origin: int = 0,
     ahead: Prefetch | None = None,
-    work: EqualWork | None = None,
+    work: Places | None = None,
 ) -> Iterator[Chunk]:
     """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
 
@@ -256,7 +256,7 @@ def _plans(
     first: int,
     pace: ChunkPace,
     ahead: Prefetch | None,
-    work: EqualWork | None,
+    work: Places | None,
 ) -> Iterator[_Plan]:
     """The first is small, so that the first batch does not wait for more than itself."""
     end = local_end(spec, share, pass_number) if work is None else work.end

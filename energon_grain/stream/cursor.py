@@ -150,6 +150,22 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
     Raises:
         StateError: They are not the cursors of all hosts of one run at one step.
     """
+    ordered = _of_all_hosts(cursors)
+    # A host that met a drop remembers less than one that did not.
+    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0])
+    merged: Cursor = {**ordered[0], "host": [0, 1], "history": history}
+    if any(cursor["drops"] for cursor in ordered):
+        merged["drops"] = _merged_drops(ordered)
+    if any(cursor["held"] for cursor in ordered):
+        merged["held"] = _merged_held(ordered)
+    if any("plans" in cursor for cursor in ordered):
+        merged["plans"] = _merged_plans(ordered)
+    merged["check"] = _checksum(merged)
+    return merged
+
+
+def _of_all_hosts(cursors: Sequence[Mapping[str, Any]]) -> list[Cursor]:
+    """The cursors, checked and in the order of their hosts. Raises as `merge_cursors`."""
     if not cursors:
         raise StateError("there is no state to merge; give the states of all hosts")
     ordered = sorted((check_cursor(cursor) for cursor in cursors), key=lambda cursor: cursor["host"][0])
@@ -158,33 +174,36 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         raise StateError(
             f"the states of all hosts are needed, one each; these are of {[c['host'] for c in ordered]} (host, hosts)"
         )
-    first = ordered[0]
     for name in ("order_version", "step", "pass", "pass_step", "item", "ended", "lanes", "fingerprint"):
         values = [cursor[name] for cursor in ordered]
-        if any(value != values[0] for value in values):
+        if values.count(values[0]) < len(values):
             raise StateError(f"the hosts' states were not saved at the same step of one run: {name} is {values}")
-    # A host that met a drop remembers less than one that did not.
-    history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0])
-    merged: Cursor = {**first, "host": [0, 1], "history": history}
-    if any(cursor["drops"] for cursor in ordered):
-        drops = np.zeros(first["lanes"], np.int64)
-        for host, cursor in enumerate(ordered):
-            drops[host::hosts] = _drops_of(cursor, first["lanes"] // hosts)
-        merged["drops"] = pack_integers(drops.tolist())
-    if any(cursor["held"] for cursor in ordered):
-        lanes: list[list[int]] = [[] for _ in range(first["lanes"])]
-        for host, cursor in enumerate(ordered):
-            lanes[host::hosts] = _held_of(cursor, first["lanes"] // hosts)
-        merged["held"] = pack_integers([value for lane in lanes for value in (len(lane), *lane)])
-    carries = [cursor["plans"] for cursor in ordered if "plans" in cursor]
-    if carries:  # lanes of some hosts may lag behind those of others: the earliest carry of each fold is of use to all
-        try:
-            plans = [unflat(unpack_integers(each)) for each in carries]
-            merged["plans"] = pack_integers(flat([min(of_fold) for of_fold in zip(*plans, strict=True)]))
-        except ValueError as error:
-            raise StateError(f"the hosts' states do not fit together: their 'plans' are damaged: {error}") from error
-    merged["check"] = _checksum(merged)
-    return merged
+    return ordered
+
+
+def _merged_drops(ordered: Sequence[Cursor]) -> str:
+    lanes, hosts = ordered[0]["lanes"], len(ordered)
+    drops = np.zeros(lanes, np.int64)
+    for host, cursor in enumerate(ordered):
+        drops[host::hosts] = _drops_of(cursor, lanes // hosts)
+    return pack_integers(drops.tolist())
+
+
+def _merged_held(ordered: Sequence[Cursor]) -> str:
+    hosts = len(ordered)
+    lanes: list[list[int]] = [[] for _ in range(ordered[0]["lanes"])]
+    for host, cursor in enumerate(ordered):
+        lanes[host::hosts] = _held_of(cursor, len(lanes) // hosts)
+    return pack_integers([value for lane in lanes for value in (len(lane), *lane)])
+
+
+def _merged_plans(ordered: Sequence[Cursor]) -> str:
+    """The earliest carry of each fold: lanes of some hosts may lag behind those of others, and it serves all."""
+    try:
+        plans = [unflat(unpack_integers(cursor["plans"])) for cursor in ordered if "plans" in cursor]
+        return pack_integers(flat([min(of_fold) for of_fold in zip(*plans, strict=True)]))
+    except ValueError as error:
+        raise StateError(f"the hosts' states do not fit together: their 'plans' are damaged: {error}") from error
 
 
 def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None = None) -> Progress:
@@ -259,15 +278,20 @@ def restored(
     if not allow_changes:
         _check_reach(progress, spec, plan.length)
     if progress.history[-1][4] != now.global_batch:
-        segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, now.global_batch)
-        kept = tuple(old for old in progress.history if old[0] < progress.step)
-        progress = progress._replace(history=(*kept, segment))
+        progress = _cut_from_here(progress, now.global_batch)
     if not progress.ended and plan.over(progress.pass_step, progress.item):
         progress = progress._replace(ended=True)
     if not history_holds(spec, share.hosts, progress):
         # Passes before this one were cut in another way (limit, last_batch) than they would be now.
         progress = progress.forgetting(now.global_batch)
     return progress
+
+
+def _cut_from_here(progress: Progress, global_batch: int) -> Progress:
+    """The same place, from which on batches have another size."""
+    segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, global_batch)
+    kept = tuple(old for old in progress.history if old[0] < progress.step)
+    return progress._replace(history=(*kept, segment))
 
 
 def remember_plans(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
@@ -290,8 +314,26 @@ def _check_place(progress: Progress, spec: StreamSpec, *, allow_changes: bool) -
 
     A finite pass may be further than that: at its end, items of lanes that have none left are passed over.
     """
+    _check_history(progress, spec)
     step, item = progress.step, progress.item
-    begin, pass_number, _, _, size = last = progress.history[-1]
+    begin, pass_number, _, first_item, size = progress.history[-1]
+    goes_on = spec.endless or pass_number == progress.pass_number
+    through, within = first_item + (step - begin) * size, progress.pass_step * size
+    expected = through if goes_on else within
+    if item == expected or (allow_changes and item in (through, within)):
+        return
+    if item > expected and (allow_changes or not spec.endless) and _passes_over(progress, spec):
+        return
+    raise StateError(
+        f"the state's 'item' is {item}, but 'step' {step} and 'history' lead to item {expected}: {step - begin} "
+        f"steps of {size} items from item {first_item * goes_on} on"
+    )
+
+
+def _check_history(progress: Progress, spec: StreamSpec) -> None:
+    """Refuse a history, pass or step of the pass that contradicts the step."""
+    step, item = progress.step, progress.item
+    begin, pass_number, first_step, _, _ = progress.history[-1]
     if begin > step:
         raise StateError(f"the state's 'history' ends with an entry of step {begin}, behind its 'step' {step}")
     if any(first + steps > step for first, steps in progress.skipped):
@@ -301,16 +343,9 @@ def _check_place(progress: Progress, spec: StreamSpec, *, allow_changes: bool) -
     if spec.program is None and spec.order.start(progress.pass_number) + item >= POSITIONS:
         raise StateError(f"the state's 'pass' is {progress.pass_number}: the order has no positions that far on")
     same = pass_number == progress.pass_number
-    if progress.pass_step > step - begin + last[2] * same or (same and progress.pass_step != step - begin + last[2]):
+    most = step - begin + first_step * same
+    if progress.pass_step > most or (same and progress.pass_step != most):
         raise StateError(f"the state's 'pass_step' is {progress.pass_step}, which 'step' and 'history' contradict")
-    through, within = last[3] + (step - begin) * size, progress.pass_step * size
-    expected = through if same or spec.endless else within
-    further = item > expected and (not spec.endless or allow_changes) and _passes_over(progress, spec)
-    if not (item == expected or further or (allow_changes and item in (through, within))):
-        raise StateError(
-            f"the state's 'item' is {item}, but 'step' {step} and 'history' lead to item {expected}: {step - begin} "
-            f"steps of {size} items from item {last[3] if same or spec.endless else 0} on"
-        )
 
 
 def _passes_over(progress: Progress, spec: StreamSpec) -> bool:
@@ -433,6 +468,30 @@ def _differences(saved: Any, now: Any, path: str) -> list[str]:
 
 def check_cursor(cursor: Any) -> Cursor:
     """A cursor as it should be. Raises StateError if it is of another version or malformed."""
+    given = _fields_of(cursor)
+    try:
+        checksum = _checksum(given)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(f"the state's {_not_native(given)!r} is no JSON ({type(error).__name__}: {error})") from error
+    _check_shapes(given)
+    if given["pass_step"] > given["step"]:
+        raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' only {given['step']}")
+    if given.setdefault("check", checksum) != checksum:
+        raise StateError(
+            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
+            f"state that was changed on purpose goes without 'check')"
+        )
+    _settle_order_version(given, checksummed="check" in cursor)
+    hosts, lanes = given["host"][1], given["lanes"]
+    if lanes % hosts and (given["held"] or given["drops"]):
+        raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
+    given["host"] = list(given["host"])
+    given["history"] = [list(segment) for segment in given["history"]]
+    return given
+
+
+def _fields_of(cursor: Any) -> Cursor:
+    """A copy of a cursor of this version, with all fields that older releases did not write."""
     if not isinstance(cursor, Mapping):
         raise StateError(f"a state is a JSON object, not a {type(cursor).__name__}")
     given = dict(cast("Mapping[str, Any]", cursor))
@@ -450,27 +509,14 @@ def check_cursor(cursor: Any) -> Cursor:
     for name in ("drops", "held"):
         given.setdefault(name, "")
     given.setdefault("skipped", [])
-    try:
-        checksum = _checksum(given)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StateError(f"the state's {_not_native(given)!r} is no JSON ({type(error).__name__}: {error})") from error
+    return given
+
+
+def _check_shapes(given: Cursor) -> None:
+    """Refuse a field that is missing or is not what it may be."""
     for name, (fits, meant) in _SHAPES.items():
         if (name in given and not fits(given[name])) or (name not in given and name not in _OPTIONAL):
             raise StateError(f"the state's {name!r} is {reprlib.repr(given.get(name))}; expected {meant}")
-    if given["pass_step"] > given["step"]:
-        raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' only {given['step']}")
-    if given.setdefault("check", checksum) != checksum:
-        raise StateError(
-            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
-            f"state that was changed on purpose goes without 'check')"
-        )
-    _settle_order_version(given, checksummed="check" in cursor)
-    hosts, lanes = given["host"][1], given["lanes"]
-    if lanes % hosts and (given["held"] or given["drops"]):
-        raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
-    given["host"] = list(given["host"])
-    given["history"] = [list(segment) for segment in given["history"]]
-    return given
 
 
 def _settle_order_version(given: Cursor, *, checksummed: bool) -> None:

@@ -333,22 +333,6 @@ class IndexMap:
         return 0 if self.same_pass else pass_number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CostsOfStream:
-    """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
-
-    A pack costs what its samples cost together.
-    """
-
-    order: IndexMap
-    leaves: Sequence[Costs]
-
-    def __call__(self, positions: Int64Array) -> Int64Array:
-        draws = self.order.draw_in_stream(positions)
-        found = costs_of(self.leaves, draws.members)
-        return found if draws.packs is None else np.diff(np.append(0, np.cumsum(found))[draws.packs.cuts])
-
-
 def costs_of(leaves: Sequence[Costs], draws: Draws) -> Int64Array:
     """(n,) what samples cost, by the costs of each leaf; see `Costs.of`."""
     if len(leaves) == 1:

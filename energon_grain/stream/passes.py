@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, HostsError, StateError
-from energon_grain.stream.index_map import IndexMap
+from energon_grain.stream.index_map import IndexMap, Sources
+from energon_grain.stream.places import Places
 from energon_grain.stream.spec import LastBatch, StreamSpec
 
 Segment = tuple[int, int, int, int, int]
@@ -235,6 +236,15 @@ class StepsShare(Share):
     def to_global(self, local: _Numbers) -> _Numbers:
         turn = local // self.batch_size
         return Share.to_global(self, local + (turn * (self.readers - 1) + self.reader) * self.batch_size)
+
+
+def places_of(
+    spec: StreamSpec, sources: Sources, share: Share, *, pass_number: int, first: int, plan: PassPlan
+) -> Places | None:
+    """The places of a host; None: each host gets items as they come. The arguments are those of `Placing.places`."""
+    if spec.batch is None or spec.batch.placing is None:
+        return None
+    return spec.batch.placing.places(spec.order, sources, share, pass_number=pass_number, first=first, plan=plan)
 
 
 def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:

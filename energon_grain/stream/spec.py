@@ -16,7 +16,6 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from energon_grain.errors import ConfigError, StateError
-from energon_grain.samplers.balance import Balance
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
@@ -26,12 +25,13 @@ from energon_grain.sources.costs import Costs
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
-from energon_grain.storage.location import revision_of
+from energon_grain.storage.urls import revision_of
 from energon_grain.stream.cost_shares import CostShares
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.observer import Observer
+from energon_grain.stream.places import Placing
 from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -221,14 +221,14 @@ class BatchSpec:
     Attributes:
         size: Samples of one host's batch.
         last: What becomes of an incomplete last batch of a finite pass.
-        balance: By what hosts get equal work; None: each gets items as they come.
+        placing: Which items of a step each host gets; None: each gets items as they come.
     """
 
     size: int
     hook: HookSpec
     last: LastBatch
     encode: tuple[HookSpec, ...]
-    balance: Balance | None = None
+    placing: Placing | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -451,9 +451,10 @@ class StreamSpec:
 
         Of data on the Hub it says of which commit they are, too: another commit with the same data is no change.
         """
-        balance = None if self.batch is None else self.batch.balance
+        placing = None if self.batch is None else self.batch.placing
+        sources = {"/".join(leaf.key): leaf.leaf.source for leaf in self.leaves}
         return {
-            **({} if balance is None else {"balance": self._manifest_of(balance)}),
+            **({} if placing is None else {"balance": placing.manifest(sources)}),
             "seed": self.written_seed[0],
             "seed_offset": self.written_seed[1],
             "lanes": self.lanes,
@@ -474,14 +475,6 @@ class StreamSpec:
                 }
                 for number, leaf in enumerate(self.leaves)
             },
-        }
-
-    def _manifest_of(self, balance: Balance) -> dict[str, Any]:
-        sources = {"/".join(leaf.key): leaf.leaf.source for leaf in self.leaves}
-        return {
-            "by": balance.by,
-            "micro_batches": balance.micro_batches,
-            "columns": {key: Costs(source, balance.costs, "balance").ids for key, source in sources.items()},
         }
 
     def fingerprint(self) -> str:

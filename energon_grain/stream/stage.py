@@ -12,7 +12,7 @@ from functools import cache, lru_cache, partial
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from types import MethodType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,12 @@ from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
-from energon_grain.stream.batches import PackMaker
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, raise_if_fatal, release_frames
+from energon_grain.stream.extensions import PACK_MAKER, extension
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
-from energon_grain.stream.index_map import Draws, Sources
+from energon_grain.stream.index_map import Draws, Packs, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
 from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
 
@@ -440,26 +440,11 @@ class JoinLoader:
         for loader, member in zip(self._members, joined.members, strict=True):
             if isinstance(loader, ArrayColumn):
                 columns.append(loader.values(member, rows))
-                continue
-            if member.batch is None:
+            elif member.batch is None:
                 columns.append([None] * rows)
-                continue
-            assert isinstance(member.batch, RawBatch)
-            whole = len(member.places) == rows
-            places = [] if whole else member.places.tolist()
-            own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
-            part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
-            flow = flow or part
-            if whole and not part.dropped:
-                columns.append(part.values)
-                continue
-            column: list[Any] = [None] * rows
-            columns.append(column)
-            places = places or range(rows)
-            for place, value in zip(part.places, part.values, strict=True):
-                column[places[place]] = value
-            for place, dropped in part.dropped.items():
-                flow.dropped.setdefault(places[place], dropped)
+            else:
+                column, flow = self._of_member(loader, member, draws, rows, flow)
+                columns.append(column)
         assert flow is not None
         sources = list(map(LazySources, repeat(self._source), joined.indices.tolist()))
         flow.sources = sources.__getitem__
@@ -475,6 +460,25 @@ class JoinLoader:
         if self._joins_sources:
             _add_sources(flow, columns[0], sources)
         return flow
+
+    def _of_member(
+        self, loader: LeafLoader, member: MemberBatch, draws: Numbers, rows: int, flow: Flow | None
+    ) -> tuple[list[Any], Flow]:
+        """The samples of a member, one a row, and the flow of the first member, which notes what all of them drop."""
+        assert isinstance(member.batch, RawBatch)
+        whole = len(member.places) == rows
+        places = range(rows) if whole else member.places.tolist()
+        own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
+        part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
+        flow = flow or part
+        if whole and not part.dropped:
+            return part.values, flow
+        column: list[Any] = [None] * rows
+        for place, value in zip(part.places, part.values, strict=True):
+            column[places[place]] = value
+        for place, dropped in part.dropped.items():
+            flow.dropped.setdefault(places[place], dropped)
+        return column, flow
 
 
 def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> None:
@@ -596,6 +600,16 @@ def _which(function: Any) -> Hashable:
     return id(function)
 
 
+class PackMaker(Protocol):
+    """Makes items of several samples each."""
+
+    def make(
+        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[tuple[Any, ...]], clock: Clock
+    ) -> tuple[list[Any], list[tuple[Any, ...]], int]:
+        """The items of a chunk, their restore keys, and how many are not whole; `clock`: takes the times of hooks."""
+        ...
+
+
 class PureStage:
     """Reads and encodes chunks. Thread-safe: several threads may encode different chunks at once.
 
@@ -622,7 +636,7 @@ class PureStage:
         self._kind_of = np.zeros(len(spec.leaves), np.int32)
         for kind, leaves in enumerate(alike.values()):
             self._kind_of[[*leaves]] = kind
-        self._packs = PackMaker(spec.packs, self.hook_lock)
+        self._packs: PackMaker | None = extension(PACK_MAKER)(spec.packs, self.hook_lock) if spec.packs else None
         self._told: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
@@ -651,7 +665,7 @@ class PureStage:
                     break
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
-            if packs is not None:
+            if packs is not None and self._packs is not None:
                 outcomes, restore_keys, drops = self._packs.make(chunk, packs, outcomes, restore_keys, clock)
                 clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)

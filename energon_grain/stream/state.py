@@ -145,42 +145,11 @@ def _writer(form: Form) -> _Write:
         case Number():
             return lambda value, integers, last, same: integers.append(value)
         case tuple():
-            parts: list[_Write] = [_writer(part) for part in form]
-
-            def row(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
-                for part, entry in zip(parts, value, strict=True):
-                    part(entry, integers, last, same)
-
-            return row
-        case Many(each=Place(feed=feed)):  # what buffers hold
-
-            def places(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
-                integers.append(len(value))
-                before = last.get(feed, 0)
-                for entry in value:
-                    difference, before = entry - before, entry
-                    integers.append(2 * difference if difference >= 0 else -2 * difference - 1)
-                last[feed] = before
-
-            return places
+            return _row_writer(form)
         case Many(each=each):
-            one = _writer(each)
-
-            def many(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
-                integers.append(len(value))
-                for entry in value:
-                    one(entry, integers, last, same)
-
-            return many
+            return _many_writer(each)
         case OneOf(forms=forms):
-            choices = [_writer(each) for each in forms]
-
-            def choice(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
-                number, entry = value
-                integers.append(number)
-                choices[number](entry, integers, last, same)
-
-            return choice
+            return _choice_writer(forms)
         case Marked():
             marked, marks = _writer(form.value), _writer(form.rare)
 
@@ -207,6 +176,50 @@ def _writer(form: Form) -> _Write:
             return _writer(form.form)
         case _:
             raise AssertionError(form)
+
+
+def _row_writer(forms: tuple[Form, ...]) -> _Write:
+    parts = [_writer(part) for part in forms]
+
+    def row(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+        for part, entry in zip(parts, value, strict=True):
+            part(entry, integers, last, same)
+
+    return row
+
+
+def _many_writer(each: Form) -> _Write:
+    if isinstance(each, Place):  # what buffers hold
+        feed = each.feed
+
+        def places(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+            integers.append(len(value))
+            before = last.get(feed, 0)
+            for entry in value:
+                difference, before = entry - before, entry
+                integers.append(2 * difference if difference >= 0 else -2 * difference - 1)
+            last[feed] = before
+
+        return places
+    one = _writer(each)
+
+    def many(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+        integers.append(len(value))
+        for entry in value:
+            one(entry, integers, last, same)
+
+    return many
+
+
+def _choice_writer(forms: tuple[Form, ...]) -> _Write:
+    choices = [_writer(each) for each in forms]
+
+    def choice(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
+        number, entry = value
+        integers.append(number)
+        choices[number](entry, integers, last, same)
+
+    return choice
 
 
 class _Integers:
@@ -269,13 +282,9 @@ def _reader(form: Form) -> _Read:
         case Number(end=end):
             return lambda given: _below(given.next(), end)
         case tuple():
-            parts = [_reader(part) for part in form]
-            return lambda given: tuple([part(given) for part in parts])
-        case Many(each=Place(feed=feed)):
-            return lambda given: given.places(feed)
+            return _row_reader(form)
         case Many(each=each):
-            one = _reader(each)
-            return lambda given: tuple([one(given) for _ in range(given.next())])
+            return _many_reader(each)
         case OneOf(forms=forms):
             choices = [_reader(each) for each in forms]
             return lambda given: (number := _below(given.next(), len(choices)), choices[number](given))
@@ -294,6 +303,19 @@ def _reader(form: Form) -> _Read:
             return _reader(form.form)
         case _:
             raise AssertionError(form)
+
+
+def _row_reader(forms: tuple[Form, ...]) -> _Read:
+    parts = [_reader(part) for part in forms]
+    return lambda given: tuple([part(given) for part in parts])
+
+
+def _many_reader(each: Form) -> _Read:
+    if isinstance(each, Place):
+        feed = each.feed
+        return lambda given: given.places(feed)
+    one = _reader(each)
+    return lambda given: tuple([one(given) for _ in range(given.next())])
 
 
 def _below(value: int, end: int) -> int:

@@ -17,15 +17,15 @@ from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
 from energon_grain.stream.clock import Clock, Span, Work
 from energon_grain.stream.drops import DropBudget, Dropped, Holed
-from energon_grain.stream.equal_work import EqualWork
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.observer import Outlet
-from energon_grain.stream.passes import PassPlan, Progress, Share
+from energon_grain.stream.passes import PassPlan, Progress, Share, places_of
+from energon_grain.stream.places import Places
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import ThreadPool, UnderWay, WorkerPool, interrupts_held
+from energon_grain.stream.workers import UnderWay, WorkerPool, interrupts_held
 
 
 class Step(NamedTuple):
@@ -99,19 +99,19 @@ class Production:
         first = not (start.item or start.pass_number)
         self.drops.begin(lambda: self.progress.step, first=first)
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
-        self._ahead = Prefetch(self.stage.sources, in_process=pool is None or isinstance(pool, ThreadPool))
+        self._ahead = Prefetch(self.stage.sources, in_process=pool is None or pool.shares == "memory")
         self._ahead.outlet = self.outlet
         if self._ahead:
             self.under_way.add(self._ahead.close)
         self._chunks_ns = 0  # that chunks were waited for
-        self._work: EqualWork | None = None
+        self._work: Places | None = None
         self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
 
     def _positions(self, pool: WorkerPool | None) -> LaneAssembly:
         """Items of a stream whose order is arithmetic."""
         spec, share, start = self.spec, self.share, self.progress
         origin = share.first_at(start.item)
-        self._work = EqualWork.of(
+        self._work = places_of(
             spec, self.stage.sources, share, pass_number=start.pass_number, first=start.item, plan=self._plan
         )
         drops = start.drops if self._work is None else np.zeros_like(start.drops)  # those of an unbalanced run

@@ -32,6 +32,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
+from energon_grain.stream.extensions import RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -47,22 +48,19 @@ from energon_grain.stream.passes import (
     place_of_step,
 )
 from energon_grain.stream.prefetch import Background
-from energon_grain.stream.replay import SampleRestorer
+from energon_grain.stream.run import Run, StepSamples
 from energon_grain.stream.spec import StreamSpec, no_dataset
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.steps import Production, Step
-from energon_grain.stream.which import History, StepSamples
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
     MakePool,
-    ProcessPool,
-    ThreadPool,
     UnderWay,
     WorkerPool,
     close_with,
-    interpreters,
     interrupts_held,
+    own_pool,
 )
 from energon_grain.tracebacks import public, shorten
 
@@ -90,19 +88,6 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     if not hasattr(dataset, "compiled"):
         raise ConfigError(f"loader: {no_dataset(dataset)}")
     return given or dataset.worker_config
-
-
-def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
-    """So many workers of the configured kind; None: hooks may not run in threads."""
-    if config.worker_type == "process":
-        return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
-    if spec.stage_seeds_globals:
-        _logger.warning(
-            "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
-            "threads; let them use self.rng, or use worker processes"
-        )
-        return None
-    return ThreadPool(stage, workers, config.prefetch_bytes)
 
 
 @public
@@ -177,7 +162,7 @@ class Stream:
         self._lane_states = None if spec.program is None else LaneStates(spec.program.root.state_form)
         self._empty_steps = 0
         self._progress = self._beginning()
-        self._history = History(spec=spec, stage=self._stage, config=config, share=self.share)
+        self._run = Run(spec=spec, stage=self._stage, config=config, share=self.share)
         self._coming: deque[Step] = deque()  # read, but not delivered
         self._none_left = False  # behind those that are coming
         self._failed_behind: Progress | None = None
@@ -526,7 +511,7 @@ class Stream:
         manifest = self._manifest if with_manifest or len(self._manifest) <= SHORT_MANIFEST else None
         progress, held = self._progress, ""
         if with_manifest:
-            self._history.save(progress)
+            self._run.save(progress)
         if self._lane_states is not None and progress.lanes is not None:
             held = self._lane_states.text(progress.lanes)
         dropped = int(progress.drops.min())
@@ -557,7 +542,7 @@ class Stream:
                 self._stop()  # what reads ahead plans, too
                 remember_plans(cursor, self.spec)
             self._go_to(progress)
-            self._history.restored(progress, dict(cursor), changed=allow_changes)
+            self._run.restored(progress, dict(cursor), changed=allow_changes)
 
     def seek(self, step: int) -> None:
         """Go to a step, counted over all passes, as if nothing had been dropped on the way to it; arithmetic.
@@ -632,9 +617,9 @@ class Stream:
                 self._progress = self._progress._replace(skipped=skipped)
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """A sample or batch again, from its `__restore_key__`. See `stream.replay.SampleRestorer`."""
+        """A sample or batch again, from its `__restore_key__`. See `history.replay.restore_sample`."""
         self._require_here("restore samples")
-        sample = SampleRestorer(self.spec, self._stage, self.config.restore_error_handler).restore(restore_key)
+        sample = extension(RESTORE_SAMPLE)(self._run, restore_key)
         register_value(sample)
         return sample
 
@@ -643,10 +628,10 @@ class Stream:
 
         From positions where they tell, and else by reading and making the steps before it again, from the nearest place
         that is known: the beginning, the state that was restored, one that was saved since, or the present place. Its
-        `read` says which. The stream stays where it is. Raises as `stream.which.History.which`.
+        `read` says which. The stream stays where it is. Raises as `history.which.which`.
         """
         self._require_here("make steps again")
-        return self._history.which(self._progress, step, dropped=self._drops.any_dropped)
+        return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.

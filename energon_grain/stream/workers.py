@@ -1,12 +1,7 @@
-"""Workers: threads or processes that encode chunks ahead of the consumer, delivered in order.
+"""Workers: what encodes chunks ahead of the consumer, delivered in order; and how all that runs for a stream ends.
 
-Threads are the default. A worker process is a fresh interpreter that runs `energon_grain.stream.worker_start`; it
-does not import the user's script again, so scripts need no `__main__` guard. It gets the compiled dataset once (by
-cloudpickle, so hooks may be defined in the script) and then one chunk after the other. Results come back as files in
-memory: nothing is written to `/dev/shm`, so nothing stays behind when a process is killed.
-
-Threads of the parent wait for each worker; assembly and state stay in the parent. Workers live as long as their
-pool, through passes and restores. Backends start them in other ways.
+Threads are the default. Worker processes are an extension (`energon_grain.processes`), found by dotted name. Backends
+bring their own.
 
 What runs for a stream ends when the stream is closed, when nobody has it any more, or with the program.
 
@@ -19,32 +14,26 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import dataclasses
+import logging
 import os
-import pickle
 import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from energon_grain.errors import WorkerError
-from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
-from energon_grain.stream.clock import Span
+from energon_grain.stream.extensions import POOLS, extension
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.worker_process import Channel, ResultFiles, SampleUnpickler, pickled_spec
-from energon_grain.stream.worker_start import PROGRAM
+from energon_grain.stream.worker_config import WorkerConfig
+
+_logger = logging.getLogger("energon_grain")
 
 
 class UnderWay:
@@ -349,7 +338,7 @@ def _work(
         ended.put(None)
 
 
-def _under_way(workers: int) -> int:
+def most_under_way(workers: int) -> int:
     """Chunks that are under way, or done and not yet taken, at most.
 
     They are taken in order, so a chunk that takes long holds up the others only as soon as these are all done.
@@ -361,7 +350,14 @@ class WorkerPool(Protocol):
     """Workers, for the life of a stream. They hold nothing that what comes out depends on."""
 
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def shares(self) -> Literal["memory", "disk"]:
+        """What they have in common with this process, where data can be fetched ahead to for them."""
+        ...
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Any]:
         """Let them encode these chunks from now on. What was started before is closed by then.
@@ -377,6 +373,15 @@ class WorkerPool(Protocol):
 
 
 MakePool = Callable[[StreamSpec, PureStage], WorkerPool]
+OwnPool = Callable[[StreamSpec, PureStage, WorkerConfig, int], WorkerPool | None]
+"""The workers of a stream, and how many; None: hooks may not run there."""
+
+
+def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
+    """So many workers of the configured kind; None: hooks may not run in threads."""
+    name = POOLS.get(str(config.worker_type))
+    make: OwnPool = _thread_pool if name is None else extension(name)
+    return make(spec, stage, config, workers)
 
 
 class ThreadPool:
@@ -386,6 +391,8 @@ class ThreadPool:
         budget_bytes: Bound on the memory of what they made and nobody took yet.
     """
 
+    shares: Literal["memory", "disk"] = "memory"
+
     def __init__(self, stage: PureStage, workers: int, budget_bytes: int) -> None:
         self.workers = workers
         self._stage = stage
@@ -394,7 +401,7 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         run = pace.timed(self._run)
-        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, _under_way(self.workers))
+        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, most_under_way(self.workers))
         self._running = weakref.ref(running)
         return running
 
@@ -403,7 +410,7 @@ class ThreadPool:
         self.workers = workers
         running = self._running()
         if running is not None:
-            running.resize(workers, _under_way(workers))
+            running.resize(workers, most_under_way(workers))
 
     @property
     def settled(self) -> bool:
@@ -420,294 +427,11 @@ class ThreadPool:
         """Nothing is left: threads end with what they were started for."""
 
 
-_END_SECONDS = 5.0
-_PATIENCE_SECONDS = 0.5
-"""For the chunks in hand. With the next number it is less than the second within which a program should end."""
-_LEAVE_SECONDS = 0.3
-
-
-class StartedProcess(Protocol):
-    """A process, as whoever started it sees it."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def code(self) -> int | None:
-        """What it ended with, a signal as a negative number; None: nobody can tell."""
-        ...
-
-    def ended(self, patience_s: float) -> bool:
-        """Whether it has ended; so long is waited for that."""
-        ...
-
-    def kill(self) -> None:
-        """End it at once."""
-
-
-StartProcess = Callable[[int, Channel, socket.socket], StartedProcess]
-"""Starts the worker of a number, which is to `serve` what is sent through the channel to the other end, given too."""
-
-
-class _Interpreter:
-    """A fresh interpreter, which does not import the script."""
-
-    def __init__(self, end: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(end), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(end,),
-            process_group=0,  # Ctrl-C is for the parent, also while the worker still starts
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+def _thread_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> ThreadPool | None:
+    if spec.stage_seeds_globals:
+        _logger.warning(
+            "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
+            "threads; let them use self.rng, or use worker processes"
         )
-        self.pid = self._process.pid
-        self.kill = self._process.kill
-
-    @property
-    def code(self) -> int | None:
-        return self._process.returncode
-
-    def ended(self, patience_s: float) -> bool:
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-
-def interpreters(spec: StreamSpec) -> StartProcess:
-    """Starts workers as fresh interpreters, which are sent the compiled dataset. Raises as `pickled_spec`."""
-
-    def start(number: int, channel: Channel, end: socket.socket) -> StartedProcess:
-        pickled = pickled_spec(dataclasses.replace(spec, program=None), otherwise="use worker_type='thread'")
-        process = _Interpreter(end.fileno())
-        with suppress(OSError):  # it has ended: whoever wants an answer is told
-            channel.send(pickle.dumps((number, sys.path)))
-            channel.send(pickled)
-        return process
-
-    return start
-
-
-class ProcessPool:
-    """Worker processes. See `stream.workers.WorkerPool`.
-
-    Args:
-        budget_bytes: Bound on the memory of what they made and nobody took yet.
-        import_script: Whether they begin by importing the user's script.
-    """
-
-    def __init__(
-        self,
-        sources: list[Source],
-        workers: int,
-        budget_bytes: int,
-        start: StartProcess,
-        *,
-        import_script: bool = False,
-    ) -> None:
-        self.workers = workers
-        self.sources = sources
-        self._files = ResultFiles(most=4 * workers + 4)  # two chunks and two batches of each, and those in use
-        self._budget_bytes = budget_bytes
-        self._start = start
-        self._import_script = import_script
-        self._processes: dict[int, WorkerProcess] = {}
-
-    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ProcessWorkers:
-        """Let them encode chunks; those that died, or were ended in the middle of one, are replaced."""
-        for number in range(self.workers):
-            process = self._processes.get(number)
-            if process is not None and not process.idle:
-                self._processes.pop(number).close()
-            if number not in self._processes:
-                self._processes[number] = WorkerProcess(number, self._start, self._files, self._import_script)
-        processes = [self._processes[number] for number in range(self.workers)]
-        return ProcessWorkers(self, processes, chunks, pace, self._budget_bytes)
-
-    def close(self) -> None:
-        processes = [*self._processes.values()]  # a signal handler may do the same, in the middle of this
-        for process in processes:
-            process.dismiss()
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        for process in processes:
-            process.close(max(0.0, deadline - time.monotonic()))
-        self._processes.clear()
-        self._files.close()
-
-
-_Answer = tuple[list[Any], int, int]
-"""The parts of a result, for `SampleUnpickler`, and when making it began and ended, on `time.perf_counter_ns`."""
-
-
-class ProcessWorkers(OrderedWorkers[_Answer]):
-    """Encoded chunks from worker processes, for each of which there are two threads that wait.
-
-    What they made is unpickled by whoever takes it, so that none of them waits for that.
-    """
-
-    def __init__(
-        self,
-        pool: ProcessPool,
-        processes: list[WorkerProcess],
-        chunks: Iterator[Chunk],
-        pace: ChunkPace,
-        budget_bytes: int,
-    ) -> None:
-        self._pool = pool
-        self._processes = processes
-        self._pace = pace
-        self._choosing = threading.Lock()
-        self._chunks_of = dict.fromkeys(processes, 0)
-        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, _under_way(len(processes)))
-
-    def _run(self, chunk: Chunk) -> _Answer:
-        """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""
-        with self._choosing:
-            process = min(self._processes, key=self._chunks_of.__getitem__)
-            self._chunks_of[process] += 1
-        try:
-            return process.run(chunk)
-        finally:
-            with self._choosing:
-                self._chunks_of[process] -= 1
-
-    def taken(self, chunk: Chunk, result: _Answer) -> Encoded:
-        """The chunk, unpickled. Raises what the stage raised in the worker."""
-        parts, made_ns, ready_ns = result
-        began_ns = time.perf_counter_ns()
-        encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
-        if isinstance(encoded, BaseException):
-            raise encoded
-        if encoded.work is not None:
-            now_ns, spans = time.perf_counter_ns(), encoded.work.spans
-            sent_ns = spans[-1].begin_ns + spans[-1].wall_ns
-            spans.append(Span("pipeline", "send", "workers", sent_ns, ready_ns - sent_ns, 0, len(chunk.draws)))
-            spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
-        self._pace.learn(chunk, encoded, (ready_ns - made_ns) / 1e9)
-        return cast("Encoded", encoded)
-
-    def close(self) -> None:
-        """Wait for the chunks in hand; processes that take long over theirs are killed."""
-        self.stop()
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        for process in self._processes:
-            process.interrupt(max(0.0, deadline - time.monotonic()))
-        super().close()
-
-
-class WorkerProcess:
-    """One worker process. Two threads drive it: while one waits for an answer, the other has sent the next chunk.
-
-    Args:
-        files: For results.
-        import_script: Whether it begins by importing the user's script.
-    """
-
-    def __init__(self, number: int, start: StartProcess, files: ResultFiles, import_script: bool) -> None:
-        self._number = number
-        self._files = files
-        self._import_script = import_script
-        self._sending = threading.Lock()
-        self._turn = threading.Condition()
-        self._sent = self._answered = 0
-        self._lost = False
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        try:
-            self._process = start(number, self._channel, theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-
-    def run(self, chunk: Chunk) -> _Answer:
-        """Let the worker encode a chunk. It begins when what is fetched ahead is there.
-
-        Raises WorkerError if the worker died, or this process may not have one more file open.
-        """
-        if chunk.arrival is not None:
-            chunk.arrival.wait()
-        message = pickle.dumps(chunk, protocol=5)
-        file = self._files.take()
-        try:
-            with self._sending:
-                place, self._sent = self._sent, self._sent + 1
-                self._channel.send(message, file.descriptor)
-            with self._turn:
-                self._turn.wait_for(lambda: self._answered == place or self._lost)
-            answer, _ = self._channel.receive()
-            self._tell(answered=1)
-        except (EOFError, ConnectionError) as error:
-            self._tell(lost=True)
-            self._process.ended(_END_SECONDS)
-            dead = self._number, self._process.pid or 0, self._process.code
-            raise worker_death([dead], import_script=self._import_script) from error
-        except BaseException:
-            self._tell(lost=True)
-            self._process.kill()  # nobody knows where the next answer begins
-            raise
-        sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
-        return self._files.parts(file, sizes), began_ns, ended_ns
-
-    def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
-        with self._turn:
-            self._answered += answered
-            self._lost = self._lost or lost
-            self._turn.notify_all()
-
-    @property
-    def idle(self) -> bool:
-        """Whether it can take a chunk: it lives, and has answered all that it was sent."""
-        return self._answered == self._sent and not self._process.ended(0)
-
-    def interrupt(self, patience_s: float) -> None:
-        """End the process if it works on chunks and goes on to; whoever waits for these gets a WorkerError."""
-        with self._turn:
-            done = self._turn.wait_for(lambda: self._answered == self._sent or self._lost, patience_s)
-        if not done:
-            self._process.kill()
-
-    def dismiss(self) -> None:
-        """Let the process end."""
-        # Others that were forked meanwhile may hold this end open: it is told, too.
-        with suppress(OSError):
-            self._channel.send(b"")
-        self._channel.close()
-
-    def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
-        self.dismiss()
-        if not self._process.ended(patience_s):
-            self._process.kill()
-            self._process.ended(_END_SECONDS)
-
-
-def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: bool = False) -> WorkerError:
-    """The error that names them.
-
-    Args:
-        dead: (number, process id, exit code; None: not known) of each.
-        import_script: Whether such processes begin by importing the user's script.
-    """
-    dead = tuple(dead)
-    told = ", ".join(f"worker process {number} (pid {pid}) {_how(code)}" for number, pid, code in dead)
-    codes = {code for _, _, code in dead}
-    advice = ""
-    if codes & {None, -9}:
-        advice = " Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller batches."
-    elif import_script and 1 in codes:
-        advice = (
-            " Processes that are started by `spawn` or `forkserver` import the script again: what it does must stand "
-            "below `if __name__ == '__main__':`."
-        )
-    return WorkerError(
-        f"{told} while it was needed; its own messages are on stderr.{advice} The loader goes on from here with a new "
-        f"one"
-    )
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "ended"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return None
+    return ThreadPool(stage, workers, config.prefetch_bytes)

@@ -10,8 +10,9 @@ with `.nv-meta` beside them, and return the folder. They share these options:
   both. False leaves bare tars.
 * `broken`: numbers of samples that are made undecodable.
 
-`write_tars` writes samples of your own. `check_hooks` tells whether a task encoder's hooks make of a sample what it is,
-whatever stands beside it.
+`write_tars` writes samples of your own. `check_hooks` checks that what a task encoder's hooks make of a sample does not
+depend on the samples beside it; `check_source`, `check_store` and `check_node` check a source, a store of files and a
+dataset node of your own.
 """
 
 from __future__ import annotations

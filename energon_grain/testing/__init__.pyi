@@ -1,6 +1,5 @@
 """The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
 
-from .check_hooks import check_hooks as check_hooks
 from .dataset_folder import write_tars as write_tars
 from .datasets import (
     cook_interleaved as cook_interleaved,
@@ -18,5 +17,9 @@ from .datasets import (
     make_vqa_dataset as make_vqa_dataset,
     make_vqa_ocr_dataset as make_vqa_ocr_dataset,
 )
+from .hook_check import check_hooks as check_hooks
+from .node_check import check_node as check_node
+from .source_check import check_source as check_source
+from .store_check import check_store as check_store
 
 __all__: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -18,7 +19,7 @@ from patience import PATIENCE_S
 from typer.testing import Result
 
 from energon_grain import DatasetWriter
-from energon_grain.errors import ConfigError, RefusedError, TarError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError, TarError
 from energon_grain.testing import make_captioning_dataset, make_text_dataset, write_tars
 
 
@@ -75,6 +76,70 @@ def test_all_flags(root: Path) -> None:
     assert again.exit_code == 0, again.output
     assert split_parts(root)["train"] != list(shard_counts(root))
     assert "none was written" in again.output
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_prints_what_is_written_and_writes_nothing(root: Path) -> None:
+    options = ("--non-interactive", "--split-ratio=8,1,1", "--crude")
+    before = _files(root)
+    shown = prepare(root, *options, "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    document = json.loads(prepare(root, *options, "--dry-run", "--json").stdout)
+    assert _files(root) == before
+    lines = shown.output.splitlines()
+    assert lines[0] == f"Plan: prepare {root}. Nothing was written."
+    assert "  scan    10 tar files: shard_000.tar … shard_009.tar" in lines
+    assert "  split   val: 1 shard: shard_008.tar" in lines
+    assert "  write   10 tar index files: shard_000.tar.idx … shard_009.tar.idx" in lines
+    assert not any(line.startswith(("  ask", "  remove", "  keep")) for line in lines)
+    assert prepare(root, *options).exit_code == 0
+    added = {name for name in _files(root) if name not in before}
+    assert {name for name in added if "/columnar/" not in name} == {*document["write"]} - {".nv-meta/columnar/"}
+    assert document["split_parts"] == split_parts(root)
+
+
+def test_a_dry_run_lists_the_questions_and_asks_none(root: Path) -> None:
+    assert prepare(root, "--non-interactive", "--split-ratio=1", "--crude").exit_code == 0
+    before = _files(root)
+    lines = prepare(root, "--dry-run", "--no-sqlite").output.splitlines()
+    assert lines[0] == f"Plan: prepare {root} again. Nothing was written."
+    assert [line.split()[0] for line in lines[1:4]] == ["ask", "ask", "scan"]
+    assert "  ask     the ratio of train, val and test; 8,1,1 is proposed" in lines
+    assert "  ask     the sample type, after the scan" in lines
+    assert "  remove  .nv-meta/index.sqlite" in lines
+    assert isinstance(prepare(root, "--dry-run", "--append").exception, DatasetNotFoundError)
+    shutil.copy(root / "shard_000.tar", root / "zz.tar")
+    lines = prepare(root, "--dry-run", "--append").output.splitlines()
+    assert lines[:3] == [
+        f"Plan: append new shards to {root}. Nothing was written.",
+        "  scan    1 tar file: zz.tar",
+        "  keep    10 shards indexed before",
+    ]
+    (root / "zz.tar").unlink()
+    assert _files(root) == before
+
+
+def test_dry_runs_of_single_files(tmp_path: Path) -> None:
+    lines = tmp_path / "x.jsonl"
+    lines.write_text('{"a": 1}\n')
+    make_text_dataset(tmp_path / "a", n=4)
+    make_text_dataset(tmp_path / "b", n=6)
+    joined = write_v2(tmp_path, train={"join": [{"path": "a"}, {"path": "b"}]})
+    before = _files(tmp_path)
+    said = run("prepare", lines, "--dry-run").output
+    assert said.splitlines()[1:] == [f"  read    {lines}: 9 bytes", f"  write   {lines}.idx"]
+    assert json.loads(run("prepare", lines, "--dry-run", "--json").stdout)["write"] == f"{lines}.idx"
+    document = json.loads(run("prepare", joined, "--dry-run", "--json").stdout)
+    said = run("prepare", joined, "--dry-run").output
+    assert _files(tmp_path) == before
+    assert f"  join    {joined}: $.splits.train: " in said
+    assert f"  write   {document[0]['write']}, unless it is there and valid" in said.splitlines()
+    prepare_joins(joined)
+    assert Path(document[0]["write"]).is_dir()
+    assert "it has no joins" in run("prepare", write_v2(tmp_path, train={"path": "a"}), "--dry-run").output
 
 
 def test_tar_index_only(root: Path) -> None:

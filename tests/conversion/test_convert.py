@@ -29,7 +29,7 @@ from records import encode_example, msgpack_record, write_records, write_shards
 from energon_grain import DefaultTaskEncoder, get_train_dataset
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, FormatError, RefusedError
-from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, read_info
 from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard

@@ -26,8 +26,8 @@ from energon_grain import (
     merge_cursors,
     open_columns,
 )
+from energon_grain.planning import cost_blend
 from energon_grain.prepare import prepare_dataset
-from energon_grain.samplers import cost_blend
 from energon_grain.samplers.fold import unflat
 from energon_grain.stream.cursor import _checksum
 from energon_grain.stream.state import pack_integers, unpack_integers
@@ -111,8 +111,8 @@ def test_the_same_stream_on_any_number_of_hosts(folder: Path) -> None:
 
 
 def test_a_state_goes_on_on_other_hosts_and_folds_nothing_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_grain.samplers.cost_blend._WINDOW", 100)
-    monkeypatch.setattr("energon_grain.samplers.cost_blend._OF_A_CHILD", 1)
+    monkeypatch.setattr("energon_grain.planning.cost_blend._WINDOW", 100)
+    monkeypatch.setattr("energon_grain.planning.cost_blend._OF_A_CHILD", 1)
     expected = keys(train(folder / "mix.yaml"), 60)
     with get_savable_loader(train(folder / "mix.yaml")) as loader:
         for _ in range(50):
@@ -120,7 +120,7 @@ def test_a_state_goes_on_on_other_hosts_and_folds_nothing_again(folder: Path, mo
         state = json.loads(json.dumps(loader.save_state_global()))
         small = len(json.dumps(loader.get_state()))
     assert small < 1024
-    from energon_grain.samplers.cost_blend import CostBlend
+    from energon_grain.planning.cost_blend import CostBlend
 
     begun: list[int] = []
     advance = CostBlend._advance

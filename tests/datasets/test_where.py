@@ -32,7 +32,7 @@ from energon_grain import (
     measure_dataset,
 )
 from energon_grain.errors import IndexFileError, KeyNotFoundError
-from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.loader.data_source import EnergonDataSource
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.webdataset import WebDatasetSource

@@ -26,8 +26,7 @@ from patience import PATIENCE_S
 
 from energon_grain import WebDatasetSource, open_columns
 from energon_grain.errors import DuplicateKeyError, IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,

@@ -28,7 +28,8 @@ from web_server import running_web_server
 from energon_grain import StorageSettings, Stream, get_train_dataset, use_storage
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError, IndexFileError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.columnar import ColumnarIndex, open_columnar
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import (
@@ -177,7 +178,8 @@ def test_a_url_is_told_from_a_path_by_nothing_else(folder: Path, bucket: Bucket,
 
 def test_nothing(folder: Path, bucket: Bucket) -> None:
     url = bucket.upload(folder, "sets")
-    assert not_prepared(f"{folder}/bear") == f"{folder}/bear: no such file or folder"
+    near = f"Did you mean {folder}/bare?"
+    assert not_prepared(f"{folder}/bear") == f"{folder}/bear: no such file or folder. {near}"
     (folder / "bare" / ".nv-meta").mkdir()
     assert not_prepared(f"{folder}/bare/.nv-meta").endswith(
         f"belongs to the dataset in {folder}/bare; give that folder"

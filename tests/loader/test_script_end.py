@@ -133,7 +133,7 @@ def orphans(done: Any) -> list[psutil.Process]:
         process
         for process in psutil.process_iter(["cmdline", "cwd"])
         if str(script) in (process.info["cmdline"] or [])
-        or (process.info["cwd"] == str(script.parent) and "worker_process" in " ".join(process.info["cmdline"] or []))
+        or (process.info["cwd"] == str(script.parent) and "energon_grain" in " ".join(process.info["cmdline"] or []))
     ]
 
 

@@ -5,8 +5,10 @@ On `Stream`, not on a loader: workers import this module, and importing Grain ta
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,8 +23,8 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 
-from energon_grain import Batch, Stream, TaskEncoder, WorkerError
-from energon_grain.stream.worker_process import ResultFiles, write_parts
+from energon_grain import Batch, Stream, TaskEncoder, WorkerConfig, WorkerError, get_train_dataset
+from energon_grain.processes.worker import ResultFiles, write_parts
 
 Train = Callable[..., Any]
 RunScript = Callable[..., Any]
@@ -108,7 +110,7 @@ class Slow(TaskEncoder):
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "worker_process" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children() if "serve_interpreter" in " ".join(p.cmdline())]
 
 
 def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: Path) -> None:
@@ -417,3 +419,74 @@ def test_what_may_open_no_more_files_says_so(
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
     assert on_stderr in done.stderr
+
+
+SIGNALLED = """
+import sys
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+
+stream = Stream.of(get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4,
+    worker_config=WorkerConfig(0, 1, 2, worker_type="process"),
+))
+next(stream)
+print("begun", flush=True)
+while True:
+    next(stream)
+"""
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
+def test_all_processes_end_soon_after_a_signal(text_dataset: Callable[..., Path], ended_by: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", SIGNALLED, str(text_dataset(53))]
+    took_s = PATIENCE_S
+    for _ in range(3):  # a busy machine may take its time once
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"begun\n"
+            workers = psutil.Process(parent.pid).children()
+            assert len(workers) == 2
+            began_s = time.monotonic()
+            parent.send_signal(ended_by)
+            parent.wait(PATIENCE_S)
+            while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in workers):
+                assert time.monotonic() - began_s < PATIENCE_S
+                time.sleep(0.01)
+            took_s = min(took_s, time.monotonic() - began_s)
+        if took_s < 1:
+            break
+    assert took_s < 5, "expected about 0.1 s on an idle machine"
+
+
+def test_workers_that_are_stopped_or_killed_again_and_again(text_dataset: Callable[..., Path]) -> None:
+    """One that is stopped is waited for; of killed ones each that was needed is an error, and no batch is lost."""
+
+    def stream_of(workers: int) -> Stream[Any]:
+        config = WorkerConfig(0, 1, workers, worker_type="process") if workers else WorkerConfig(0, 1, 0)
+        dataset = get_train_dataset(
+            text_dataset(53), batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=4, worker_config=config
+        )
+        return Stream.of(dataset)
+
+    with stream_of(0) as stream:
+        right = [next(stream).__key__ for _ in range(40)]
+    before = {child.pid for child in psutil.Process().children()}
+    found: list[Any] = []
+    stopped: list[threading.Timer] = []
+    with stream_of(2) as stream:
+        for number in range(40):
+            while len(found) == number:
+                with contextlib.suppress(WorkerError):
+                    found.append(next(stream).__key__)
+            workers = [child for child in psutil.Process().children() if child.pid not in before]
+            if number == 3 and workers:
+                workers[0].suspend()
+                resumed = threading.Timer(1.0, workers[0].resume)
+                resumed.start()
+                stopped.append(resumed)
+            elif number % 8 == 7 and workers:
+                for resumed in stopped:
+                    resumed.join()
+                workers[number % len(workers)].kill()
+    assert found == right

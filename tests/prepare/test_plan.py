@@ -83,7 +83,8 @@ def test_a_plan_is_refused_as_the_call_is(tars: Path) -> None:
 def test_a_plan_in_words(tars: Path) -> None:
     plan = plan_of(open_to_prepare(tars), PrepareRequest(crude=True, split_ratio={"train": 2, "val": 1}))
     lines = list(plan.lines())
-    assert lines[0] == f"prepare {tars}"
-    assert "scan    3 tar shards: 0.tar … 2.tar" in lines
-    assert "split   val: 1 shards: 2.tar" in lines
-    assert "write   .nv-meta/.info.json" in lines
+    assert lines[0] == f"Plan: prepare {tars}. Nothing was written."
+    assert "  scan    3 tar files: 0.tar … 2.tar" in lines
+    assert "  split   val: 1 shard: 2.tar" in lines
+    assert "  write   .nv-meta/.info.json" in lines
+    assert not any("ask" in line or "remove" in line for line in lines)

@@ -39,7 +39,7 @@ from energon_grain.errors import (
     TarError,
 )
 from energon_grain.formats.array_record import read_records_file
-from energon_grain.formats.columnar import open_columnar
+from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import DatasetKind, dataset_kind, preparing, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config

@@ -13,7 +13,7 @@ from hypothesis import example, given, strategies as st
 from benchmarks.balance import LAWS, SHAPES, bound, loads
 from energon_grain import Balance
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.balance import divide
+from energon_grain.planning.balance import divide
 from energon_grain.samplers.columns import divide_product, scaled
 from energon_grain.samplers.hashing import GAMMA, fold, fold_array, splitmix64, splitmix64_int
 from energon_grain.samplers.weights import MAX_TOTAL, Weight, exact, integer_weights

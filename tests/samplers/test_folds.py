@@ -18,10 +18,10 @@ from hypothesis import given, settings, strategies as st
 from patience import PATIENCE_S
 
 from energon_grain.errors import ConfigError
-from energon_grain.samplers import cost_blend
-from energon_grain.samplers.cost_blend import CostBlend
-from energon_grain.samplers.fold import Carry, Fold, flat, unflat
-from energon_grain.samplers.pack_plan import CARRIED, PATIENCE, OversizeSample, WindowPacks, fill, plan_packs
+from energon_grain.planning import cost_blend
+from energon_grain.planning.cost_blend import CostBlend
+from energon_grain.planning.pack_plan import CARRIED, PATIENCE, OversizeSample, WindowPacks, fill, plan_packs
+from energon_grain.samplers.fold import Carry, Fold, SavedCarries, flat, unflat
 from energon_grain.transforms.packing import best_fit_decreasing
 
 Costs = npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ def test_windows_restarts_and_the_order_of_questions_change_nothing(data: st.Dat
         begin = data.draw(st.integers(0, 1999))
         carry = other.anchor(begin)
         restored = pickle.loads(pickle.dumps(other))
-        restored.remember(carry)
+        restored.remember(carry, begin, SavedCarries([]))
         assert restored.anchor(carry[0]) == carry  # that of `begin` may have been given up
         behind = np.arange(carry[0], 2000)
         assert all(

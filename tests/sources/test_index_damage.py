@@ -25,8 +25,7 @@ from records import msgpack_record, write_records
 
 from energon_grain import WebDatasetSource, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_grain.errors import IndexFileError, MissingObjectError, ReadError, StaleIndexError
-from energon_grain.formats.columnar import open_columnar
-from energon_grain.formats.columnar_build import write_columnar
+from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,

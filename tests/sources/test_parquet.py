@@ -575,8 +575,6 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for ask in (source.column_id, lambda name: source.column(name, slice(None))):
         with pytest.raises(KeyNotFoundError, match="no column of numbers 'text'; there are bytes, n, score, odd, said"):
             ask("text")
-    with pytest.raises(IndexError):
-        source.column("n", np.array([80]))
 
 
 # Object stores.

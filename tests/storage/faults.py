@@ -171,6 +171,18 @@ def _tag(tag: str | None) -> Change:
     return change
 
 
+def _flipped(answer: Answer) -> None:
+    middle = len(answer.body) // 2
+    answer.body = answer.body[:middle] + bytes([answer.body[middle] ^ 4]) + answer.body[middle + 1 :]
+
+
+def _of_another_place(answer: Answer) -> None:
+    if answer.span is not None:
+        first, stop = answer.span
+        moved = answer.whole[512:] + answer.whole[:512]
+        answer.body = moved[first:stop]
+
+
 def _html(answer: Answer) -> None:
     answer.status, answer.body = 200, b"<html><body>Sign in</body></html>"
     answer.headers = {"Content-Type": "text/html"}
@@ -234,10 +246,37 @@ FAULTS: dict[str, Change] = {
 """What answers for objects may have wrong. Bytes that are flipped under right headers are not here: nothing that S3
 sends would show it."""
 
+UNSEEN: dict[str, Change] = {"flipped bit": _flipped, "bytes of another place": _of_another_place}
+"""What only digests of the data show."""
+
 
 @functools.lru_cache(maxsize=64)
 def _tag_of(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+def send(handler: BaseHTTPRequestHandler, answer: Answer, ended: threading.Event) -> None:
+    """Send an answer, and end the connection as it says. What stalls ends with `ended`."""
+    if answer.wait_s:
+        ended.wait(answer.wait_s)
+    if answer.status:
+        head = f"HTTP/1.1 {answer.status} Answer\r\n" if answer.status > 0 else ""
+        length = "" if answer.status in (204, 304) else str(len(answer.body))
+        headers = {"Content-Length": length, **answer.headers} if head else {}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value)
+        handler.wfile.write(f"{head}{lines}".encode() + (b"\r\n" if head else b""))
+        if handler.command != "HEAD":
+            sent = len(answer.body) if answer.sent is None else answer.sent
+            handler.wfile.write(answer.body[:sent])
+            if answer.pause_s:
+                handler.wfile.flush()
+                ended.wait(answer.pause_s)
+                handler.wfile.write(answer.body[sent:])
+        handler.wfile.flush()
+    handler.close_connection |= answer.end != "keep" or answer.status < 0
+    if answer.end == "reset":
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handler.connection.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -256,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
         if change is not None:
             change(answer)
         with contextlib.suppress(ConnectionError):
-            self._send(answer)
+            send(self, answer, self.server.of.ended)
 
     do_HEAD = do_GET
 
@@ -291,29 +330,6 @@ class _Handler(BaseHTTPRequestHandler):
         )
         body = f'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>'
         return Answer(200, {"Content-Type": "application/xml"}, body.encode())
-
-    def _send(self, answer: Answer) -> None:
-        end = self.server.of.ended
-        if answer.wait_s:
-            end.wait(answer.wait_s)
-        if answer.status:
-            head = f"HTTP/1.1 {answer.status} Answer\r\n" if answer.status > 0 else ""
-            length = "" if answer.status in (204, 304) else str(len(answer.body))
-            headers = {"Content-Length": length, **answer.headers} if head else {}
-            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value)
-            self.wfile.write(f"{head}{lines}".encode() + (b"\r\n" if head else b""))
-            if self.command != "HEAD":
-                sent = len(answer.body) if answer.sent is None else answer.sent
-                self.wfile.write(answer.body[:sent])
-                if answer.pause_s:
-                    self.wfile.flush()
-                    end.wait(answer.pause_s)
-                    self.wfile.write(answer.body[sent:])
-            self.wfile.flush()
-        self.close_connection |= answer.end != "keep" or answer.status < 0
-        if answer.end == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
 
 
 class _Server(ThreadingHTTPServer):

@@ -278,7 +278,7 @@ def test_remotes_of_rclone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_profile_of_this_machine_needs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "multistorageclient.config", None)
     assert str(EPath(f"msc://{name}/data")) == "/data"
-    with pytest.raises(ConfigError, match=r"^reading msc://team needs .*energon-grain\[msc\]', or say what it stands"):
+    with pytest.raises(ConfigError, match=r"^reading msc://team needs .*energon-grain\[msc\]' .*, or say what it sta"):
         found("msc://team/a")
 
 

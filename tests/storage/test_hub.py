@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow
@@ -22,6 +28,9 @@ from cli_runs import run
 from hub_server import LFS_BYTES, TOKEN, Answer, HubServer, running_hub
 from metadatasets import v2
 from parquet_files import write_numbers
+from patience import PATIENCE_S
+from storage import faults
+from storage.test_faults import attempted, batches
 
 from energon_grain import (
     ConfigError,
@@ -40,7 +49,7 @@ from energon_grain import (
     open_columns,
     use_storage,
 )
-from energon_grain.errors import FingerprintError, KeyNotFoundError
+from energon_grain.errors import EnergonGrainError, FingerprintError, KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import make_text_dataset
 
@@ -73,6 +82,11 @@ def anew(**settings: Any) -> None:
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_text_dataset(tmp_path_factory.mktemp("hub") / "texts", n=100, shards=5)
+
+
+@pytest.fixture(scope="session")
+def long_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_text_dataset(tmp_path_factory.mktemp("hub") / "long", n=48, shards=2, text_bytes=30_000)
 
 
 def cook(line: Any) -> TextSample:
@@ -473,7 +487,7 @@ def listing(*entries: dict[str, Any], link: str = "") -> Answer:
         (
             "/resolve/",
             (206, {"Content-Range": "bytes 0-3/4", "Content-Length": "9", "Connection": "close"}, b"xx"),
-            "broke off",
+            "sends 9 bytes for bytes 0 to 4",
         ),
         ("/resolve/", (302, {"Location": "//localhost", "X-Linked-Size": "7"}, b""), "lists it as 4, and leads to 7"),
         (
@@ -544,7 +558,7 @@ def test_a_few_of_the_hostile_answers_of_hub_fuzzing() -> None:
     assert sum(count for said, count in outcomes.items() if "ReadError" in said) > 5
 
 
-def test_more_bytes_than_were_asked_for_are_not_read(hub: HubServer) -> None:
+def test_more_bytes_than_were_asked_for_are_refused_or_not_read(hub: HubServer) -> None:
     hub.commit("team/texts", {"x": b"1234", "whole": bytes(range(200))})
 
     def instead(of: str, path: str) -> Answer | None:
@@ -553,7 +567,9 @@ def test_more_bytes_than_were_asked_for_are_not_read(hub: HubServer) -> None:
         return (200, {}, bytes(range(200))) if path.endswith("/whole") else None
 
     hub.instead = instead
-    assert (EPath(URL) / "x").read_bytes() == b"1234"
+    anew(attempts=2)
+    with pytest.raises(ReadError, match=r"sends 400 bytes for bytes 0 to 4 \(2 attempts"):
+        (EPath(URL) / "x").read_bytes()
     anew(cache_bytes=0)
     with (EPath(URL) / "whole").open("rb") as file:  # of a server that knows no ranges
         file.seek(150)
@@ -575,3 +591,39 @@ def test_parquet(hub: HubServer, tmp_path: Path) -> None:
         )
         with Stream.of(dataset) as stream:
             assert sorted(int(n) for batch in stream for n in batch["n"]) == list(range(60))
+
+
+@pytest.mark.parametrize("cache_bytes", [None, 0], ids=["cache", "no cache"])
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_faults_of_the_content_network(hub: HubServer, name: str, cache_bytes: int | None, long_texts: Path) -> None:
+    """As in test_faults.py: the batches of the local files, or an error, and never other batches."""
+    local, repository = batches(long_texts), long_texts.name
+    hub.commit(f"team/{repository}", long_texts)
+    ended, asked, hits = threading.Event(), itertools.count(1), list[int]()
+
+    def sent(connection: BaseHTTPRequestHandler, of: str, answer: Answer) -> bool:
+        if of != "cdn" or ".tar?" not in connection.path or next(asked) % 3:
+            return False
+        status, headers, body = answer
+        whole = (long_texts / unquote(urlsplit(connection.path).path).split("/", 4)[4]).read_bytes()
+        span = re.fullmatch(r"bytes (\d+)-(\d+)/\d+", headers.get("Content-Range", ""))
+        of_file = None if span is None else (int(span[1]), int(span[2]) + 1)
+        wrong = faults.Answer(status, dict(headers), body, whole, of_file)
+        faults.FAULTS[name](wrong)
+        hits.append(status)
+        with contextlib.suppress(ConnectionError):
+            faults.send(connection, wrong, ended)
+        return True
+
+    hub.sent = sent
+    stalls = name.startswith("stall")
+    quick: dict[str, Any] = {"timeout_s": 0.3 + next(_timeouts) * 1e-6, "attempts": 8} if stalls else {}
+    anew(**{"retry_s": PATIENCE_S, "request_bytes": 1 << 18, **quick, "cache_bytes": cache_bytes})
+    found = attempted(f"hf://datasets/team/{repository}")
+    ended.set()
+    assert hits
+    assert found == local or isinstance(found, EnergonGrainError), found
+    if cache_bytes is None:
+        hub.sent = lambda connection, of, answer: False
+        anew()
+        assert batches(f"hf://datasets/team/{repository}") == local  # over what is in the cache by now

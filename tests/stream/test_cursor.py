@@ -264,3 +264,16 @@ def test_positions_that_no_stream_has_are_refused_wherever_they_stand(position: 
         Codec(form).decode(Codec(form).encode(value))
     with pytest.raises(StateError, match="damaged"):
         Codec(form).check(value)
+
+
+def test_merged_hosts_remember_what_each_of_them_does(text_dataset: MakeDataset) -> None:
+    """A host that met a drop begins its history again with the next pass, and with it the merged state."""
+    streams = open_hosts(text_dataset(53, broken={7}), 2, 3, repeat=False)
+    for stream in streams:
+        list(stream)
+        next(iter(stream))
+    first, second = (stream.cursor() for stream in streams)
+    shorter, longer = sorted([first["history"], second["history"]], reverse=True)
+    assert shorter != longer
+    for cursors in ([first, second], [second, first]):
+        assert merge_cursors(cursors)["history"] == shorter

@@ -358,3 +358,15 @@ def test_limits_count_items_of_all_hosts_inside_the_graph(text_dataset: MakeData
     assert [step["pack"] for at in range(4) for step in (several[0][at], several[1][at])] == [
         step["pack"] for step in single[:8]
     ]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_pass_that_batches_divide_loses_none(text_dataset: MakeDataset, hosts: int) -> None:
+    streams = [
+        open_stream(
+            text_dataset(48), batch_size=6 // hosts, repeat=False, last_batch="drop", worker_config=config(host, hosts)
+        )
+        for host in range(hosts)
+    ]
+    keys = [key for stream in streams for batch in stream for key in batch.__key__]
+    assert sorted(keys) == [f"{number:06d}" for number in range(48)]

@@ -31,17 +31,17 @@ from energon_grain import (
     get_train_dataset,
     get_val_dataset,
 )
+from energon_grain.processes import pool as worker_pool
+from energon_grain.processes.pool import PROGRAM, worker_death
+from energon_grain.processes.worker import SampleUnpickler, WorkerStage
 from energon_grain.storage.given_up import GivenUp, Over
-from energon_grain.stream import workers as workers_module
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import Flow, PureStage
-from energon_grain.stream.worker_process import SampleUnpickler, WorkerStage
-from energon_grain.stream.worker_start import PROGRAM
-from energon_grain.stream.workers import OrderedWorkers, ThreadPool, worker_death
+from energon_grain.stream.workers import OrderedWorkers, ThreadPool
 from energon_grain.watch import auto_workers, stream as stream_module
 from energon_grain.watch.auto_workers import Window, climb
 
@@ -495,6 +495,7 @@ class Worker:
     """A worker that lives in this process; results are sent all the same."""
 
     workers = 1
+    shares = "memory"
 
     def __init__(self, spec: StreamSpec, stage: PureStage) -> None:
         self.stage, self.sources = WorkerStage(spec), stage.sources
@@ -790,7 +791,7 @@ def test_a_worker_whose_parent_has_ended_ends_before_it_imports() -> None:
 
 
 def test_processes_that_are_busy_do_not_hold_up_the_end(text_dataset: MakeDataset) -> None:
-    assert workers_module._PATIENCE_SECONDS + workers_module._LEAVE_SECONDS < 1
+    assert worker_pool._PATIENCE_SECONDS + worker_pool._LEAVE_SECONDS < 1
 
     class Stuck(TaskEncoder):
         def encode_sample(self, sample: Any) -> Any:

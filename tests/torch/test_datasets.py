@@ -243,7 +243,7 @@ def as_they_are(elements: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [{}, {"batch_size": 8}, {"batch_size": 8, "num_workers": 1}, {"batch_size": 8, "collate_fn": as_they_are}],
-    ids=str,
+    ids=["one", "batch_size", "num_workers", "collate_fn"],
 )
 def test_batches_of_batches_are_refused(train: Train, options: dict[str, Any]) -> None:
     for encoder in (None, Dictionaries()):

@@ -26,8 +26,8 @@ from PIL import Image
 import energon_grain
 import energon_grain_torch
 from energon_grain import ConfigError, DecodingError, Stream, UntrustedCodeError
+from energon_grain.processes.worker import SamplePickler, SampleUnpickler
 from energon_grain.stream.memory import approximate_bytes
-from energon_grain.stream.worker_process import SamplePickler, SampleUnpickler
 from energon_grain.testing import make_captioning_dataset
 from energon_grain.testing.datasets import encode_tensors
 from energon_grain.transforms.image import IMAGE_MODES

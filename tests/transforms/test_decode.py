@@ -21,8 +21,8 @@ from PIL import Image
 
 from energon_grain import AVDecoder, SampleDecoder, batch_pad_stack, batch_stack, concat_pad, generic_batch
 from energon_grain.errors import ConfigError, DecodingError, UntrustedCodeError
+from energon_grain.processes.worker import SamplePickler, SampleUnpickler
 from energon_grain.stream.memory import approximate_bytes
-from energon_grain.stream.worker_process import SamplePickler, SampleUnpickler
 from energon_grain.transforms import batching as array_kind
 from energon_grain.transforms.batching import NUMPY, ArrayKind, kind_of, reducers, register_array_kind
 from energon_grain.transforms.decode import decode_npy, decode_npz, decode_tenbin, integer_codec, json_codec, text_codec

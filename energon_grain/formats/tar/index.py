@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, RangeError, StaleIndexError, TarError
 from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_header import info_stamp
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.tar.header import (
     BLOCK,
@@ -140,8 +141,6 @@ def _check_beginnings(
 
 def _is_newer(path: str, folder: DataFolder) -> bool:
     """Whether a file was written to after the dataset was prepared."""
-    from energon_grain.formats.columnar_build import info_stamp
-
     with contextlib.suppress(OSError):
         return os.stat(path).st_mtime_ns > info_stamp(folder.local)[1]
     return False

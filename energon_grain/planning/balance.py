@@ -24,51 +24,14 @@ of 8 items are 2.51 as they come and 1.208 divided, where 1.207 is a bound that 
 from __future__ import annotations
 
 import heapq
-import operator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from energon_grain.errors import ConfigError
-from energon_grain.samplers.expression import Expression
-from energon_grain.tracebacks import public
 
 Int64Array = npt.NDArray[np.int64]
 _CYCLES = 2
 _COMPARED = 8
 """Items of a host that are looked at in one exchange: with more, there are good pairs among any of them."""
-
-
-@public
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """Give every host equal work: of the items of each global batch, which host gets which follows their costs.
-
-    The *set* of a global batch is as without it, and so is the number of items of each host.
-
-    Attributes:
-        by: What an item costs: the name of a column, or an expression of columns such as `tokens + 0.0001 * tokens**2`.
-        micro_batches: Order the items of a host so that each of so many consecutive parts of its batch costs alike.
-
-    Raises:
-        ConfigError: `by` is no expression of columns, or `micro_batches` no positive number.
-    """
-
-    by: str
-    micro_batches: int = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by", Expression.parse(self.by, where="balance").text)
-        parts = self.micro_batches
-        if isinstance(parts, bool) or not hasattr(parts, "__index__") or parts < 1:
-            raise ConfigError(f"Balance: micro_batches={parts!r}: expected a positive number of parts")
-        object.__setattr__(self, "micro_batches", operator.index(parts))
-
-    @property
-    def costs(self) -> Expression:
-        """`by`, read."""
-        return Expression.parse(self.by, where="balance")
 
 
 def divide(costs: Int64Array, parts: int) -> npt.NDArray[np.intp]:

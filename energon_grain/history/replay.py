@@ -23,6 +23,7 @@ from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
 from energon_grain.stream.drops import DropBudget, Dropped, Holed
 from energon_grain.stream.index_map import Draws, IndexMap, Packs
+from energon_grain.stream.run import Run
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Codec
@@ -31,8 +32,19 @@ from energon_grain.stream.worker_config import ErrorHandler
 _PATIENCE = 100_000
 
 
+def restore_sample(run: Run, restore_key: Any) -> Any:
+    """The sample or batch of a restore key, on any host; the stream's statistics do not count it.
+
+    `WorkerConfig.restore_error_handler` is called before something that fails now is refused.
+
+    Raises StateError if it is not a restore key of this dataset, or a hook drops or fails on it now, and
+    FatalSampleError if a hook failed as no policy may skip.
+    """
+    return SampleRestorer(run.spec, run.stage, run.config.restore_error_handler).restore(restore_key)
+
+
 class SampleRestorer:
-    """Rebuilds what a stream of the same configuration delivered, on any host; the stream's statistics do not count it.
+    """Rebuilds what a stream of the same configuration delivered.
 
     Args:
         on_error: `WorkerConfig.restore_error_handler`, called before something that fails now is refused.
@@ -47,11 +59,7 @@ class SampleRestorer:
         self._batches = BatchStage(spec.batch, seed=spec.seed, hosts=1, hook_lock=stage.hook_lock, drops=self._drops)
 
     def restore(self, restore_key: Any) -> Any:
-        """The sample or batch of a restore key.
-
-        Raises StateError if it is not a restore key of this dataset, or a hook drops or fails on it now, and
-        FatalSampleError if a hook failed as no policy may skip.
-        """
+        """As `restore_sample`."""
         try:
             key = _tuples(restore_key)
             self._check(key)
@@ -66,39 +74,46 @@ class SampleRestorer:
     def _check(self, key: Any) -> None:
         """Check a key without running any hook."""
         kind, *rest = key
-        if kind == "sample":
-            leaf, child = rest
-            if _number(leaf) >= len(self._spec.leaves):
-                raise ValueError(f"leaf {leaf} of {len(self._spec.leaves)}")
-            _number(child)
-        elif kind == "pack":
-            maker, number, members, ranges = rest
-            _number(number)
-            if _number(maker) >= len(self._spec.packs) or not members or len(ranges or members) != len(members):
-                raise ValueError("there is no such pack")
-            for each in members:
-                self._check(("sample", *each))
-            for start, stop in ranges or ():
-                if _number(start) > _number(stop):
-                    raise ValueError(f"a range from {start} to {stop}")
-        elif kind == "item":
-            pass_number, lane, reference = rest
-            _number(pass_number)
-            if self._spec.program is None or _number(lane) >= self._spec.lanes:
-                raise ValueError("there is no such lane")
-            Codec(self._spec.program.root.reference_form).check(reference)
-        elif kind == "batch":
-            pass_number, step, item, padding, *members = rest
-            if padding is not None and not isinstance(padding, tuple):
-                raise ValueError(f"its padding is {padding!r}")
-            for number in (pass_number, step, item, *(padding or ())):
-                _number(number)
-            if self._spec.batch is None or not members or any(place >= len(members) for place in padding or ()):
-                raise ValueError("there is no such batch")
-            for member in members:
-                self._check(member)
-        else:
+        checks = {
+            "sample": self._check_sample,
+            "pack": self._check_pack,
+            "item": self._check_item,
+            "batch": self._check_batch,
+        }
+        if kind not in checks:
             raise ValueError(f"its kind is {kind!r}")
+        checks[kind](*rest)
+
+    def _check_sample(self, leaf: Any, child: Any) -> None:
+        if _number(leaf) >= len(self._spec.leaves):
+            raise ValueError(f"leaf {leaf} of {len(self._spec.leaves)}")
+        _number(child)
+
+    def _check_pack(self, maker: Any, number: Any, members: Any, ranges: Any) -> None:
+        _number(number)
+        if _number(maker) >= len(self._spec.packs) or not members or len(ranges or members) != len(members):
+            raise ValueError("there is no such pack")
+        for each in members:
+            self._check_sample(*each)
+        for start, stop in ranges or ():
+            if _number(start) > _number(stop):
+                raise ValueError(f"a range from {start} to {stop}")
+
+    def _check_item(self, pass_number: Any, lane: Any, reference: Any) -> None:
+        _number(pass_number)
+        if self._spec.program is None or _number(lane) >= self._spec.lanes:
+            raise ValueError("there is no such lane")
+        Codec(self._spec.program.root.reference_form).check(reference)
+
+    def _check_batch(self, pass_number: Any, step: Any, item: Any, padding: Any, *members: Any) -> None:
+        if not isinstance(padding, tuple | None):
+            raise ValueError(f"its padding is {padding!r}")
+        for number in (pass_number, step, item, *(padding or ())):
+            _number(number)
+        if self._spec.batch is None or not members or max(padding or (0,)) >= len(members):
+            raise ValueError("there is no such batch")
+        for member in members:
+            self._check(member)
 
     def _restore(self, key: Any, step: int | None = None) -> Any:
         """What a key names; `step`: of the batch that it is made for."""

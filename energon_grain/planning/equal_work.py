@@ -2,7 +2,7 @@
 
 Without balancing, the items of a step are dealt out one by one: place q of the stream holds item q, and belongs to host
 q mod H. With it, places and hosts stay what they are, and items change places within their step. So batches, their
-numbers and all that counts places know nothing of it; only where a place becomes an item, `EqualWork.items` is asked.
+numbers and all that counts places know nothing of it; only where a place becomes an item, `EqualPlaces.items` is asked.
 
 What it is not like: an item that was dropped cannot be made up for by later ones of its lane, since those may be other
 hosts'. The next item of its step (around its end) that was not dropped stands in for it, read again by the host that
@@ -11,26 +11,55 @@ needs it. So no drop moves anything, and any number of hosts can go on from any 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samplers.balance import Balance, divide
+from energon_grain.datasets.batching import Balance
+from energon_grain.planning.balance import divide
 from energon_grain.sources.costs import Costs
-from energon_grain.stream.index_map import Sources
+from energon_grain.sources.source import Source
+from energon_grain.stream.index_map import IndexMap, Sources
 from energon_grain.stream.passes import PassPlan, Share
-from energon_grain.stream.spec import StreamSpec
 
 Int64Array = npt.NDArray[np.int64]
 _AT_ONCE = 1 << 15
 """Items that are divided at once: more take longer each, as they leave the cache."""
 
 
+@dataclass(frozen=True, slots=True)
 class EqualWork:
+    """Hosts get equal work. See `stream.places.Placing`."""
+
+    balance: Balance
+
+    @property
+    def asked(self) -> str:
+        return f"balance={self.balance.by!r}"
+
+    def places(
+        self, order: IndexMap, sources: Sources, share: Share, *, pass_number: int, first: int, plan: PassPlan
+    ) -> EqualPlaces:
+        return EqualPlaces(self, order, sources, share, pass_number=pass_number, first=first, plan=plan)
+
+    def manifest(self, sources: Mapping[str, Source]) -> dict[str, Any]:
+        balance = self.balance
+        return {
+            "by": balance.by,
+            "micro_batches": balance.micro_batches,
+            "columns": {key: Costs(source, balance.costs, "balance").ids for key, source in sources.items()},
+        }
+
+
+class EqualPlaces:
     """The balanced steps of one pass, as one host sees them.
 
     Args:
-        spec: The compiled dataset.
-        balance: What its batches say.
+        wanted: What batches say.
+        order: Of the stream.
         sources: Of its leaves.
         share: The host's part.
         pass_number: Of the pass.
@@ -40,8 +69,8 @@ class EqualWork:
 
     def __init__(
         self,
-        spec: StreamSpec,
-        balance: Balance,
+        wanted: EqualWork,
+        order: IndexMap,
         sources: Sources,
         share: Share,
         *,
@@ -49,24 +78,15 @@ class EqualWork:
         first: int,
         plan: PassPlan,
     ) -> None:
-        self._order = spec.order
-        self._costs = [Costs(source, balance.costs, f"balance={balance.by!r}") for source in sources]
-        self._parts = balance.micro_batches
+        self._order = order
+        self._costs = [Costs(source, wanted.balance.costs, wanted.asked) for source in sources]
+        self._parts = wanted.balance.micro_batches
         self._share = share
         self._pass = pass_number
         self._first = first
         self._plan = plan
         self._column = (share.host - first) % share.hosts  # of the host in its steps
         self._known: dict[int, Int64Array] = {}
-
-    @classmethod
-    def of(
-        cls, spec: StreamSpec, sources: Sources, share: Share, *, pass_number: int, first: int, plan: PassPlan
-    ) -> EqualWork | None:
-        """The same; None: nobody asks for equal work."""
-        if spec.batch is None or spec.batch.balance is None:
-            return None
-        return cls(spec, spec.batch.balance, sources, share, pass_number=pass_number, first=first, plan=plan)
 
     @property
     def end(self) -> int | None:

@@ -26,16 +26,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.datasets.packing_plans import Oversize
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 
 Int64Array = npt.NDArray[np.int64]
-Oversize = Literal["error", "split", "drop", "alone"]
 
 CARRIED = 256
 """Samples that a window leaves to the next one at most: so many positions a saved state may hold."""
@@ -69,6 +68,19 @@ class WindowPacks:
 
     def __len__(self) -> int:
         return len(self.cuts) - 1
+
+
+def _too_large(over: npt.NDArray[np.bool_], oversize: Oversize) -> npt.NDArray[np.intp]:
+    """Samples that are larger than a pack. Raises as `plan_packs`."""
+    large = np.flatnonzero(over.any(axis=0))
+    wrong = large[:0]
+    if oversize == "error":
+        wrong = large
+    elif oversize == "split":
+        wrong = np.flatnonzero(over[1:].any(axis=0))
+    if len(wrong):
+        raise OversizeSample(int(wrong[0]), int(np.argmax(over[:, wrong[0]])))
+    return large
 
 
 class OversizeSample(ValueError):  # noqa: N818 (a signal: who knows the sample says more)
@@ -107,11 +119,7 @@ def plan_packs(
     """
     count = costs.shape[1]
     limits = np.array(capacities, np.int64)[:, None]
-    over = costs > limits
-    large = np.flatnonzero(over.any(axis=0))
-    wrong = large if oversize == "error" else np.flatnonzero(over[1:].any(axis=0)) if oversize == "split" else large[:0]
-    if len(wrong):
-        raise OversizeSample(int(wrong[0]), int(np.argmax(over[:, wrong[0]])))
+    large = _too_large(costs > limits, oversize)
     starts, stops = np.zeros(count, np.int64), costs[0].copy()
     kept = np.ones(count, np.bool_)
     whole = np.zeros(count, np.int64)
@@ -279,33 +287,8 @@ def _runs(parts: list[_Part], capacities: tuple[int, ...]) -> tuple[list[int], i
     runs: list[int] = []
     packs = 0
     while parts := [part for part in parts if part.sizes]:
-        rooms = list(capacities[1:])
-        room = capacities[0]
-        below = [len(part.sizes) for part in parts]
-        chosen: list[tuple[_Part, int, int]] = []
-        times = _FAR
-        while True:
-            best, found = -1.0, None
-            for number, part in enumerate(parts):
-                if not below[number] or any(cost > left for cost, left in zip(part.vector, rooms, strict=True)):
-                    continue
-                below[number] = bisect_right(part.sizes, room, 0, below[number])
-                if below[number] and (share := part.sizes[below[number] - 1] / capacities[0] + part.share) > best:
-                    best, found = share, number
-            if found is None:
-                break
-            part, at = parts[found], below[found] - 1
-            below[found] = at
-            size, count = part.sizes[at], part.counts[at]
-            together = min(
-                count,
-                room // size if size else count,
-                *(left // cost for cost, left in zip(part.vector, rooms, strict=True) if cost),
-            )
-            chosen.append((part, at, together))
-            times = min(times, count // together)
-            room -= together * size
-            rooms = [left - together * cost for cost, left in zip(part.vector, rooms, strict=True)]
+        chosen = _one_pack(parts, capacities)
+        times = min((part.counts[at] // together for part, at, together in chosen), default=_FAR)
         for part, at, together in chosen:
             runs += (packs, part.kinds[at], together, times)
             part.counts[at] -= together * times
@@ -313,3 +296,35 @@ def _runs(parts: list[_Part], capacities: tuple[int, ...]) -> tuple[list[int], i
                 del part.sizes[at], part.counts[at], part.kinds[at]
         packs += times
     return runs, packs
+
+
+def _one_pack(parts: list[_Part], capacities: tuple[int, ...]) -> list[tuple[_Part, int, int]]:
+    """What is put into a pack: (part, place of a size in it, how many samples of that size)."""
+    room, *rooms = capacities
+    below = [len(part.sizes) for part in parts]
+    chosen: list[tuple[_Part, int, int]] = []
+    while (found := _largest(parts, below, room, rooms, capacities[0])) is not None:
+        part, at = parts[found], below[found] - 1
+        below[found] = at
+        size, count = part.sizes[at], part.counts[at]
+        together = min(
+            count,
+            room // size if size else count,
+            *(left // cost for cost, left in zip(part.vector, rooms, strict=True) if cost),
+        )
+        chosen.append((part, at, together))
+        room -= together * size
+        rooms = [left - together * cost for cost, left in zip(part.vector, rooms, strict=True)]
+    return chosen
+
+
+def _largest(parts: list[_Part], below: list[int], room: int, rooms: list[int], capacity: int) -> int | None:
+    """The part with the largest samples that still fit; None: none do. Lowers `below` to what fits."""
+    best, found = -1.0, None
+    for number, part in enumerate(parts):
+        if not below[number] or any(cost > left for cost, left in zip(part.vector, rooms, strict=True)):
+            continue
+        below[number] = bisect_right(part.sizes, room, 0, below[number])
+        if below[number] and (share := part.sizes[below[number] - 1] / capacity + part.share) > best:
+            best, found = share, number
+    return found

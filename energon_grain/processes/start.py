@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-PROGRAM = "from energon_grain.stream.worker_start import main; main()"
-"""For `python -c`, with the descriptor of the channel and the process id of the parent as arguments."""
 _LOOK_SECONDS = 0.2
+_CLOSED_SECONDS = 0.05
+"""The system closes what a process that ends had open a moment before its children have another parent."""
 
 
 def end_with(parent: int) -> None:
@@ -30,8 +30,12 @@ def _watch(parent: int) -> None:
 
 
 def main() -> None:
-    """Serve chunks in a fresh interpreter."""
-    end_with(int(sys.argv[2]))
-    from energon_grain.stream.worker_process import serve_interpreter
+    """End this interpreter with the parent whose process id is its last argument."""
+    end_with(int(sys.argv[-1]))
 
-    serve_interpreter(int(sys.argv[1]))
+
+def end_without_parent() -> None:
+    """End this process at once if its parent has ended: taking down an interpreter takes seconds on a busy machine."""
+    time.sleep(_CLOSED_SECONDS)
+    if os.getppid() != int(sys.argv[-1]):
+        os._exit(1)

@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.processes.start import end_with, end_without_parent
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
 from energon_grain.storage.traffic import traffic
@@ -55,7 +56,6 @@ from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
-from energon_grain.stream.worker_start import end_with
 from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
@@ -398,9 +398,13 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from ((name, cell.cell_contents) for name, cell in cells)
     else:
-        yield from getattr(value, "__dict__", {}).items()
-        slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-        yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
 
 
 def _has_fields(value: Any) -> bool:
@@ -527,21 +531,19 @@ class Channel:
         self._end.close()
 
 
-def serve_interpreter(end: int) -> None:
-    """Serve chunks in a fresh interpreter.
-
-    Args:
-        end: Descriptor of the channel to the parent, which `worker_start.main` watches.
-    """
+def serve_interpreter() -> None:
+    """Serve chunks in a fresh interpreter, whose first argument is the descriptor of the channel to the parent."""
     # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
-    channel = Channel(socket.socket(fileno=end))
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         number, sys.path[:] = pickle.loads(channel.receive()[0])
     except (EOFError, OSError):
+        end_without_parent()
         return
-    _serve(channel, number, None)
+    if not _serve(channel, number, None):
+        end_without_parent()
 
 
 def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
@@ -558,7 +560,8 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
     _serve(channel, number, spec)
 
 
-def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
+def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
+    """Serve chunks; whether the parent said that there are no more."""
     # Whoever interrupts every process: the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
@@ -574,7 +577,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
         while True:
             message, file = channel.receive()
             if file is None:
-                return
+                return True
             began_ns = time.perf_counter_ns()
             parts = packed(failed, []) if stage is None else stage.answer(pickle.loads(message))
             ended_ns = time.perf_counter_ns()
@@ -583,4 +586,4 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> None:
             channel.send(pickle.dumps(([part.nbytes for part in parts], began_ns, ended_ns)))
             del message, parts  # or they would live until the next ones are there
     except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
-        return
+        return False

@@ -47,12 +47,12 @@ def check_hooks(dataset: SavableDataset, *, samples: int = 64) -> None:
             for place, together in enumerate(encode(draws, 0)):
                 one = draws[place : place + 1]
                 (alone,) = encode(one, place)
-                difference = _difference(together, alone, "")
-                if difference is not None:
+                differs = difference(together, alone, "")
+                if differs is not None:
                     leaf, index = spec.leaves[int(one.leaf[0])], int(one.index[0])
                     raise AssertionError(
                         f"sample {index} of {'/'.join(leaf.key)} is another one among {len(draws)} samples than alone: "
-                        f"{difference}. Hooks must depend on their sample and its own random numbers alone"
+                        f"{differs}. Hooks must depend on their sample and its own random numbers alone"
                     )
                 if isinstance(together, Dropped):
                     dropped = together
@@ -74,30 +74,30 @@ def _draws(spec: StreamSpec, samples: int) -> Iterator[Draws]:
         yield feed.draw(np.arange(samples if length is None else min(samples, length)))
 
 
-def _difference(one: Any, other: Any, place: str) -> str | None:
+def difference(one: Any, other: Any, place: str) -> str | None:
     """The first place where two values differ, and how; None: they are equal."""
     if type(one) is not type(other):
-        return f"{place or 'it'} is a {type(one).__name__}, alone a {type(other).__name__}"
+        return f"{place or 'it'} is a {type(one).__name__}, not a {type(other).__name__}"
     if isinstance(one, Dropped):
         same = (one.hook, type(one.error)) == (other.hook, type(other.error))
-        return None if same else f"it is dropped with {one.error!r}, alone with {other.error!r}"
+        return None if same else f"it is dropped with {one.error!r}, not with {other.error!r}"
     if kind_of(type(one)) is not None:
         return _array_difference(np.asarray(one), np.asarray(other), place or "it")
     parts = _parts(one), _parts(other)
     if parts[0] is not None and parts[1] is not None:
         if parts[0].keys() != parts[1].keys():
-            return f"{place or 'it'} has {[*parts[0]]}, alone {[*parts[1]]}"
-        found = (_difference(value, parts[1][name], f"{place}{name}") for name, value in parts[0].items())
-        return next((difference for difference in found if difference is not None), None)
+            return f"{place or 'it'} has {[*parts[0]]}, not {[*parts[1]]}"
+        found = (difference(value, parts[1][name], f"{place}{name}") for name, value in parts[0].items())
+        return next((each for each in found if each is not None), None)
     if hasattr(one, "tobytes"):  # a Pillow image
         one, other = one.tobytes(), other.tobytes()
     nothing_known = type(one).__eq__ is object.__eq__
-    return None if nothing_known or one == other or one != one else f"{place or 'it'} is {one!r}, alone {other!r}"
+    return None if nothing_known or one == other or one != one else f"{place or 'it'} is {one!r}, not {other!r}"
 
 
 def _array_difference(one: npt.NDArray[Any], other: npt.NDArray[Any], place: str) -> str | None:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return f"{place} is {one.dtype} {one.shape}, alone {other.dtype} {other.shape}"
+        return f"{place} is {one.dtype} {one.shape}, not {other.dtype} {other.shape}"
     same = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
     return None if same else f"{place} has other numbers"
 

@@ -18,10 +18,10 @@ from functools import wraps
 from typing import Annotated, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast, get_origin, get_type_hints
 
 from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
-from energon_grain.datasets.batching import choose_balance, choose_last_batch
+from energon_grain.datasets.batching import Balance, choose_balance, choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.planned_packing import CostBudget, PackingPlan
+from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
@@ -38,7 +38,6 @@ from energon_grain.metadataset.documents import (
 )
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.resolve import Leaf
-from energon_grain.samplers.balance import Balance
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.storage.location import METADATASET_ENDINGS, check_url
 from energon_grain.stream.spec import LastBatch, check_passes

@@ -1,0 +1,1 @@
+"""Which samples made a step, and samples and batches made again."""

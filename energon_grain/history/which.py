@@ -1,0 +1,323 @@
+"""Which samples made a step: by arithmetic, by going through positions again, or by making the steps again.
+
+Where the order of items is arithmetic, so is the answer. Where items are formed in lanes, the run is gone through again
+from the nearest place that is known: its beginning, the state that was restored, a state that was saved since, or where
+it is now. Operators that look at positions alone (batches in a lane, repetitions, limits, shuffles, mixtures) then run
+on samples that nobody reads; filters, groups, packs and generators need the samples, and so does everything once
+something was dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import StateError
+from energon_grain.history.remaking import Entry, Walk
+from energon_grain.stream.cursor import restored
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.lanes import LaneOperator
+from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of, places_of
+from energon_grain.stream.run import Run, SampleRecord, StepSamples
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
+
+_MOST_READ = 1 << 20
+_MOST_REPLAYED = 1 << 24
+"""Items that are made again, or gone through, for one answer: some minutes."""
+
+
+def which(run: Run, now: Progress, step: int, *, dropped: bool) -> StepSamples:
+    """The samples of the global batch of a step, past or future.
+
+    Steps before the last change of the batch size are found through the history, later ones by going on with the
+    present batch size. Without reading, a host knows of drops in its own lanes only, until states of all hosts are
+    merged.
+
+    Args:
+        run: What the stream runs, and what it knows of the past.
+        now: Where the stream is.
+        step: Counted 0, 1, 2, …
+        dropped: Whether this stream is known to have dropped something.
+
+    Raises:
+        StateError: There is no such step, or it is too far from any place that is known, or the batches before it
+            were cut in another way than now; or hooks do not do again what they did.
+    """
+    if step < 0:
+        raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
+    return _Question(run, now, step, dropped).answer()
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Which samples make a step; the fields are the arguments of `which`."""
+
+    run: Run
+    now: Progress
+    step: int
+    dropped: bool
+
+    def answer(self) -> StepSamples:
+        spec = self.run.spec
+        if self._is_arithmetic():
+            return self._arithmetic()
+        if spec.program is not None and _hides(spec.program.root.reference_form):
+            raise StateError(
+                f"which({self.step}): a function from stream to stream (IterMapDataset) makes items of this dataset, "
+                f"and only it knows of which samples; the `__sources__` of what is delivered may tell"
+            )
+        start = self._at() if _balanced(spec) and self.step >= self.now.history[0][0] else self._nearest()
+        since = self.run.since
+        unknown = since if since is not None and start[0].step < since.step else None
+        keys = self._by_positions(start, unknown)
+        if keys is not None:
+            return self._records(keys)
+        found = self._records(self._by_reading(start, unknown))
+        found.read = True
+        return found
+
+    def _is_arithmetic(self) -> bool:
+        """Whether the present place and arithmetic tell."""
+        if self.run.spec.program is not None or _filtered(self.run.spec):
+            return False
+        if self.now.drops.any() or self.step < self.now.history[0][0]:
+            return False
+        return not (_balanced(self.run.spec) and self.dropped)
+
+    def _by_positions(self, start: list[Progress], unknown: Progress | None) -> list[Entry] | None:
+        """An entry for each item, without reading; None: the positions do not tell."""
+        program = self.run.spec.program
+        if program is None or self.dropped or self.now.drops.any() or _looks(self.run.spec):
+            return None
+        if unknown is not None and any(feed.finite for feed in program.feeds):
+            return None
+        return self._replayed(start, check=unknown, read=False)
+
+    def _by_reading(self, start: list[Progress], unknown: Progress | None) -> list[Entry]:
+        """An entry for each item, of steps that are made again."""
+        # Batch sizes before the history are not known, but they led to a place that is.
+        check = unknown if unknown is not None and start[0].step < unknown.history[0][0] else None
+        keys = self._replayed(start, check=check, read=True)
+        if keys is None:
+            raise StateError(
+                f"which({self.step}): the batches before step {self._segments()[0][0]} were cut in another way than "
+                f"now (batch size, limit, last_batch, number of hosts), or hooks do not do again what they did; ask a "
+                f"stream that was just restored from a state before step {self.step}, with the settings of then"
+            )
+        return keys
+
+    def _arithmetic(self) -> StepSamples:
+        order, hosts = self.run.spec.order, self.run.share.hosts
+        pass_number, item, size = place_of(self.run.spec, hosts, self.now.history, self.step)
+        length = order.length(pass_number)
+        stop = item + size if length is None else min(item + size, length)
+        if order.start(pass_number) + stop > POSITIONS:
+            raise StateError(f"which({self.step}): the order has no positions that far on: they are below 2**62")
+        draws, items = order.draw(np.arange(item, stop), pass_number), np.arange(item, stop)
+        plan = dataclasses.replace(PassPlan.of(self.run.spec, hosts, pass_number), global_batch=size)
+        sources, share = self.run.stage.sources, self.run.share
+        work = places_of(self.run.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
+        if work is None or size % hosts:  # made when there were others
+            of_hosts = items % hosts
+        else:
+            of_hosts = work.hosts_of(0)[: stop - item]
+        places = np.arange(stop - item) if draws.packs is None else draws.packs.owner()
+        return self._located(items[places].tolist(), of_hosts[places].tolist(), draws)
+
+    def _at(self) -> list[Progress]:
+        """The place before a step that does not depend on what lies before it, on all hosts."""
+        hosts = self.run.share.hosts
+        pass_number, item, size = place_of(self.run.spec, hosts, self.now.history, self.step)
+        drops = np.zeros(self.run.share.local_lanes, np.int64)
+        history = ((self.step, pass_number, 0, item, size),)
+        return [Progress(drops=drops, step=self.step, pass_number=pass_number, item=item, history=history)] * hosts
+
+    def _located(self, items: Sequence[int], hosts: Sequence[int], draws: Draws) -> StepSamples:
+        found, sources = StepSamples(), self.run.stage.sources
+        drawn = zip(items, hosts, draws.leaf.tolist(), draws.index.tolist(), draws.epoch.tolist(), strict=True)
+        for item, host, leaf, index, epoch in drawn:
+            place, path = sources[leaf].locate(index), sources[leaf].path
+            found.append(
+                SampleRecord(
+                    item=item,
+                    host=host,
+                    dataset=path,
+                    shard=place.shard,
+                    key=place.key,
+                    start=place.start,
+                    stop=place.stop,
+                    index=index,
+                    epoch=epoch,
+                )
+            )
+        return found
+
+    def _records(self, keys: list[Entry]) -> StepSamples:
+        """Of items, from their restore keys."""
+        program = self.run.spec.program
+        items, hosts, drawn = self._drawn(keys)
+        parts: list[Draws] = []
+        owners: list[npt.NDArray[np.int64]] = []
+        feeds, places = np.array(drawn, np.int64).reshape(-1, 2).T
+        for feed in np.unique(feeds).tolist():
+            at = np.flatnonzero(feeds == feed)
+            if program is not None:
+                draws = program.feeds[feed].draw(places[at])
+            else:
+                draws = self.run.spec.order.draw_children(np.full(len(at), feed, np.int32), places[at])
+            parts.append(draws.members)
+            owners.append(at if draws.packs is None else at[draws.packs.owner()])
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        entries = owner[order].tolist()
+        found = [items[entry] for entry in entries], [hosts[entry] for entry in entries]
+        return self._located(*found, Draws.joined(parts)[order])
+
+    def _drawn(self, keys: list[Entry]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Of each sample its item, host, and (feed, or the leaf where there is no program; position)."""
+        items: list[int] = []
+        hosts: list[int] = []
+        drawn: list[tuple[int, int]] = []
+        program = self.run.spec.program
+        form = () if program is None else program.root.reference_form
+        for item, host, (kind, *rest) in sorted(keys, key=lambda entry: entry[0]):
+            if kind == "pack":
+                own = rest[2]
+            else:
+                own = [(rest[0], rest[1])] if kind == "sample" else [*positions(form, rest[2])]
+            items += repeat(item, len(own))
+            hosts += repeat(host, len(own))
+            drawn += own
+        return items, hosts, drawn
+
+    def _nearest(self) -> list[Progress]:
+        """The nearest place before a step that is known of all hosts, on each of them."""
+        run = self.run
+        since = [] if run.since is None else [run.since]
+        places = [*run.saved, self.now, *since] if run.share.hosts == 1 else since
+        nearest = max((each for each in places if each.step <= self.step), key=lambda each: each.step, default=None)
+        if nearest is None:
+            return self._beginning()
+        if run.share.hosts == 1:
+            return [nearest]
+        if run.state is None or run.state["host"] != [0, 1]:  # of one host alone
+            return self._beginning()
+        plan, changed = PassPlan.of(run.spec, run.share.hosts), run.changed
+        return [restored(run.state, run.spec, host, plan, allow_changes=changed) for host in self._hosts()]
+
+    def _hosts(self) -> list[Share]:
+        share = self.run.share
+        return [Share(host, share.hosts, share.lanes) for host in range(share.hosts)]
+
+    def _beginning(self) -> list[Progress]:
+        """The beginning of the run, on all hosts. Raises StateError if that was of another configuration."""
+        if self.run.changed:
+            since = -1 if self.run.since is None else self.run.since.step
+            raise StateError(
+                f"which({self.step}): the run had another configuration or other data before the state that was "
+                f"restored with allow_changes, at step {since}; ask with those"
+            )
+        if self.run.spec.program is not None:
+            self.run.share.require_whole_lanes("items of this dataset are formed in lanes")
+        history = ((0, 0, 0, 0, self._segments()[0][4]),)
+        return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=history) for host in self._hosts()]
+
+    def _segments(self) -> list[Segment]:
+        """What is known of batch sizes."""
+        known = {
+            segment[0]: segment
+            for place in (self.run.since, self.now)
+            if place is not None
+            for segment in place.history
+        }
+        return [known[step] for step in sorted(known)]
+
+    def _replayed(self, start: list[Progress], *, check: Progress | None, read: bool) -> list[Entry] | None:
+        """An entry for each item of the step; None: the way to it does not lead to the place `check`."""
+        segments = self._segments()
+        self._require_near(start[0].step, segments, check, read=read)
+        walk = Walk(self.run, segments, self._skipped(), read=read)
+        share = self.run.share
+        found: list[Entry] | None = None
+        for places, made in walk.behind_steps(start):
+            place = places[share.host if len(places) == share.hosts else 0]
+            if made is not None and place.step == self.step + 1:
+                found = [entry for each in made for entry in each]
+            if check is not None:
+                if place.step > check.step:
+                    return None
+                check = None if _same(place, check, lanes=len(places) == share.hosts) else check
+            if found is not None and check is None:
+                return found
+        raise AssertionError
+
+    def _require_near(self, begin: int, segments: list[Segment], check: Progress | None, *, read: bool) -> None:
+        """Check that an answer takes some minutes at most."""
+        until = self.step if check is None else max(self.step, check.step)
+        items = (until - begin) * max(segment[4] for segment in segments)
+        most = _MOST_READ if read else _MOST_REPLAYED
+        if items > most:
+            what = "read and made" if read else "gone through"
+            raise StateError(
+                f"which({self.step}): which samples make a batch of this dataset depends on what lies before it. The "
+                f"nearest place that is known is step {begin}, and {items} items, more than {most}, would have to be "
+                f"{what} from there; ask a stream that was just restored from the nearest state before the step"
+            )
+
+    def _skipped(self) -> dict[int, int]:
+        """How many steps were jumped over, by the first of them. Raises StateError if this one was."""
+        skipped = () if self.run.spec.program is not None or _balanced(self.run.spec) else self.now.skipped
+        if any(first <= self.step < first + steps for first, steps in skipped):
+            raise StateError(f"which({self.step}): the step was jumped over (`skip`), and nothing of it was read")
+        return dict(skipped)
+
+
+def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
+    """Whether two places are one; `lanes`: they are of the same lanes, too."""
+    numbers = ("step", "pass_number", "pass_step", "item")
+    if any(getattr(place, name) != getattr(other, name) for name in numbers):
+        return False
+    return not lanes or (np.array_equal(place.drops, other.drops) and place.lanes == other.lanes)
+
+
+def _balanced(spec: StreamSpec) -> bool:
+    """Whether hosts get equal work: then no step depends on what was dropped, or jumped over, before it."""
+    return spec.batch is not None and spec.batch.placing is not None
+
+
+def _filtered(spec: StreamSpec) -> bool:
+    """Whether samples are filtered where they are read."""
+    return any(hook.filters for hook in spec.stage_hooks())
+
+
+def _looks(spec: StreamSpec) -> bool:
+    """Whether items depend on what is in samples."""
+    assert spec.program is not None
+    return _filtered(spec) or _operator_looks(spec.program.root)
+
+
+def _operator_looks(operator: LaneOperator) -> bool:
+    return operator.looks or any(map(_operator_looks, operator.children))
+
+
+def _hides(form: Form) -> bool:
+    """Whether references of this form do not tell all samples that they are made of."""
+    match form:
+        case Same():
+            return True
+        case tuple():
+            return any(map(_hides, form))
+        case OneOf():
+            return any(map(_hides, form.forms))
+        case Many():
+            return _hides(form.each)
+        case Marked():
+            return _hides(form.value)
+        case _:
+            return False

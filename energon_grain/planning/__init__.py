@@ -1,0 +1,1 @@
+"""Plans over what is known of samples before they are read: equal work of hosts, shares of cost, packs."""

@@ -1,0 +1,54 @@
+"""A blend whose weights are shares of what samples cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from energon_grain.datasets.lowering import IndexPart, Lowering, Part
+from energon_grain.errors import ConfigError
+from energon_grain.planning.cost_blend import CostBlend
+from energon_grain.planning.costs import CostsOfStream
+from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.hashing import fold
+from energon_grain.samplers.routing import RouteTree
+from energon_grain.samplers.weights import Weight
+from energon_grain.sources.costs import Costs
+
+
+def blend_by_cost(
+    to: Lowering, parts: Sequence[Part], schedule: Sequence[tuple[int, Sequence[Weight]]], unit: Expression
+) -> Part:
+    """The blend of parts, by what samples cost. Raises ConfigError if that is not known before they are made."""
+    arithmetic = _require_known(parts, unit)
+    said_by = f"weight_unit='{unit}'"
+    costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
+    router = CostBlend(
+        schedule,
+        [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
+        key=fold(to.seed, "blend", to.place),
+    )
+    return IndexPart(
+        leaves=[leaf for part in arithmetic for leaf in part.leaves],
+        routes=RouteTree(router, [part.routes for part in arithmetic]),
+        passes=None,
+        mixture={
+            "blend": [list(map(list, router.weights)), list(router.starts)],
+            "unit": str(unit),
+            "columns": [each.ids for own in costs for each in own],
+            "means": [round(mean, 6) for mean in router.means],
+            "of": [part.mixture for part in arithmetic],
+        },
+        one_pass=sum(part.items() for part in arithmetic),
+    )
+
+
+def _require_known(parts: Sequence[Part], unit: Expression) -> list[IndexPart]:
+    """The parts, whose costs are known before items are made. Raises ConfigError if some are not."""
+    arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
+    if len(arithmetic) < len(parts):
+        raise ConfigError(
+            f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
+            f"its items cost is not known before they are made: do that above it; in place of a filter, give "
+            f"the leaf a `where` of columns"
+        )
+    return arithmetic

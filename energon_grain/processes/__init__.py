@@ -1,0 +1,1 @@
+"""Worker processes: a pool of fresh interpreters, what runs in one, and what goes between processes."""

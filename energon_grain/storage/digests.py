@@ -1,0 +1,164 @@
+"""Digests of shards: their bytes when a dataset was prepared, to compare with what a store sends.
+
+    .nv-meta/columnar/digests.json
+        version       1
+        algorithm     of the digests of whole shards: xxh3-128
+        page_bytes    262144
+        shards        by name: size_bytes; digest, in hex; pages: XXH3-64 of each page, 8 bytes each, in base64
+
+With the sums of pages every answer of a store is checked before one of its samples is delivered, and no shard has to be
+read as a whole. XXH3 (https://xxhash.com) finds what disks, networks and servers damage. It is no protection from an
+attacker, who can replace the digests as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import xxhash
+
+from energon_grain.errors import IndexFileError
+from energon_grain.forms import Form
+from energon_grain.storage.location import join
+from energon_grain.storage.object_error import ObjectError
+from energon_grain.storage.object_stores import Pieces
+
+DIGESTS_JSON = "digests.json"
+PAGE_BYTES = 256 << 10
+_SUM_BYTES = 8
+_READ_PAGES = 32
+_AT_ONCE = 4
+_AGAIN = 3
+"""So often bytes that differ are asked for: what the network damages is right the next time, what the store holds is
+not."""
+
+
+class ShardDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a shard was. `pages` holds the sum of each page."""
+
+    size_bytes: int
+    digest: str
+    pages: bytes
+
+
+class Digests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file."""
+
+    version: Literal[1] = 1
+    algorithm: Literal["xxh3-128"] = "xxh3-128"
+    page_bytes: Literal[262144] = PAGE_BYTES
+    shards: dict[str, ShardDigest]
+
+
+_FILE = Form(Digests)
+
+
+def digest_of(path: str) -> ShardDigest:
+    """Read a file of this machine as a whole. Raises OSError."""
+    whole, pages, size_bytes = xxhash.xxh3_128(), bytearray(), 0
+    with open(path, "rb", buffering=0) as file:
+        while data := _filled(file.read, PAGE_BYTES * _READ_PAGES):
+            whole.update(data)
+            size_bytes += len(data)
+            for at in range(0, len(data), PAGE_BYTES):
+                pages += xxhash.xxh3_64_digest(data[at : at + PAGE_BYTES])
+    return ShardDigest(size_bytes=size_bytes, digest=whole.hexdigest(), pages=bytes(pages))
+
+
+def _filled(read: Callable[[int], bytes | None], size_bytes: int) -> bytes:
+    """As many bytes as that, unless the file ends before: a read may give fewer."""
+    parts, left = list[bytes](), size_bytes
+    while left and (part := read(left)):
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def digests_of(root: str | Path, names: Iterable[str], known: Mapping[str, ShardDigest] | None = None) -> Digests:
+    """The digests of shards of this machine. Those that are `known` are taken as they are. Raises OSError."""
+    known = known or {}
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1), "digests") as pool:
+        found = pool.map(lambda name: known.get(name) or digest_of(os.path.join(root, name)), names := list(names))
+        return Digests(shards=dict(zip(names, found, strict=True)))
+
+
+def encode_digests(digests: Digests) -> bytes:
+    """What the file holds."""
+    return msgspec.json.encode(digests) + b"\n"
+
+
+def read_digests(path: Path) -> Digests:
+    """Raises FileNotFoundError, and IndexFileError where it is no such file."""
+    try:
+        return _FILE.from_json(path.read_bytes())
+    except msgspec.MsgspecError as error:
+        raise IndexFileError(f"{path}: is not a file of digests ({error}); prepare the dataset again") from error
+
+
+class KnownDigests:
+    """The digests of the shards of a dataset in a store, by their URLs, read when they are first asked for.
+
+    Copies in other processes read the file themselves.
+    """
+
+    def __init__(self, location: str, path: Path) -> None:
+        self._location, self._path = location, path
+
+    def __reduce__(self) -> tuple[type[KnownDigests], tuple[str, Path]]:
+        return KnownDigests, (self._location, self._path)
+
+    @functools.cached_property
+    def _shards(self) -> dict[str, ShardDigest]:
+        return {join(self._location, name): digest for name, digest in read_digests(self._path).shards.items()}
+
+    def get(self, url: str) -> ShardDigest | None:
+        return self._shards.get(url)
+
+
+class Compared:
+    """A `Pieces` that compares the pages of an answer with their digests, and hands on what arrives.
+
+    Nothing that was handed on may be used before the answer has ended: the last piece of a page is compared when it is
+    there. Parts of pages at the ends are not compared. Bytes that differ are an ObjectError, which another attempt may
+    make good, unless `wrong`, which is common to all attempts, holds as many of them as are made.
+    """
+
+    def __init__(self, pieces: Pieces, digest: ShardDigest, start: int, stop: int, wrong: list[int]) -> None:
+        self.pieces = pieces
+        self._digest, self._at, self._stop, self._wrong = digest, start, stop, wrong
+        self._sum = xxhash.xxh3_64()
+        self._begin = start
+
+    def append(self, piece: bytes, /) -> None:
+        """Take the bytes that come next. Raises ObjectError."""
+        data = memoryview(piece)
+        while data:
+            upto = min((self._at // PAGE_BYTES + 1) * PAGE_BYTES, self._stop)
+            part = data[: upto - self._at]
+            self._sum.update(part)
+            self._at += len(part)
+            data = data[len(part) :]
+            if self._at == upto:
+                self._compare()
+        self.pieces.append(piece)
+
+    def _compare(self) -> None:
+        """At the end of a page, or of the answer."""
+        page, found = self._begin // PAGE_BYTES, self._sum.digest()
+        whole = self._begin % PAGE_BYTES == 0 and self._at == min((page + 1) * PAGE_BYTES, self._digest.size_bytes)
+        if whole and found != self._digest.pages[page * _SUM_BYTES : (page + 1) * _SUM_BYTES]:
+            self._wrong.append(page)
+            raise ObjectError(
+                f"bytes {self._begin} to {self._at} are not those of the shard that was prepared: their digest "
+                f"differs{'' if len(self._wrong) < _AGAIN else f', {_AGAIN} times'}",
+                passing=len(self._wrong) < _AGAIN,
+                way_out="upload the shard again; if it was changed on purpose, prepare the dataset again with --digest",
+            )
+        self._sum.reset()
+        self._begin = self._at

@@ -1,0 +1,27 @@
+"""What the engine asks of extensions, by dotted name: each is imported when it is needed, and never by the kernel."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+WHICH = "energon_grain.history.which.which"
+"""The samples of a global batch: (`Run`, place of the stream, step, dropped=) -> `StepSamples`."""
+RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
+"""A sample or batch again: (`Run`, restore key) -> sample."""
+POOLS = {"process": "energon_grain.processes.pool.process_pool"}
+"""By type of worker, `stream.workers.OwnPool`; threads are the engine's own."""
+EQUAL_WORK = "energon_grain.planning.equal_work.EqualWork"
+"""Gives hosts equal work: (`Balance`) -> `Placing`."""
+BLEND_BY_COST = "energon_grain.planning.blend_by_cost.blend_by_cost"
+"""Lowers a blend by cost: (`Lowering`, parts, schedule, unit of the weights) -> `Part`."""
+PLANNED_PACKING = "energon_grain.planning.planned_packing.PlannedPackingDataset"
+"""The node of planned packs, and of batches by budget."""
+PACK_MAKER = "energon_grain.planning.pack_maker.PackMaker"
+"""Makes packs that were planned: (`PackSpec` of each kind, lock for hooks) -> `stream.stage.PackMaker`."""
+
+
+def extension(name: str) -> Any:
+    """What has this dotted name."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,419 @@
+"""The kits, on every source and node of ours, and on some that break the contract. Stores: test_file_stores.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from arrays import DRIVERS, numbered, write_array, write_group
+from object_server import Bucket
+from parquet_files import write_parquet
+from records import msgpack_record, write_shards
+from table_forms import write_arrow, write_feather, write_mds, write_tokens
+
+from energon_grain import (
+    BatchDataset,
+    BlendDataset,
+    BlendEpochizedDataset,
+    ConcatDataset,
+    EPath,
+    EpochizeDataset,
+    FileStore,
+    FilterDataset,
+    GroupBatchDataset,
+    IterMapDataset,
+    LimitDataset,
+    MapDataset,
+    MixBatchDataset,
+    ObjectFileStore,
+    PackingDataset,
+    RepeatDataset,
+    ShuffleBufferDataset,
+    SourceInfo,
+    WebDatasetSource,
+    WorkerConfig,
+    current_draw,
+    get_train_dataset,
+    homogeneous_concat_mix,
+)
+from energon_grain.errors import KeyNotFoundError
+from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.join_build import JoinedArray, build_join
+from energon_grain.prepare.join_members import JoinedDataset
+from energon_grain.samplers.expression import Expression
+from energon_grain.sources.array_record import ArrayRecordSource
+from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
+from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.jsonl import JsonlSource
+from energon_grain.sources.tables import TABLES, TableSource
+from energon_grain.sources.token_files import TokenSource
+from energon_grain.testing import check_node, check_source, check_store, write_tars
+
+COUNT = 23
+NAMES = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
+
+
+def samples() -> list[dict[str, Any]]:
+    """Parts that come and go, empty ones, large ones, keys in every alphabet."""
+    rng = np.random.default_rng(0)
+    found: list[dict[str, Any]] = []
+    for i in range(COUNT):
+        sample: dict[str, Any] = {"__key__": f"{NAMES[i % len(NAMES)]}{i:03d}", "txt": b"text %d" % i}
+        if i % 3 == 0:
+            sample["json"] = b"{}"
+        if i % 5 == 1:
+            sample["seg.png"] = rng.bytes(i * 1000)
+        if i % 7 == 2:
+            sample["empty"] = b""
+        found.append(sample)
+    return found
+
+
+LINES = [json.dumps({"i": i, "text": "ä" * (i % 7)}, ensure_ascii=False).encode() + b"\n" for i in range(40)]
+COLUMNS = {"n": list(range(40)), "text": [f"text {i}" for i in range(40)]}
+ROWS = [{"n": i, "text": f"text {i}"} for i in range(40)]
+DOCUMENTS = [list(range(i * 3 % 11)) for i in range(30)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One dataset of each kind."""
+    root = tmp_path_factory.mktemp("kinds")
+    write_tars(root / "tars", samples(), shards=3)
+    write_shards(root / "records", [msgpack_record(sample) for sample in samples()], 3)
+    for name, options in (("tars", {}), ("records", {"records": "msgpack"})):
+        prepare_dataset(root / name, split_ratio={"train": 1}, crude=True, num_workers=0, **options)
+    (root / "x.jsonl").write_bytes(b"".join(LINES))
+    write_parquet(root / "parquet", COLUMNS, files=3, row_group_size=7)
+    write_arrow(root / "arrow" / "a.arrow", COLUMNS)
+    write_feather(root / "feather" / "a.arrow", COLUMNS)
+    write_arrow(root / "zstd" / "a.arrow", COLUMNS, compression="zstd")
+    write_mds(root / "mds", COLUMNS)
+    write_tokens(root / "tokens", DOCUMENTS, dtype="<i4", sequence=4)
+    for driver in DRIVERS:
+        write_group(root / driver, driver, image=numbered(40, 3, 2), n=np.arange(40))
+    write_array(root / "score", numbered(COUNT, 2))
+    write_tars(
+        root / "other", [{"__key__": each["__key__"], "bin": b"%d" % i} for i, each in enumerate(samples())][::-2]
+    )
+    prepare_dataset(root / "other", split_ratio={"train": 1}, crude=True, num_workers=0)
+    return root
+
+
+def tables(root: Path, name: str, kind: str) -> TableSource:
+    return TableSource({each.name.lower(): files for each, files in TABLES.items()}[kind](root / name))
+
+
+def joined(root: Path, **options: Any) -> JoinedSource:
+    members = [JoinedDataset(root / "tars", "train"), JoinedDataset(root / "other", "train", nonmatch="none")]
+    index = build_join([*members, JoinedArray(root / "score", nonmatch="none")], root / "cache")
+    sources = [WebDatasetSource(root / "tars"), WebDatasetSource(root / "other"), ArraySource(root / "score")]
+    return JoinedSource(index, sources, **options)
+
+
+LARGE = Expression.parse("bytes >= 8", where="here")
+IN_LINES = Expression.parse("bytes > 25", where="here")
+WHERE = Expression.parse("n % 3 == 1", where="here")
+
+
+def group(root: Path) -> list[dict[str, Any]]:
+    del root
+    return [{"image": row, "n": np.int64(i)} for i, row in enumerate(numbered(40, 3, 2))]
+
+
+SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = {
+    "tars": (lambda root: WebDatasetSource(root / "tars"), samples()),
+    "tars, parts": (lambda root: WebDatasetSource(root / "tars", parts=["empty"]), None),
+    "tars, subset": (lambda root: WebDatasetSource(root / "tars", start=3, stop=20), samples()[3:20]),
+    "tars, where": (lambda root: WebDatasetSource(root / "tars", where=LARGE), None),
+    "tars, shards": (
+        lambda root: WebDatasetSource(root / "tars", shards=["shard_002.tar", "shard_000.tar", "shard_002.tar"]),
+        [*samples()[15:], *samples()[:7], *samples()[15:]],
+    ),
+    "records": (lambda root: ArrayRecordSource(root / "records"), samples()),
+    "records, subset": (lambda root: ArrayRecordSource(root / "records", start=2, stop=20), samples()[2:20]),
+    "records, where": (lambda root: ArrayRecordSource(root / "records", where=LARGE), None),
+    "lines": (lambda root: JsonlSource(root / "x.jsonl"), [{"json": line} for line in LINES]),
+    "lines, subset": (lambda root: JsonlSource(root / "x.jsonl", start=2, stop=7), [{"json": x} for x in LINES[2:7]]),
+    "lines, where": (
+        lambda root: JsonlSource(root / "x.jsonl").cut(where=IN_LINES),
+        [{"json": line} for line in LINES if len(line) > 25],
+    ),
+    "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
+    "parquet, runs": (
+        lambda root: tables(root, "parquet", "parquet").cut(runs=[(0, 3), (2, 4), (0, 13)], start=1),
+        None,
+    ),
+    "parquet, where": (lambda root: tables(root, "parquet", "parquet").cut(where=WHERE), None),
+    "arrow": (lambda root: tables(root, "arrow", "arrow"), None),
+    "arrow, file format": (lambda root: tables(root, "feather", "arrow").cut(10, 30), None),
+    "arrow, compressed": (lambda root: tables(root, "zstd", "arrow"), None),
+    "mds": (lambda root: tables(root, "mds", "mds"), None),
+    "mds, subset": (lambda root: tables(root, "mds", "mds").cut(10, 30), None),
+    "tokens": (
+        lambda root: TokenSource(root / "tokens"),
+        [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS],
+    ),
+    "tokens, subset": (
+        lambda root: TokenSource(root / "tokens").cut(10, 20),
+        [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS[10:20]],
+    ),
+    "arrays, where": (lambda root: ArrayGroupSource(root / "zarr3").cut(5, where=WHERE), None),
+    "join": (joined, None),
+    "join, subset": (lambda root: joined(root, start=4, stop=20), None),
+    **{
+        f"arrays, {driver}": (lambda root, driver=driver: ArrayGroupSource(root / driver), group(Path()))
+        for driver in DRIVERS
+    },
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source(data: Path, name: str) -> None:
+    make, expected = SOURCES[name]
+    no_forks = name.startswith(("arrays", "join"))  # TensorStore refuses them
+    check_source(lambda: make(data), expected, fork=not no_forks)
+
+
+@pytest.mark.parametrize("rows", ["parquet", "arrow", "feather", "zstd", "mds"])
+def test_tables_hold_the_rows_that_were_written(data: Path, rows: str) -> None:
+    source = tables(data, rows, {"feather": "arrow", "zstd": "arrow"}.get(rows, rows))
+    found = source.read(np.arange(40)).columns
+    assert [
+        {"n": int(cast("Any", n)), "text": _text(text)} for n, text in zip(found["n"], found["text"], strict=True)
+    ] == ROWS
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@pytest.mark.parametrize("kind", ["tars", "records", "x.jsonl", "parquet", "arrow", "mds", "tokens", "zarr3"])
+def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
+    """Without forking: clients of stores have threads."""
+    if kind == "x.jsonl":
+        bucket.put("x.jsonl", (data / kind).read_bytes())
+        url = f"{bucket.url}/x.jsonl"
+    else:
+        url = bucket.upload(data / kind if kind != "tokens" else data, kind if kind != "tokens" else "")
+        url = f"{bucket.url}/tokens.bin" if kind == "tokens" else url
+    make: dict[str, Callable[[], Any]] = {
+        "tars": lambda: WebDatasetSource(url),
+        "records": lambda: ArrayRecordSource(url),
+        "x.jsonl": lambda: JsonlSource(url),
+        "tokens": lambda: TokenSource(url),
+        "zarr3": lambda: ArrayGroupSource(url),
+        **{each.name.lower(): lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
+    }
+    name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)
+    check_source(make[kind], SOURCES[name][1], fork=False)
+
+
+class Faulty(JsonlSource):
+    """Lines that break the contract in one way."""
+
+    fault = ""
+
+    def read(self, indices: Any) -> Any:
+        if self.fault == "order":
+            indices = np.sort(indices)
+        if self.fault == "range":
+            indices = np.minimum(indices, len(self) - 1)
+        return super().read(indices)
+
+    def keys(self, indices: Any) -> list[str]:
+        return [f"{key}!" if self.fault == "keys" else key for key in super().keys(indices)]
+
+    def sizes(self, indices: Any) -> Any:
+        sizes = super().sizes(indices)
+        return {"type": sizes.astype(np.int32), "sign": -sizes}.get(self.fault, sizes)
+
+    def locate(self, index: int) -> Any:
+        return super().locate(0 if self.fault == "place" and 0 <= index < len(self) else index)
+
+    def column(self, name: str, indices: Any) -> Any:
+        found = super().column(name, indices)
+        return found[::-1] if self.fault == "column" and isinstance(indices, slice) else found
+
+    def column_id(self, name: str) -> str:
+        return "one" if self.fault == "column id" else super().column_id(name)
+
+    @property
+    def content_id(self) -> str:
+        return str(id(self)) if self.fault == "content" else super().content_id
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("order", "indices than were asked for|reads other samples at"),
+        ("range", "read of index 40 raises no IndexError"),
+        ("keys", r"keys\(\) names other keys"),
+        ("type", "sizes are int32"),
+        ("sign", "a size is negative"),
+        ("place", r"locate\(1\) is"),
+        ("column", "column 'bytes' has other numbers"),
+        ("column id", r"column_id\('no such column'\) raises no KeyNotFoundError"),
+        ("content", "the pickled copy has another content id"),
+    ],
+)
+def test_broken_sources_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, fault: str, says: str) -> None:
+    monkeypatch.setattr(Faulty, "fault", fault)
+    with pytest.raises(AssertionError, match=says):
+        check_source(lambda: Faulty(data / "x.jsonl"), fork=False)
+
+
+def test_other_contents_are_found(data: Path) -> None:
+    wrong = [{"json": line} for line in LINES]
+    wrong[3] = {"json": b"{}\n"}
+    with pytest.raises(AssertionError, match=r"sample 3 has .*, expected"):
+        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong, fork=False)
+    with pytest.raises(AssertionError, match="has 40 samples, expected 39"):
+        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong[1:], fork=False)
+
+
+# Stores.
+
+
+def test_objects(bucket: Bucket) -> None:
+    found = {
+        "a.txt": b"a",
+        "empty": b"",
+        "sub/x.bin": bytes(range(256)) * 40,
+        "with space, ä, 100%25, ?#.txt": b"strange",
+    }
+    for key, value in found.items():
+        bucket.put(f"files/{key}", value)
+    missing = ("", "..", "../x", "sub", "sub/", "b.txt", "a.txt/b", "\ud800")
+    check_store(lambda: ObjectFileStore(f"{bucket.url}/files"), found, missing)
+
+
+class Letters(FileStore[str]):
+    """A store that a user wrote, and ways to get it wrong."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def get_path(self) -> str:
+        return "/letters"
+
+    def __getitem__(self, key: str) -> tuple[str, SourceInfo]:
+        if key not in ("a", "b"):
+            raise (LookupError if self.fault == "error" else KeyNotFoundError)(key)
+        value = "a" if self.fault == "value" else key
+        index = "x" if self.fault == "source" else key
+        return value, SourceInfo(dataset_path=EPath(self.get_path()), index=index, shard_name="", file_names=(key,))
+
+    def __eq__(self, other: object) -> bool:
+        return self.fault != "equal" and isinstance(other, Letters)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        if self.fault == "close":
+            self.fault = "value"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("value", "'b' is 'a'"),
+        ("source", "its `SourceInfo` names"),
+        ("equal", "copy is not equal"),
+        ("close", "'b' is 'a'"),
+    ],
+)
+def test_broken_stores_are_found(fault: str, says: str) -> None:
+    check_store(lambda: Letters(""), {"a": "a", "b": "b"})
+    with pytest.raises(AssertionError, match=says):
+        check_store(lambda: Letters(fault), {"a": "a", "b": "b"})
+    with pytest.raises(LookupError):
+        check_store(lambda: Letters("error"), {"a": "a", "b": "b"})
+
+
+# Nodes.
+
+
+def length(sample: Any) -> int:
+    return len(sample.text) + int(current_draw().rng.integers(3))
+
+
+def several(sample: Any) -> Any:
+    for number in range(int(sample.__key__) % 3):
+        yield sample.text, number
+
+
+def odd(sample: Any) -> bool:
+    return int(sample.__key__) % 2 == 1
+
+
+def texts(many: list[Any]) -> tuple[str, ...]:
+    return tuple(sample.text for sample in many)
+
+
+def pairs(many: list[Any]) -> list[list[Any]]:
+    return [many[at : at + 2] for at in range(0, len(many), 2)]
+
+
+def kind(sample: Any) -> tuple[str, None]:
+    return sample.__key__[-1:] > "4", None  # type: ignore[return-value]
+
+
+NODES: dict[str, Callable[[Any], Any]] = {
+    "map": lambda below: MapDataset(below, length),
+    "generator": lambda below: MapDataset(below, several),
+    "filter": lambda below: FilterDataset(below, odd),
+    "iter_map": lambda below: IterMapDataset(below, iter),
+    "batch": lambda below: BatchDataset(below, 3, texts),
+    "group": lambda below: GroupBatchDataset(below, 3, kind, texts),
+    "packing": lambda below: PackingDataset(below, 10, pairs, texts),
+    "mix": lambda below: MixBatchDataset((below, 1), (below, 2), batch_size=3, batch_mix_fn=homogeneous_concat_mix),
+    "blend": lambda below: BlendDataset((below, 1), (below, 2)),
+    "epochized blend": lambda below: BlendEpochizedDataset((below, 1), (below, 2)),
+    "concat": lambda below: ConcatDataset(below, below),
+    "repeat": lambda below: RepeatDataset(below, repeats=2),
+    "limit": lambda below: LimitDataset(below, 7),
+    "epochize": lambda below: EpochizeDataset(below, 4),
+    "shuffle": lambda below: ShuffleBufferDataset(below, 4),
+}
+
+
+def small(folder: Path, worker_config: WorkerConfig, *, endless: bool = False) -> Any:
+    order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "lanes": 4, "batch_size": None}
+    return get_train_dataset(folder, repeat=endless, worker_config=worker_config, **order)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_node(text_dataset: Callable[..., Path], name: str) -> None:
+    folder, endless = text_dataset(11), name in ("mix", "blend", "epochize")
+    steps = check_node(lambda config: NODES[name](small(folder, config, endless=endless)), steps=20, ahead=4)
+    assert any(step is not None for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"), [("counts", r"step 0 differs made again: it is \d+, not 1$"), ("nothing", "nothing was checked")]
+)
+def test_broken_nodes_are_found(text_dataset: Callable[..., Path], wrong: str, says: str) -> None:
+    seen: list[int] = []
+
+    def counting(sample: Any) -> int:
+        seen.append(1)
+        return len(seen)
+
+    folder = text_dataset(11)
+    node: dict[str, Callable[[Any], Any]] = {
+        "counts": lambda below: MapDataset(below, counting),
+        "nothing": lambda below: FilterDataset(below, lambda _: False),
+    }
+    with pytest.raises(AssertionError, match=says):
+        check_node(lambda config: node[wrong](small(folder, config, endless=wrong == "counts")), steps=20)
+
+
+def test_what_is_no_dataset() -> None:
+    with pytest.raises(AssertionError, match="expected a dataset, got str"):
+        check_node(lambda _: "x")  # type: ignore[arg-type,return-value]
