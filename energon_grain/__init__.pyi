@@ -22,6 +22,15 @@ from .compat.factories import (
     VQAOCRWebdataset as VQAOCRWebdataset,
     VQAWebdataset as VQAWebdataset,
 )
+from .compat.multi_epoch import (
+    EpochIndex as EpochIndex,
+    IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper,
+    MultiEpochDataset as MultiEpochDataset,
+    MultiEpochDatasetResampler as MultiEpochDatasetResampler,
+    MultiEpochDatasetWrapper as MultiEpochDatasetWrapper,
+    MultiEpochLeaf as MultiEpochLeaf,
+    SizedDataset as SizedDataset,
+)
 from .datasets.aux_stores import (
     DecodeFileStore as DecodeFileStore,
     FileStoreDecoder as FileStoreDecoder,
@@ -44,15 +53,6 @@ from .datasets.mixtures import (
     ConcatDataset as ConcatDataset,
     DatasetBlendMode as DatasetBlendMode,
     LoadedDataset as LoadedDataset,
-)
-from .datasets.multi_epoch import (
-    EpochIndex as EpochIndex,
-    IdentityMultiEpochDatasetWrapper as IdentityMultiEpochDatasetWrapper,
-    MultiEpochDataset as MultiEpochDataset,
-    MultiEpochDatasetResampler as MultiEpochDatasetResampler,
-    MultiEpochDatasetWrapper as MultiEpochDatasetWrapper,
-    MultiEpochLeaf as MultiEpochLeaf,
-    SizedDataset as SizedDataset,
 )
 from .datasets.packing import PackingDataset as PackingDataset
 from .datasets.packing_plans import CostBudget as CostBudget, PackingPlan as PackingPlan
@@ -193,9 +193,7 @@ from .stream.hooks import (
     current_draw as current_draw,
     current_draws as current_draws,
 )
-from .stream.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
 from .stream.run import SampleRecord as SampleRecord
-from .stream.stream import Stream as Stream
 from .stream.worker_config import (
     WorkerConfig as WorkerConfig,
     log_exception as log_exception,
@@ -219,5 +217,7 @@ from .transforms.packing import (
     greedy_knapsack as greedy_knapsack,
     packing_efficiency as packing_efficiency,
 )
+from .watch.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
+from .watch.stream import Stream as Stream
 
 __all__: list[str]

@@ -29,15 +29,15 @@ from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.settings import storage_settings, using_storage
 from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
-from energon_grain.stream.clock import Span
+from energon_grain.stream.clock import Clock, Span
+from energon_grain.stream.drops import Dropped
 from energon_grain.stream.passes import Share
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import StreamSpec, wanted_block
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped
-from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
+from energon_grain.watch.stream import Stream
 
 _SAMPLES = 20_000
 """That are read at most: the first of the stream, and no more than one pass over the data."""
@@ -404,10 +404,12 @@ class _Done:
         while len(self._waiting) >= size:
             values, keys = map(list, zip(*self._waiting[:size], strict=True))
             self._waiting = self._waiting[size:]
+            clock = Clock()
             try:
-                maker.make(values, keys, item=0, pass_number=0, step=0, valid=None, spans=self._spans)
+                maker.make(values, keys, item=0, pass_number=0, step=0, valid=None, clock=clock)
             except BatchDropped as error:
                 self.dropped[f"{error.hook.name}: {type(error.error).__name__}"] += 1
+            self._spans += clock.hook_spans("main", size)
 
     def stages(self) -> tuple[Stage, ...]:
         wall_ns, samples = Counter[str](), Counter[str]()

@@ -37,11 +37,12 @@ from energon_grain.sources.source import Source
 from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.stream import Stream, config_to_run
-from energon_grain.stream.stream_loader import StreamLoader
+from energon_grain.stream.stream import config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
+from energon_grain.stream_loader import StreamLoader
 from energon_grain.tracebacks import public
+from energon_grain.watch.stream import Stream
 
 
 def process_pool(

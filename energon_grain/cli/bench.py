@@ -100,7 +100,7 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 def advise(figures: Figures, image_decode: str | None) -> str:
     """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
-    from energon_grain.stream.loader_stats import handover_advice, work_advice
+    from energon_grain.watch.loader_stats import handover_advice, work_advice
 
     stage = figures.slowest
     workers = f"give more workers (there are {figures.cores} cores)"
@@ -125,7 +125,7 @@ def advise(figures: Figures, image_decode: str | None) -> str:
 
 
 def _storage_advice(figures: Figures, neighbours: str, workers: str) -> str:
-    from energon_grain.stream.loader_stats import store_advice
+    from energon_grain.watch.loader_stats import store_advice
 
     first = figures.first
     if first and figures.in_store:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.watching import WatchdogDataset
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import Item
+from energon_grain.watch.watchdog_dataset import WatchdogDataset
 
 if TYPE_CHECKING:
     from energon_grain.datasets.task_encoder import TaskEncoder

@@ -28,6 +28,7 @@ from energon_grain.sources.remote_runs import ReadInBlocks
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
+from energon_grain.stream.observer import Observer
 from energon_grain.stream.spec import (
     BatchSpec,
     LeafSpec,
@@ -38,7 +39,6 @@ from energon_grain.stream.spec import (
     StreamSpec,
     wanted_block,
 )
-from energon_grain.stream.watchdog import Hang
 from energon_grain.stream.worker_config import WorkerConfig
 
 _logger = logging.getLogger("energon_grain")
@@ -271,7 +271,7 @@ class Steps:
             what lanes run passes of so many items, given their number of lanes.
         seed: 64-bit hash of the seed that holds below, where it differs from the run's.
         watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
-        hang: What to do where a step does not come.
+        observers: Make observers of the stream, by the class of the node: an inner one takes the place of an outer one.
     """
 
     below: Node
@@ -285,7 +285,7 @@ class Steps:
     seed: int | None = None
     same_pass: bool = False
     watching: list[Node] = field(default_factory=list["Node"])
-    hang: Hang | None = None
+    observers: dict[type, Callable[[], Observer]] = field(default_factory=dict[type, "Callable[[], Observer]"])
 
     @classmethod
     def over(cls, dataset: Node) -> Steps:
@@ -516,7 +516,7 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
         same_pass=same_pass,
         ragged=to.graph.ragged and steps.batch is None,
         cache_pool=cache_pool,
-        hang=steps.hang,
+        observers=tuple(steps.observers.values()),
     )
 
 

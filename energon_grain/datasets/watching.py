@@ -1,21 +1,17 @@
-"""What hands items on as they are: noting which samples went into each, collecting garbage, noticing that none come."""
+"""What hands items on as they are: noting which samples went into each, collecting garbage."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal, cast
 
-from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_dataset, check_size, node, settle
-from energon_grain.datasets.lowering import Lowering, Part, Steps
+from energon_grain.datasets.dataset import SavableDataset, check_size
 from energon_grain.datasets.mapping import MapDataset
-from energon_grain.errors import ConfigError, FatalSampleError
+from energon_grain.errors import FatalSampleError
 from energon_grain.stream.hooks import Draw, current_draw
-from energon_grain.stream.watchdog import Hang
 from energon_grain.stream.worker_config import WorkerConfig, WorkerLog
 
 GetKeys = Callable[[Any], list[str] | None]
@@ -170,60 +166,3 @@ class _Collect:
             self.passed = 0
             gc.collect()
         return item
-
-
-@node
-class WatchdogDataset(SavableDataset):
-    """The same dataset, whose loader tells when a batch takes too long: by the stacks of all threads, and a warning.
-
-    Stacks go to stderr, once for each batch that takes too long, the warning is a RuntimeWarning. Nothing is measured
-    for it where batches come. What comes out does not change, nor does the state. Above a batch, and where nothing is
-    batched, that is what is watched; it has no effect below one.
-
-    Args:
-        dataset: What is passed on.
-        worker_config: Default: that of the dataset.
-        timeout_seconds: For which a program may wait for a batch; None: for ever.
-        initial_timeout_seconds: The same for the first one; default: no other.
-        fail_on_timeout: Whether the process ends then, with status 1: nothing else ends a thread that hangs in C.
-
-    Raises:
-        ConfigError: A time is not positive.
-    """
-
-    dataset: SavableDataset
-    _: KW_ONLY
-    timeout_seconds: float | None = 60
-    initial_timeout_seconds: float | None = None
-    fail_on_timeout: bool = False
-    worker_config: WorkerConfig = OF_DATASET
-
-    def __post_init__(self) -> None:
-        check_dataset(self, self.dataset)
-        for name in ("timeout_seconds", "initial_timeout_seconds"):
-            seconds = getattr(self, name)
-            if seconds is not None and not seconds > 0:
-                raise ConfigError(f"WatchdogDataset: {name}={seconds!r}: expected a time above 0, in seconds")
-        settle(self, self.dataset)
-
-    def on_steps(self, steps: Steps) -> SavableDataset | None:
-        if self.timeout_seconds is not None:
-            steps.hang = Hang(
-                timeout_seconds=self.timeout_seconds,
-                initial_timeout_seconds=self.initial_timeout_seconds,
-                fail_on_timeout=self.fail_on_timeout,
-                tell=WatchdogDataset._watchdog_trigger,
-            )
-        return self.dataset
-
-    def lower(self, to: Lowering) -> Part:
-        return to.lower(self.dataset)
-
-    def _watchdog_trigger(self: WatchdogDataset | Hang) -> None:
-        """Tell that a batch takes too long; programs written for Energon may put a function of theirs here."""
-        message = f"the program has waited for its next batch for more than {self.timeout_seconds:g} s"
-        if self.fail_on_timeout:
-            raise TimeoutError(f"{message}; the process ends, as fail_on_timeout asks for")
-        # Where warnings are errors nobody could catch this one, and a slow batch would end the process.
-        with contextlib.suppress(RuntimeWarning):
-            warnings.warn(f"{message}; the stacks of all threads are on stderr", RuntimeWarning, stacklevel=2)

@@ -13,6 +13,7 @@ import numpy as np
 from energon_grain.errors import StateError
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
+from energon_grain.stream.drops import DropBudget
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import LaneOperator
@@ -20,7 +21,6 @@ from energon_grain.stream.passes import PassPlan, Progress, Segment, Share, next
 from energon_grain.stream.run import Run
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.workers import UnderWay
 
@@ -112,19 +112,19 @@ class Walk:
 
     def _productions(self, spec: StreamSpec, places: list[Progress], under_way: UnderWay) -> list[Production]:
         """What makes the steps of each host."""
-        hosts, names = len(places), ["/".join(leaf.key) for leaf in spec.leaves]
+        hosts = len(places)
         stage = _Stage(self._run.stage, read=self._read)
         productions: list[Production] = []
         for host, place in enumerate(places):
-            statistics = Statistics(names, _no_handler)
-            batches = _Batches(spec, stage, statistics, host, hosts, place, read=self._read)
+            drops = DropBudget(_no_handler)
+            batches = _Batches(spec, stage, drops, host, hosts, place, read=self._read)
             productions.append(
                 Production(
                     spec=spec,
                     share=Share(host, hosts, self._run.share.lanes),
                     stage=cast("PureStage", stage),
                     batches=cast("BatchStage", batches),
-                    statistics=statistics,
+                    drops=drops,
                     config=self._run.config,
                     pool=None,
                     under_way=under_way,
@@ -180,7 +180,7 @@ class _Batches:
         self,
         spec: StreamSpec,
         stage: _Stage,
-        statistics: Statistics,
+        drops: DropBudget,
         host: int,
         hosts: int,
         place: Progress,
@@ -188,7 +188,7 @@ class _Batches:
         read: bool,
     ) -> None:
         self._stage = (
-            BatchStage(spec.batch, seed=spec.seed, hosts=hosts, hook_lock=stage.hook_lock, statistics=statistics)
+            BatchStage(spec.batch, seed=spec.seed, hosts=hosts, hook_lock=stage.hook_lock, drops=drops)
             if read
             else None
         )

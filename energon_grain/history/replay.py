@@ -21,12 +21,12 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import rebuild_item, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
+from energon_grain.stream.drops import DropBudget, Dropped, Holed
 from energon_grain.stream.index_map import Draws, IndexMap, Packs
 from energon_grain.stream.run import Run
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Codec
-from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import ErrorHandler
 
 _PATIENCE = 100_000
@@ -54,11 +54,9 @@ class SampleRestorer:
         self._spec = spec
         self._stage = stage
         self._on_error = on_error
-        self._statistics = Statistics(["/".join(leaf.key) for leaf in spec.leaves], on_error)
-        self._statistics.begin(first=False)
-        self._batches = BatchStage(
-            spec.batch, seed=spec.seed, hosts=1, hook_lock=stage.hook_lock, statistics=self._statistics
-        )
+        self._drops = DropBudget(on_error)
+        self._drops.begin(first=False)
+        self._batches = BatchStage(spec.batch, seed=spec.seed, hosts=1, hook_lock=stage.hook_lock, drops=self._drops)
 
     def restore(self, restore_key: Any) -> Any:
         """As `restore_sample`."""
@@ -188,7 +186,7 @@ class SampleRestorer:
     def _item(self, pass_number: int, lane: int, reference: Any, *, step: int | None) -> Any:
         assert self._spec.program is not None
         around = surroundings(
-            self._spec.program, self._stage, ChunkPace(first=1), self._statistics, self._on_error, _PATIENCE
+            self._spec.program, self._stage, ChunkPace(first=1), self._drops, self._on_error, _PATIENCE
         )
         around.batch = step
         return rebuild_item(self._spec.program, around, pass_number, lane, reference)

@@ -9,9 +9,9 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from energon_grain.compat.multi_epoch import LeafSamples
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.datasets.multi_epoch import LeafSamples
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.samplers.expression import Expression

@@ -23,13 +23,16 @@ from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import with_agreement
+from energon_grain.stream.drops import DropBudget, Dropped, Holed
 from energon_grain.stream.index_map import EqualPasses
-from energon_grain.stream.loader_stats import LoaderStats
+from energon_grain.stream.observer import Outlet
 from energon_grain.stream.passes import PassPlan, Share, places_of
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Holed, Statistics
-from energon_grain.stream.stream import Stream, config_to_run
+from energon_grain.stream.stream import config_to_run
 from energon_grain.tracebacks import public
+from energon_grain.watch.loader_stats import LoaderStats
+from energon_grain.watch.statistics import Statistics
+from energon_grain.watch.stream import Stream
 
 if TYPE_CHECKING:
     from grain.experimental import ShapeDtypeStruct
@@ -120,11 +123,10 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         lock = threading.RLock()
         self._stage = PureStage(self._spec, lock)
         names = ["/".join(leaf.key) for leaf in self._spec.leaves]
-        self._statistics = statistics = Statistics(names, config.global_error_handler)
-        statistics.begin(lambda: statistics.batches, first=True)
-        self._batches = BatchStage(
-            self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, statistics=self._statistics
-        )
+        self._statistics = statistics = Statistics(names)
+        self._drops = DropBudget(config.global_error_handler, Outlet(statistics))
+        self._drops.begin(lambda: statistics.batches, first=True)
+        self._batches = BatchStage(self._spec.batch, seed=self._spec.seed, hosts=1, hook_lock=lock, drops=self._drops)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self._dataset}
@@ -198,7 +200,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
                 return None
             samples, keys = [samples[place] for place in chosen], [keys[place] for place in chosen]
         else:
-            self._statistics.succeeded()
+            self._drops.succeeded()
         batch = self._batches.make(
             samples, keys, item=number, pass_number=self._spec.counted(pass_number), step=step, valid=valid
         )
@@ -224,8 +226,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         size_bytes = int(self._stage.sources.sizes(draws).sum())
         began = time.perf_counter_ns()
         encoded = self._stage.run(Chunk(number=step, draws=draws, size_bytes=0))
-        self._statistics.read(draws, size_bytes)
-        self._statistics.took(encoded.work)
+        self._statistics.planned(draws, size_bytes)
+        if encoded.work is not None:
+            self._statistics.spans(encoded.work)
         latency = time.perf_counter_ns() - began
         record_read(type(self).__name__, num_bytes=size_bytes, latency_ns=latency, num_reads=len(positions))
         return encoded
@@ -236,14 +239,14 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         for outcome in outcomes:
             if type(outcome) is Holed:
                 for hole in outcome.dropped:
-                    self._statistics.drop(hole)
+                    self._drops.drop(hole)
                 outcome = outcome.value
             samples.append(outcome)
         for outcome in samples:
             if type(outcome) is Dropped:
-                self._statistics.drop(outcome)
+                self._drops.drop(outcome)
             else:
-                self._statistics.succeeded()
+                self._drops.succeeded()
         self._statistics.settle()
         return samples
 

@@ -20,10 +20,11 @@ from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
 from energon_grain.stream.memory import approximate_bytes
-from energon_grain.stream.stream import Stream, config_to_run
-from energon_grain.stream.stream_loader import StreamLoader
+from energon_grain.stream.stream import config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream_loader import StreamLoader
 from energon_grain.tracebacks import public, shorten
+from energon_grain.watch.stream import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,11 +14,11 @@ import numpy as np
 from energon_grain.errors import SkipSample
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk
-from energon_grain.stream.clock import HookClock, Span
-from energon_grain.stream.hooks import HookSpec, call_hook
+from energon_grain.stream.clock import Clock
+from energon_grain.stream.drops import Dropped, Holed, raise_if_fatal, release_frames
+from energon_grain.stream.hooks import call_hook
 from energon_grain.stream.index_map import PASS_BITS, Packs
 from energon_grain.stream.spec import PackSpec
-from energon_grain.stream.statistics import Dropped, Holed, raise_if_fatal, release_frames
 
 
 class PackMaker:
@@ -29,16 +29,15 @@ class PackMaker:
         self._lock = hook_lock
 
     def make(
-        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey]
-    ) -> tuple[list[Any], list[RestoreKey], int, list[Span]]:
-        """The items of a chunk, their restore keys, how many are not whole, and what the hooks took.
+        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey], clock: Clock
+    ) -> tuple[list[Any], list[RestoreKey], int]:
+        """The items of a chunk, their restore keys, and how many are not whole; `clock` takes the times of hooks.
 
         Raises FatalSampleError if a hook raised what no policy may skip.
         """
         outcomes: list[Any] = []
         keys: list[RestoreKey] = []
         cuts, batch_of = packs.cuts.tolist(), chunk.batches_of(np.arange(len(packs.number)))
-        clocks: dict[int, tuple[HookSpec, HookClock]] = {}
         members = list(zip(chunk.draws.leaf.tolist(), chunk.draws.child.tolist(), strict=True))
         parts = list(zip(packs.starts.tolist(), packs.stops.tolist(), strict=True))
         makers = zip(packs.number.tolist(), packs.maker.tolist(), strict=True)
@@ -51,14 +50,11 @@ class PackMaker:
             ranges = tuple(parts[begin:end]) if self._specs[maker].takes_ranges else None
             batch = None if batch_of is None else batch_of(place)
             keys.append(("pack", maker, number, tuple(members[begin:end]), ranges))
-            outcomes.append(self._item(keys[-1], samples[begin:end], batch, clocks))
+            outcomes.append(self._item(keys[-1], samples[begin:end], batch, clock))
         drops = sum(type(outcome) in (Dropped, Holed) for outcome in outcomes)
-        spans = [each.span(hook.name, "workers" if hook.concurrent else "one worker") for hook, each in clocks.values()]
-        return outcomes, keys, drops, spans
+        return outcomes, keys, drops
 
-    def _item(
-        self, key: RestoreKey, samples: list[Any], batch: int | None, clocks: dict[int, tuple[HookSpec, HookClock]]
-    ) -> Any:
+    def _item(self, key: RestoreKey, samples: list[Any], batch: int | None, clock: Clock) -> Any:
         """The pack of a restore key, made of what is left of its samples."""
         _, maker, number, members, ranges = key
         dropped = tuple(sample for sample in samples if type(sample) is Dropped)
@@ -67,7 +63,7 @@ class PackMaker:
             samples = [samples[at] for at in there]
             ranges = None if ranges is None else [ranges[at] for at in there]
         units = None if ranges is None else list(ranges)
-        outcome = self._made(self._specs[maker], samples, units, number, members[0][0], batch, clocks)
+        outcome = self._made(self._specs[maker], samples, units, number, members[0][0], batch, clock)
         if type(outcome) is not Dropped:
             outcome = with_restore_key(outcome, key)
         return Holed(outcome, dropped) if dropped else outcome
@@ -80,7 +76,7 @@ class PackMaker:
         number: int,
         leaf: int,
         batch: int | None,
-        clocks: dict[int, tuple[HookSpec, HookClock]],
+        clock: Clock,
     ) -> Any:
         """A pack, or the `Dropped` in its stead."""
         value: Any = samples
@@ -93,9 +89,7 @@ class PackMaker:
                 if ranges is not None:
                     call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
                     ranges = None
-                if id(hook) not in clocks:
-                    clocks[id(hook)] = hook, HookClock(nullcontext() if hook.concurrent else self._lock)
-                lock = clocks[id(hook)][1]
+                lock = clock.around(hook, nullcontext() if hook.concurrent else self._lock)
                 value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
         except Exception as error:
             raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")

@@ -204,10 +204,11 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
         if isinstance(encoded, BaseException):
             raise encoded
-        now_ns, spans = time.perf_counter_ns(), encoded.work.spans
-        sent_ns = spans[-1].begin_ns + spans[-1].wall_ns
-        spans.append(Span("pipeline", "send", "workers", sent_ns, ready_ns - sent_ns, 0, len(chunk.draws)))
-        spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
+        if encoded.work is not None:
+            now_ns, spans = time.perf_counter_ns(), encoded.work.spans
+            sent_ns = spans[-1].begin_ns + spans[-1].wall_ns
+            spans.append(Span("pipeline", "send", "workers", sent_ns, ready_ns - sent_ns, 0, len(chunk.draws)))
+            spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
         self._pace.learn(chunk, encoded, (ready_ns - made_ns) / 1e9)
         return cast("Encoded", encoded)
 

@@ -50,11 +50,11 @@ from energon_grain.sources.source import LazySources, Source
 from energon_grain.storage.traffic import traffic
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
-from energon_grain.stream.clock import Span
+from energon_grain.stream.clock import Clock
+from energon_grain.stream.drops import Dropped, Holed
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Holed
 from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
 from energon_grain.transforms.batching import reducers
 
@@ -427,7 +427,7 @@ class WorkerStage:
         self._cache_pool = spec.cache_pool
         self._maker: BatchMaker | None = None
         if spec.batch is not None:
-            self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock, place="workers")
+            self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock)
         self._told = traffic()
 
     def answer(self, chunk: Chunk) -> list[memoryview]:
@@ -451,11 +451,11 @@ class WorkerStage:
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
         """The chunk with batches in place of samples, where that is possible."""
         numbers, maker, work = chunk.numbers, self._maker, encoded.work
-        if numbers is None or maker is None or encoded.drops or work is None:
+        if numbers is None or maker is None or encoded.drops:
             return encoded
         outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
-        spans: list[Span] = []  # of the first, which tells how the hooks share the time of all
-        began_ns = time.perf_counter_ns()
+        # It takes the times of the first batch, which say how the hooks share the time of all.
+        clock = None if work is None else Clock()
         for group in chunk.whole_batches():
             item, step = numbers.of(chunk.first + group.start)
             valid = np.ones(len(group), np.bool_) if numbers.pads else None
@@ -468,7 +468,7 @@ class WorkerStage:
                     pass_number=numbers.pass_number,
                     step=step,
                     valid=valid,
-                    spans=None if made else spans,
+                    clock=None if made else clock,
                 )
             except Exception:
                 return encoded  # the main process finds out, and decides what becomes of it
@@ -476,11 +476,8 @@ class WorkerStage:
             outcomes[places] = [MadeBatch(batch=batch, samples=len(group)), *nothing]
             restore_keys[places] = [()] * len(group)
             made += 1
-        took_ns, first_ns = time.perf_counter_ns() - began_ns, max(1, sum(span.wall_ns for span in spans))
-        for span in spans:
-            own_ns = took_ns * span.wall_ns // first_ns
-            work.spans.append(span._replace(begin_ns=began_ns, wall_ns=own_ns, samples=span.samples * made))
-            began_ns += own_ns
+        if work is not None and clock is not None:
+            work.spans += clock.shared("workers", made * chunk.batch_size)
         return (
             dataclasses.replace(encoded, outcomes=outcomes, restore_keys=restore_keys, made=True) if made else encoded
         )

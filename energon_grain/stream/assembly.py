@@ -20,14 +20,13 @@ import numpy.typing as npt
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
-from energon_grain.stream.clock import Span
+from energon_grain.stream.drops import DropBudget, Dropped, Holed
 from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
 from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import Position, positions
-from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import ErrorHandler
 
 Int64Array = npt.NDArray[np.int64]
@@ -292,15 +291,6 @@ class LaneProgram:
             if operator is not None and not ended:
                 operator.expect(self._soon)
 
-    def time_hooks(self) -> None:
-        """Take the time of hooks of lanes from now on."""
-        self.around.clocks = {}
-
-    def hook_spans(self) -> list[Span]:
-        """What they took since then; no times are taken any more."""
-        clocks, self.around.clocks = self.around.clocks or {}, None
-        return [clock.span(hook.name, "main") for hook, clock in clocks.values()]
-
     @property
     def states(self) -> tuple[State, ...]:
         return tuple(self._states)
@@ -359,7 +349,7 @@ def surroundings(
     program: Program,
     stage: PureStage,
     pace: ChunkPace,
-    statistics: Statistics,
+    drops: DropBudget,
     on_restore_error: ErrorHandler,
     patience: int,
 ) -> Surroundings:
@@ -375,8 +365,8 @@ def surroundings(
         return int(feed.draw(np.array([position[1]])).leaf[0])
 
     return Surroundings(
-        on_drop=statistics.drop,
-        on_success=statistics.worked,
+        on_drop=drops.drop,
+        on_success=drops.worked,
         on_restore_error=on_restore_error,
         read=read,
         leaf_of=leaf_of,

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FatalSampleError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.clock import HookClock, Place, Span
+from energon_grain.stream.clock import Clock
+from energon_grain.stream.drops import DropBudget, Dropped, raise_if_fatal
 from energon_grain.stream.hooks import HookSpec, call_hook
 from energon_grain.stream.spec import BatchSpec
-from energon_grain.stream.statistics import Dropped, Statistics, raise_if_fatal
 
 RestoreKey = tuple[Any, ...]
 """See `history.replay`."""
@@ -41,9 +41,8 @@ class BatchMaker:
         hook_lock: Held around hooks that must not overlap in time with others.
     """
 
-    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock, place: Place = "main") -> None:
+    def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock) -> None:
         self._lock = hook_lock
-        self._place: Place = place
         self._hooks = [(hook, fold(seed, "batch hooks", hook.name)) for hook in (spec.hook, *spec.encode)]
 
     def make(
@@ -55,7 +54,7 @@ class BatchMaker:
         pass_number: int,
         step: int,
         valid: npt.NDArray[np.bool_] | None,
-        spans: list[Span] | None = None,
+        clock: Clock | None = None,
     ) -> Any:
         """One batch.
 
@@ -66,7 +65,7 @@ class BatchMaker:
             pass_number: For the draw of batch hooks.
             step: Number of the step in the pass, likewise.
             valid: (batch,) which samples are real, where some are padding; None: all.
-            spans: What each hook took is added to these; None: nobody wants to know.
+            clock: Takes the times of hooks; None: nothing is timed.
 
         Raises:
             BatchDropped: A hook raised.
@@ -76,12 +75,9 @@ class BatchMaker:
         for hook, key in self._hooks:
             try:
                 lock: Any = _NO_LOCK if hook.concurrent else self._lock
-                if spans is None:
-                    value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
-                    continue
-                clock = HookClock(lock)
-                value = call_hook(hook, key, [item], value, clock, epoch=pass_number, batch=step)
-                spans.append(clock.span(hook.name, self._place, len(samples)))
+                if clock is not None:
+                    lock = clock.around(hook, lock)
+                value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error
         if valid is not None:
@@ -99,11 +95,11 @@ class BatchStage:
     """
 
     def __init__(
-        self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, statistics: Statistics
+        self, spec: BatchSpec | None, *, seed: int, hosts: int, hook_lock: threading.RLock, drops: DropBudget
     ) -> None:
         self._maker = None if spec is None else BatchMaker(spec, seed=seed, hook_lock=hook_lock)
         self._hosts = hosts
-        self._statistics = statistics
+        self._drops = drops
 
     def make(self, samples: list[Any], restore_keys: list[tuple[Any, ...]], **numbers: Any) -> Any:
         """One batch, or `NO_BATCH`. Arguments are those of `BatchMaker.make`.
@@ -126,7 +122,7 @@ class BatchStage:
                 f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the "
                 f"others would go on with a batch more. Drop samples in `encode_sample` instead"
             ) from error
-        self._statistics.drop(
+        self._drops.drop(
             Dropped(
                 leaf=-1,
                 hook=hook.name,

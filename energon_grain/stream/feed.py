@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
+from energon_grain.stream.drops import Dropped, Holed
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
 from energon_grain.stream.prefetch import Arrival, Prefetch
 from energon_grain.stream.state import Position
-from energon_grain.stream.statistics import Dropped, Holed
 
 FeedState = tuple[int, int]
 """(pass, rounds of it that were taken)."""

@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from energon_grain.errors import FatalSampleError, ReadError, SkipSample, StateError, WorkerError
 from energon_grain.samplers.hashing import fold
-from energon_grain.stream.clock import HookClock
+from energon_grain.stream.clock import Clock
+from energon_grain.stream.drops import Dropped, raise_if_fatal
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
 from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
-from energon_grain.stream.statistics import Dropped, raise_if_fatal
 from energon_grain.stream.worker_config import ErrorHandler
 
 Reference = Any
@@ -266,7 +266,7 @@ class Surroundings:
         failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
         replaying: Whether what was made before is made again, so that drops were counted.
         batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
-        clocks: Hooks that were called, and what they took, by their identity; None: nobody wants to know.
+        clock: Takes the times of hooks; None: nothing is timed.
     """
 
     on_drop: Callable[[Dropped], None]
@@ -282,7 +282,7 @@ class Surroundings:
     failing: bool = False
     replaying: bool = False
     batch: int | None = None
-    clocks: dict[int, tuple[HookSpec, HookClock]] | None = None
+    clock: Clock | None = None
     _forms: dict[int, Form] = field(default_factory=dict[int, Form])
 
     def first_position(self, operator: LaneOperator, reference: Reference) -> Position | None:
@@ -378,8 +378,8 @@ class Lane:
         return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
-        lock, clocks = nullcontext() if hook.concurrent else self.around.hook_lock, self.around.clocks
-        return lock if clocks is None else clocks.setdefault(id(hook), (hook, HookClock(lock)))[1]
+        lock, clock = nullcontext() if hook.concurrent else self.around.hook_lock, self.around.clock
+        return lock if clock is None else clock.around(hook, lock)
 
     def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
         """Count an item of `operator` that a hook dropped.

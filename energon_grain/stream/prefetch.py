@@ -25,8 +25,9 @@ from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
 from energon_grain.storage.remote_files import RemoteFiles
-from energon_grain.stream.clock import WaitClock
+from energon_grain.stream.clock import Clock
 from energon_grain.stream.index_map import Draws
+from energon_grain.stream.observer import Outlet
 
 Int64Array = npt.NDArray[np.int64]
 _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
@@ -45,7 +46,7 @@ class Prefetch:
 
     Attributes:
         step_bytes: How much to fetch at a time: what is being read and what is being fetched are two such steps.
-        on_wait: Called with the times, on `time.perf_counter_ns`, between which a thread waited for it.
+        outlet: Where it is reported how long threads waited for it.
     """
 
     def __init__(self, sources: Sequence[Source], *, in_process: bool) -> None:
@@ -65,7 +66,7 @@ class Prefetch:
         self._threads: ThreadPoolExecutor | None = None
         self._in_vain = False
         self._over = Over()
-        self.on_wait: Callable[[int, int], object] = lambda began_ns, ended_ns: None
+        self.outlet = Outlet()
 
     def __bool__(self) -> bool:
         """Whether there is anything to fetch."""
@@ -198,11 +199,13 @@ class Coming:
         """Wait for the first futures."""
         if count <= self._done:
             return
-        began_ns = time.perf_counter_ns()
+        outlet = self._ahead.outlet
+        clock = Clock(runs=outlet.timed)
         for future in self._futures[self._done : count]:
             self._ahead.wait_for(future)
         self._done = max(self._done, count)
-        self._ahead.on_wait(began_ns, time.perf_counter_ns())
+        clock.lap("storage", "fetch", 0)
+        outlet.besides(clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +236,10 @@ class Background(Generic[T]):
         capacity: Entries that wait to be taken at most; 0: who takes one makes it, while the thread rests.
         budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
         over: Ends it, with `stop`.
-        waits: Is told how many entries were ready when one was asked for, and how long none was.
+        outlet: Where waiting for an entry is reported.
 
     Attributes:
-        full_s: How long it waited so far for somebody to take an entry.
+        full_s: How long it waited so far for an entry to be taken, where times are needed.
     """
 
     def __init__(
@@ -246,10 +249,10 @@ class Background(Generic[T]):
         budget_bytes: int,
         weigh: Callable[[T], int],
         over: Over,
-        waits: WaitClock | None = None,
+        outlet: Outlet | None = None,
     ) -> None:
         self.full_s = 0.0
-        self._waits = waits or WaitClock()
+        self._outlet = Outlet() if outlet is None else outlet
         self._rests = False  # the thread, with nothing left that it has made
         self._entries = iter(entries)
         self._capacity = capacity
@@ -309,27 +312,28 @@ class Background(Generic[T]):
             return not self._over.is_set()
 
     def _wait_for_room(self) -> None:
-        began = time.perf_counter()
+        timed = self._outlet.timed
         while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._over.is_set():
+            began = time.perf_counter() if timed else 0.0
             self._changed.wait()
-            self.full_s, began = self.full_s + time.perf_counter() - began, time.perf_counter()
+            self.full_s += time.perf_counter() - began if timed else 0.0
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        waits = self._waits
+        outlet = self._outlet
         if self._rests and not self._over.is_set():  # a lock a step would cost more than what it takes to make some
             return self._made_here()
         with self._changed:
-            waits.ready += len(self._waiting)
+            outlet.ready += len(self._waiting)
             if not self._waiting and self._end is None:
-                began_ns = time.perf_counter_ns()
+                began_ns = time.perf_counter_ns() if outlet.timed else 0
                 while not self._waiting and self._end is None and not self._over.is_set():
                     if self._capacity == 0 and not self._making:
                         break
                     self._changed.wait(LOOK_SECONDS)
-                waits.waited_apart(began_ns)
+                outlet.waited(began_ns)
             if self._over.is_set():
                 raise GivenUp
             if self._waiting:
@@ -345,11 +349,11 @@ class Background(Generic[T]):
             del end  # the traceback refers to this frame
 
     def _made_here(self) -> T:
-        began_ns = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns() if self._outlet.timed else 0
         try:
             return next(self._entries)
         finally:
-            self._waits.waited_apart(began_ns)
+            self._outlet.waited(began_ns)
 
     def stop(self) -> None:
         """Wake whoever waits, now that `over` is set."""

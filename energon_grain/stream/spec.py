@@ -26,13 +26,13 @@ from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
 from energon_grain.storage.urls import revision_of
+from energon_grain.stream.cost_shares import CostShares
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
+from energon_grain.stream.observer import Observer
 from energon_grain.stream.places import Placing
 from energon_grain.stream.state import Place, pack_integers, unpack_integers, walk
-from energon_grain.stream.statistics import CostShares
-from energon_grain.stream.watchdog import Hang
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -268,7 +268,8 @@ class StreamSpec:
         mixture: How leaves are mixed, for the manifest; None: there is one.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
         cache_pool: What hooks get as `cache`; None: what their task encoder says.
-        hang: What to do where a step does not come; None: nothing, it is waited for.
+        observers: Make observers for each stream.
+        timed: Whether stages take their times, for an observer.
     """
 
     seed: int
@@ -285,7 +286,8 @@ class StreamSpec:
     same_pass: bool
     ragged: bool
     cache_pool: CachePool | None
-    hang: Hang | None = None
+    observers: tuple[Callable[[], Observer], ...] = ()
+    timed: bool = True
 
     @property
     def order(self) -> IndexMap:

@@ -30,13 +30,13 @@ from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, 
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.clock import Clock, Span, Work
+from energon_grain.stream.clock import Clock
+from energon_grain.stream.drops import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.extensions import PACK_MAKER, extension
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
 from energon_grain.stream.index_map import Draws, Packs, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
 from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
-from energon_grain.stream.statistics import Dropped, raise_if_fatal, release_frames
 
 _logger = logging.getLogger("energon_grain")
 _hook_key = lru_cache(maxsize=4096)(fold)
@@ -604,9 +604,9 @@ class PackMaker(Protocol):
     """Makes items of several samples each."""
 
     def make(
-        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[tuple[Any, ...]]
-    ) -> tuple[list[Any], list[tuple[Any, ...]], int, list[Span]]:
-        """The items of a chunk, their restore keys, how many are not whole, and what the hooks took."""
+        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[tuple[Any, ...]], clock: Clock
+    ) -> tuple[list[Any], list[tuple[Any, ...]], int]:
+        """The items of a chunk, their restore keys, and how many are not whole; `clock`: takes the times of hooks."""
         ...
 
 
@@ -615,11 +615,15 @@ class PureStage:
 
     Args:
         hook_lock: Held while hooks run that must not overlap in time, those of the batch stage among them.
+
+    Attributes:
+        timed: Whether chunks come with what making them took.
     """
 
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
         keep_freed_memory()
         self._spec = spec
+        self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()
         self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
         remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
@@ -643,7 +647,7 @@ class PureStage:
         packs, draws = chunk.draws.packs, chunk.draws.members
         owner = None if packs is None else packs.owner()
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
-        clock = Clock()
+        clock = Clock(runs=self.timed)
         # A chunk makes many objects, all of which stay: the collector would look them over again and again.
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
@@ -662,12 +666,10 @@ class PureStage:
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
             if packs is not None and self._packs is not None:
-                outcomes, restore_keys, drops, spans = self._packs.make(chunk, packs, outcomes, restore_keys)
-                clock.spans += spans
+                outcomes, restore_keys, drops = self._packs.make(chunk, packs, outcomes, restore_keys, clock)
+                clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(
-            outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=Work(clock.spans)
-        )
+        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())
 
     def read(self, draws: Draws) -> None:
         """Read what a chunk takes, and do nothing with it: to measure that alone. Raises ReadError."""

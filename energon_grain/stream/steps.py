@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from time import perf_counter_ns
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,14 +15,15 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
-from energon_grain.stream.clock import MakingClock, Span, WaitClock
+from energon_grain.stream.clock import Clock, Span, Work
+from energon_grain.stream.drops import DropBudget, Dropped, Holed
 from energon_grain.stream.feed import LaneChunks
+from energon_grain.stream.observer import Outlet
 from energon_grain.stream.passes import PassPlan, Progress, Share, places_of
 from energon_grain.stream.places import Places
 from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Holed, Statistics
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import UnderWay, WorkerPool, interrupts_held
 
@@ -45,19 +46,24 @@ T = TypeVar("T")
 
 
 class _Timed(Generic[T]):
-    """An iterator that tells when each entry was asked for and came; it may end and later go on."""
+    """An iterator that reports when each entry was asked for and came; it may end and later go on.
 
-    def __init__(self, entries: Iterator[T], each: Callable[[T, int, int], object]) -> None:
+    Args:
+        each: Called with each entry, and these times; 0 where nothing is timed.
+    """
+
+    def __init__(self, entries: Iterator[T], each: Callable[[T, int, int], object], *, timed: bool) -> None:
         self._entries = entries
         self._each = each
+        self._timed = timed
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        began_ns = perf_counter_ns()
+        began_ns = perf_counter_ns() if self._timed else 0
         entry = next(self._entries)
-        self._each(entry, began_ns, perf_counter_ns())
+        self._each(entry, began_ns, perf_counter_ns() if self._timed else 0)
         return entry
 
 
@@ -70,32 +76,33 @@ class Production:
         under_way: Takes in what runs from now on, and ends it.
         progress: The place behind the last step that was made; first, from where on.
         finish: Called on each batch when it is made.
-        waits: Is told how long chunks took, where the program itself waits for them.
+        outlet: Where counts and times are reported.
+        apart: Whether a thread of its own makes the steps; else the program itself waits for chunks.
     """
 
     spec: StreamSpec
     share: Share
     stage: PureStage
     batches: BatchStage
-    statistics: Statistics
+    drops: DropBudget
     config: WorkerConfig
     pool: InitVar[WorkerPool | None]
     under_way: UnderWay
     progress: Progress
     finish: Callable[[Any], Any] | None = None
-    waits: WaitClock | None = None
+    outlet: Outlet = field(default_factory=Outlet)
+    apart: bool = False
 
     def __post_init__(self, pool: WorkerPool | None) -> None:
         start = self.progress
         self._plan = PassPlan.of(self.spec, self.share.hosts, start.pass_number)
         first = not (start.item or start.pass_number)
-        self.statistics.begin(lambda: self.progress.step, first=first, item=start.item)
+        self.drops.begin(lambda: self.progress.step, first=first)
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
         self._ahead = Prefetch(self.stage.sources, in_process=pool is None or pool.shares == "memory")
-        self._ahead.on_wait = self._fetched
+        self._ahead.outlet = self.outlet
         if self._ahead:
             self.under_way.add(self._ahead.close)
-        self._clock = MakingClock(start.step)
         self._chunks_ns = 0  # that chunks were waited for
         self._work: Places | None = None
         self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
@@ -145,8 +152,8 @@ class Production:
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
             on_drop=self._on_drop,
-            on_hole=self.statistics.drop,
-            on_success=self.statistics.succeeded,
+            on_hole=self.drops.drop,
+            on_success=self.drops.succeeded,
             patience=spec.patience,
             stand_in=None if self._work is None else self._stand_in,
         )
@@ -166,7 +173,7 @@ class Production:
             program,
             self.stage,
             self._pace,
-            self.statistics,
+            self.drops,
             self.config.restore_error_handler,
             self.spec.patience,
         )
@@ -183,53 +190,55 @@ class Production:
 
     def _encoded(self, chunks: Iterator[Chunk], pool: WorkerPool | None) -> Iterator[Encoded]:
         """Chunks, done: by workers, or when they are asked for."""
-        chunks = _Timed(chunks, self._planned)
+        timed = self.outlet.timed
+        if self.outlet:
+            chunks = _Timed(chunks, self._planned, timed=timed)
         if pool is None:
-            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came)
+            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came, timed=timed)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
             self.under_way.add(workers.stop, workers.close)
-        return _Timed(workers, self._came)
+        return _Timed(workers, self._came, timed=timed)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
-        self.statistics.read(chunk.draws, chunk.size_bytes)
-        samples = len(chunk.draws.leaf)
-        self.statistics.took_here([Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)])
-
-    def _fetched(self, began_ns: int, ended_ns: int) -> None:
-        self.statistics.took_here([Span("storage", "fetch", "workers", began_ns, ended_ns - began_ns, 0, 0)])
+        self.outlet.planned(chunk.draws, chunk.size_bytes)
+        if self.outlet.timed:
+            samples = len(chunk.draws.leaf)
+            span = Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)
+            self.outlet.spans(Work([span], of_chunk=False))
 
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
-        if self.waits is not None:
-            self.waits.waited_apart(began_ns)
-        self.statistics.took(encoded.work)
+        if not self.apart:
+            self.outlet.waited(began_ns)
+        if encoded.work is not None:
+            self.outlet.spans(encoded.work)
 
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
         """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
         chunks_ns, began_ns = self._chunks_ns, perf_counter_ns()
-        if isinstance(self._assembly, LaneProgram):
-            self._assembly.time_hooks()
+        around = self._assembly.around if isinstance(self._assembly, LaneProgram) else None
+        if around is not None:
+            around.clock = Clock()
         found = self._collect(item)
         own_ns = perf_counter_ns() - began_ns - (self._chunks_ns - chunks_ns)
-        if isinstance(self._assembly, LaneProgram):
-            spans += [span._replace(begin_ns=began_ns) for span in self._assembly.hook_spans()]
+        if around is not None and around.clock is not None:
+            spans += [span._replace(begin_ns=began_ns) for span in around.clock.hook_spans("main")]
             own_ns -= sum(span.wall_ns for span in spans)
+            around.clock = None
         spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, self._plan.batch_size))
         return found
 
-    def _took(self, assembled: list[Span], batched: list[Span]) -> None:
-        """Count what was measured of a step."""
-        took_ns = sum(span.wall_ns for span in (*assembled, *batched))
-        weight = self._clock.done(self.progress.step, took_ns, self._chunks_ns)
-        self._chunks_ns, self.statistics.due = 0, bool(self.statistics.listeners)
-        self.statistics.took_here(assembled, weight, added_up=True)
-        self.statistics.took_here(batched, weight)
+    def _took(self, assembled: list[Span], clock: Clock, samples: int = 0) -> None:
+        """Report what was measured of a step; `clock`: of its batch hooks, which had so many samples."""
+        batched = clock.hook_spans("main", samples)
+        chunks_ns, self._chunks_ns = self._chunks_ns, 0
+        self.outlet.made(self.progress.step, assembled, batched, chunks_ns)
 
     def _on_drop(self, dropped: Dropped) -> None:
         if self._work is None:
             self.share.require_whole_lanes(f"a sample was dropped ({dropped.shard}: {dropped.key}, {dropped.hook})")
-        self.statistics.drop(dropped)
+        self.drops.drop(dropped)
 
     def __iter__(self) -> Iterator[Step]:
         while not self.progress.ended:
@@ -249,15 +258,12 @@ class Production:
             if isinstance(self._assembly, LaneProgram):
                 self._assembly.begin_batch(step)
             assembled: list[Span] = []
-            spans: list[Span] | None = None
-            if self.statistics.due:
-                self.statistics.due = bool(self.statistics.listeners) or self._clock.due()
-                spans = [] if self.statistics.due else None
-            collected = self._collect(item) if spans is None else self._collect_timed(item, assembled)
+            clock = Clock() if self.outlet.due else None
+            collected = self._collect(item) if clock is None else self._collect_timed(item, assembled)
             samples, keys, valid, next_item = collected
             if isinstance(samples, MadeBatch):
-                if spans is not None:
-                    self._took(assembled, spans)
+                if clock is not None:
+                    self._took(assembled, clock)
                 self.progress = self._behind(next_item, 1)
                 return self._delivered(samples.batch, samples.samples)
             if not samples:
@@ -276,14 +282,14 @@ class Production:
                 pass_number=spec.counted(pass_number),
                 step=step,
                 valid=valid,
-                spans=spans,
+                clock=clock,
             )
-            if spans is not None:
-                self._took(assembled, spans)
+            if clock is not None:
+                self._took(assembled, clock, len(samples))
             if batch is not NO_BATCH:
                 count = len(samples) if valid is None else int(valid.sum())
                 if count != plan.batch_size:
-                    self.statistics.short(self.progress.step, plan.batch_size - count)
+                    self.outlet.short(self.progress.step, plan.batch_size - count)
                 self.progress = self._behind(next_item, 1)
                 return self._delivered(batch, count)
             self.progress = self._behind(next_item, 0)
@@ -294,10 +300,10 @@ class Production:
 
     def _delivered(self, batch: Any, samples: int) -> Step:
         if self.finish is not None:
-            began_ns = perf_counter_ns()
+            clock = Clock(runs=self.outlet.timed)
             batch = self.finish(batch)
-            took_ns = perf_counter_ns() - began_ns
-            self.statistics.took_here([Span("pipeline", "pin", "main", began_ns, took_ns, 0, samples)])
+            clock.lap("pipeline", "pin", samples, "main")
+            self.outlet.besides(clock)
         return Step(batch, samples, self.progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:

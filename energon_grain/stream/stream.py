@@ -8,21 +8,17 @@ import logging
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from time import perf_counter_ns
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, StateError, WorkerError
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.remote_runs import RemoteSource
-from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.given_up import GivenUp, wanted_until
-from energon_grain.stream.auto_workers import AutoWorkers
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import (
     SHORT_MANIFEST,
@@ -35,9 +31,10 @@ from energon_grain.stream.cursor import (
     restored,
     to_cursor,
 )
+from energon_grain.stream.drops import DropBudget
 from energon_grain.stream.extensions import RESTORE_SAMPLE, WHICH, extension
-from energon_grain.stream.loader_stats import LoaderStats, Setup
 from energon_grain.stream.memory import approximate_bytes
+from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
     PassPlan,
     Progress,
@@ -55,13 +52,10 @@ from energon_grain.stream.run import Run, StepSamples
 from energon_grain.stream.spec import StreamSpec, no_dataset
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
-from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.steps import Production, Step
-from energon_grain.stream.watchdog import Watchdog
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
     MakePool,
-    ThreadPool,
     UnderWay,
     WorkerPool,
     close_with,
@@ -71,10 +65,6 @@ from energon_grain.stream.workers import (
 from energon_grain.tracebacks import public, shorten
 
 _logger = logging.getLogger("energon_grain")
-_KNOWN_SECONDS = 0.5
-"""That each worker has worked, before the cores they use are known."""
-_COMPUTES = 0.45
-"""Part of the cores that hooks keep busy which compute. Of two cores, those that hold Python's lock keep one."""
 
 
 class Runnable(Protocol):
@@ -117,9 +107,11 @@ class Stream:
         make_pool: Makes the workers, in place of those that the configuration describes.
         finish: Called on each batch when it is made, maybe in another thread.
         share: Which steps of the host are made here; default: all.
+        workers: How many there are at first, in place of the configuration's number.
+        observers: Receive what is reported, as do those that the dataset brings. Without any, nothing is timed.
 
     Attributes:
-        statistics: Counts what happens.
+        outlet: Where all that happens is reported.
     """
 
     def __init__(
@@ -131,35 +123,26 @@ class Stream:
         make_pool: MakePool | None = None,
         finish: Callable[[Any], Any] | None = None,
         share: Share | None = None,
+        workers: int | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.spec = spec
         self.config = config
         self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
         self._prefetch_factor = max(1, prefetch_factor)
-        self._auto = None
-        if config.num_workers == "auto":
-            self._auto = AutoWorkers(self._prefetch_factor, hooks=any(True for _ in spec.stage_hooks()))
-        self._workers = config.most_workers if self._auto is None else self._auto.threads
-        self._more_than_cores = self._auto is None and self._workers > usable_cores()
+        self._workers = config.most_workers if workers is None else workers
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
         lock = threading.RLock()
         self._stage = PureStage(spec, lock)
         self._make_pool = make_pool
         self._finish = finish
-        names = ["/".join(leaf.key) for leaf in spec.leaves]
-        setup = Setup(
-            host=config.rank,
-            hosts=config.world_size,
-            worker_type=str(config.worker_type),
-            cores=usable_cores(),
-            batch_size=1 if spec.batch is None else spec.batch.size,
-            in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in self._stage.sources),
-        )
-        self.statistics = Statistics(names, config.global_error_handler, setup, spec.expected_reads, spec.cost_shares)
+        self.outlet = Outlet(*observers, *(make() for make in spec.observers))
+        self._stage.timed = self.outlet.timed
+        self._drops = DropBudget(config.global_error_handler, self.outlet)
         self._batches = BatchStage(
-            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, statistics=self.statistics
+            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, drops=self._drops
         )
         if spec.batch is not None and not spec.endless:
             check_last_batch(spec.batch.last, config.world_size)
@@ -185,11 +168,11 @@ class Stream:
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
-        self._untimed: Iterator[Step] | None = None  # those of them that come next and whose times are not taken
+        self._unreported: Iterator[Step] | None = None  # those of them that come next and are not reported
         self._pool: WorkerPool | None = None
         self._under_way = UnderWay()
         self._starting = threading.RLock()  # for `close`, from another thread
-        self._watchdog: Watchdog | None = None
+        self._counting = threading.RLock()  # a signal handler may ask for the numbers
         self._closed_at = ""  # file and line
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
@@ -208,7 +191,7 @@ class Stream:
         cache_pool: CachePool | None = None,
         make_pool: MakePool | None = None,
         finish: Callable[[Any], Any] | None = None,
-    ) -> Stream:
+    ) -> Self:
         """Compile a dataset and make its stream.
 
         Args:
@@ -229,7 +212,7 @@ class Stream:
     @classmethod
     def of_steps(
         cls, spec: StreamSpec, config: WorkerConfig, *, first: int, readers: int, pass_number: int = 0, **options: Any
-    ) -> Stream:
+    ) -> Self:
         """Every so manieth step of one pass, for so many readers beside each other, each of which makes its own.
 
         Args:
@@ -328,32 +311,31 @@ class Stream:
         """The place behind what was read."""
         return self._coming[-1].progress if self._coming else self._progress
 
-    def _go_to(self, progress: Progress) -> None:
-        """Forget what was read ahead, and be at a place."""
+    def _go_to(self, progress: Progress, *, over: bool = False) -> None:
+        """Forget what was read ahead, and be at a place; `over`: as the pass has ended."""
         self._stop()
-        with self.statistics.lock:
-            self.statistics.jump(progress.step)  # first: a count of a signal handler in between is undone
+        with self._counting:
+            self.outlet.jumped(progress.step, over=over)  # first: a count of a signal handler in between is undone
             self._progress = progress
         self._coming.clear()
         self._empty_steps = 0
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def _count(self, *, skipped: bool = False) -> None:
-        """Take all steps into the statistics that were delivered until now: with each of them it would cost more."""
-        with self.statistics.lock:
+        """Report all steps that were delivered until now: with each of them it would cost more."""
+        with self._counting:
             step = self._progress.step
-            self.statistics.passed(step, stride=self.share.stride, empty=self._empty_steps, skipped=skipped)
+            self.outlet.passed(step, stride=self.share.stride, empty=self._empty_steps, skipped=skipped)
 
     def _advance(self) -> Step:
         """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
         try:
             step = self._coming.popleft() if self._coming else self._read()
         except StopIteration:
-            self.statistics.settle()
             ended = self._progress._replace(ended=True)
             if not history_holds(self.spec, self.share.hosts, ended):  # hooks dropped the last batches
                 ended = ended.forgetting(self.plan.global_batch)
-            self._go_to(ended)
+            self._go_to(ended, over=True)
             raise
         skipped = self._progress.skipped
         self._progress = step.progress
@@ -367,12 +349,12 @@ class Stream:
             raise StopIteration
         try:
             with self._starting:
-                untimed = self._untimed or self._start()
+                unreported = self._unreported or self._start()
             with wanted_until(self._under_way.over):
-                step = next(untimed, None)
+                step = next(unreported, None)
                 if step is not None:
                     return step
-                return self._timed() if self._any_host is None else self._agreed(self._any_host)
+                return self._reported() if self._any_host is None else self._agreed(self._any_host)
         except StopIteration:
             self._none_left = True
             raise
@@ -381,45 +363,32 @@ class Stream:
                 closed_at = self._closed_at or "the end of the program"
                 raise ValueError(f"this loader was closed at {closed_at} while its next batch was waited for") from None
             # What failed is tried again by the next call, from the same place on.
-            self._stop()
-            self.statistics.failed()
+            self._stop(failed=True)
             raise
 
-    def _timed(self) -> Step:
-        """The next step, and how long it and those before it were waited for."""
-        steps, counts = self._steps, self.statistics
+    def _reported(self) -> Step:
+        """The next step, whose arrival is reported."""
+        steps = self._steps
         assert steps is not None
-        waits, ready = counts.waits, _ready(steps)
-        counts.due = True
-        began_ns, apart_ns = perf_counter_ns(), waits.apart_ns
+        self.outlet.asked(self.ready)
         step = next(steps)
-        count, waited_ns = waits.timed(step.progress.step // self.share.stride, began_ns, apart_ns)
-        counts.came(began_ns, waited_ns, ready)
-        if self._auto is not None:
-            self._auto.took(count, step.samples * count, waited_ns / 1e9)
-        if self._more_than_cores:
-            self._say_if_crowded()
-        every = counts.listeners or self._any_host is not None
-        self._untimed = islice(steps, 0 if every else waits.left_out())
+        unreported = self.outlet.came(step.progress.step // self.share.stride, step.samples)
+        self._unreported = islice(steps, unreported if self._any_host is None else 0)
         return step
 
-    def _say_if_crowded(self) -> None:
-        """Log once that there are more workers than cores, if hooks compute: those that wait have a use for them."""
-        worked_s, cores_s = self.statistics.work_seconds()
-        if worked_s < _KNOWN_SECONDS * self._workers:
-            return
-        self._more_than_cores = False
-        busy, cores = self._workers * cores_s / worked_s, usable_cores()
-        if busy > _COMPUTES * cores:
-            _logger.info(
-                "num_workers=%d is more than the %d cores of this process, and the workers keep %.1f cores busy: more "
-                "workers than cores help only where hooks wait (for storage, a service)",
-                *(self._workers, cores, busy),
-            )
+    def _report_next(self) -> None:
+        """Report the next step, whatever observers wanted. Called with the turn."""
+        if self._steps is not None:
+            self._unreported = iter(())
+
+    @property
+    def ready(self) -> int:
+        """Steps that are made, and wait to be taken."""
+        return self._steps.waiting if isinstance(self._steps, Background) else 0
 
     @property
     def _come(self) -> int:
-        """Steps that have come, as `_timed` counts them."""
+        """Steps that have come, as observers count them."""
         return (self._behind.step + self._empty_steps) // self.share.stride
 
     def _agreed(self, any_host: Callable[[bool], bool]) -> Step:
@@ -427,7 +396,7 @@ class Stream:
         agreed = self._behind
         while True:
             try:
-                step = self._timed()
+                step = self._reported()
             except StopIteration:
                 step = None
             except BaseException:
@@ -445,7 +414,7 @@ class Stream:
                 assert step is not None
                 return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
-            self.statistics.short(self._come, 0)
+            self.outlet.short(self._come, 0)
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
                 raise StopIteration
@@ -457,8 +426,7 @@ class Stream:
         if self._closed_at:
             raise GivenUp
         self._empty_steps = 0
-        if self.spec.hang is not None and self._watchdog is None:
-            self._watchdog = self.spec.hang.watch(self)
+        self.outlet.begin(self, self._behind)
         pool = self._workers_ready()
         apart = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
@@ -468,40 +436,37 @@ class Stream:
                     share=self.share,
                     stage=self._stage,
                     batches=self._batches,
-                    statistics=self.statistics,
+                    drops=self._drops,
                     config=self.config,
                     pool=pool,
                     under_way=self._under_way,
                     progress=self._behind,
                     finish=self._finish,
-                    waits=None if apart else self.statistics.waits,
+                    outlet=self.outlet,
+                    apart=apart,
                 )
             ahead = None
             if apart and pool is not None:
-                capacity = self._prefetch_factor * pool.workers if self._auto is None else self._auto.capacity
+                capacity = self._prefetch_factor * pool.workers
                 with interrupts_held():
                     budget, over = self.config.prefetch_bytes, self._under_way.over
-                    ahead = Background(production, capacity, budget, _bytes_of_step, over, self.statistics.waits)
+                    ahead = Background(production, capacity, budget, _bytes_of_step, over, self.outlet)
                     self._under_way.add(ahead.stop, ahead.close)
-            if self._auto is not None:
-                if isinstance(pool, ThreadPool):
-                    self._auto.runs(pool, ahead)
-                else:
-                    self._auto = None  # hooks may not run in threads
             self._steps = iter(production) if ahead is None else ahead
-            self._untimed = iter(())
+            self._unreported = iter(())
         except BaseException:
             self._stop()
             raise
-        return self._untimed
+        return self._unreported
 
     def _workers_ready(self) -> WorkerPool | None:
         """The workers, made when they are first needed; None: there are none."""
         if self._pool is None and self._workers:
+            spec = self.spec if self.outlet.timed else dataclasses.replace(self.spec, timed=False)
             if self._make_pool is not None:
-                self._pool = self._make_pool(self.spec, self._stage)
+                self._pool = self._make_pool(spec, self._stage)
             else:
-                self._pool = own_pool(self.spec, self._stage, self.config, self._workers)
+                self._pool = own_pool(spec, self._stage, self.config, self._workers)
             if self._pool is None:
                 self._workers = 0
             else:
@@ -509,11 +474,12 @@ class Stream:
                 close_with(self, self._under_way)
         return self._pool
 
-    def _stop(self) -> None:
-        self._steps = self._untimed = None
+    def _stop(self, *, failed: bool = False) -> None:
+        self._steps = self._unreported = None
         self._none_left = False
         self._under_way.stop()
-        self.statistics.stop(self._come)
+        making = self._drops.stop()
+        self.outlet.end(self._come, making if failed else None)
         self._count()
 
     def _require_here(self, what: str) -> None:
@@ -665,23 +631,7 @@ class Stream:
         `read` says which. The stream stays where it is. Raises as `history.which.which`.
         """
         self._require_here("make steps again")
-        return extension(WHICH)(self._run, self._progress, step, dropped=self.statistics.dropped)
-
-    def stats(self) -> LoaderStats:
-        """What was delivered, where the time went, and what was dropped and why; from any thread."""
-        if self.turn.acquire(blocking=False):
-            self.statistics.waits.few()
-            if self._steps is not None:
-                self._untimed = iter(())
-            self.turn.release()
-        self._count()
-        return self.statistics.report(_ready(self._steps), self.workers, self._come)
-
-    @property
-    def samples(self) -> int:
-        """That were delivered."""
-        self._count()
-        return self.statistics.samples
+        return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one where it is over.
@@ -699,15 +649,15 @@ class Stream:
         self._closed_at = self._closed_at or _caller()
         self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
         with self._starting:
-            self._steps = self._untimed = None
+            self._steps = self._unreported = None
             self._coming.clear()
             self._under_way.close()
-            self.statistics.stop(self._come)
+            self._drops.stop()
+            self.outlet.end(self._come, None)
             self._stage.close()
-            if self._watchdog is not None:
-                self._watchdog.finish()
+            self.outlet.close()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -720,10 +670,6 @@ def _caller() -> str:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("energon_grain"):
         frame = frame.f_back
     return "the end of the program" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _ready(steps: Iterator[Step] | None) -> int:
-    return steps.waiting if isinstance(steps, Background) else 0
 
 
 def _bytes_of_step(step: Step) -> int:

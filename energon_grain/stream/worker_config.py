@@ -148,7 +148,7 @@ class WorkerConfig:
         num_workers: Threads (or processes) that read and encode ahead of the consumer; 0: everything happens inside
             `next`. More than there are cores help hooks that wait (for storage, a service); where hooks compute, a line
             in the log says that they do not. "auto": as many threads as turn out to be best while the loop runs, which
-            is logged; see `energon_grain.stream.auto_workers`.
+            is logged; see `energon_grain.watch.auto_workers`.
         data_parallel_group: Handle of a framework's process group; kept, never used by the core.
         seed_offset: Mixed into the seed of every random choice.
         worker_debug_path: File for what `worker_log` writes, with `{worker_id}` (different in every process of all

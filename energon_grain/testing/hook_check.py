@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.drops import Dropped
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped
 from energon_grain.transforms.batching import kind_of
 
 

@@ -39,11 +39,11 @@ from energon_grain import (
 from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import using_storage
 from energon_grain.storage.traffic import Traffic
-from energon_grain.stream import clock
-from energon_grain.stream.loader_stats import Setup, StageTime
-from energon_grain.stream.statistics import Statistics
 from energon_grain.stream.worker_config import worker_number
 from energon_grain.testing import make_text_dataset
+from energon_grain.watch import sampling as clock
+from energon_grain.watch.loader_stats import Setup, StageTime
+from energon_grain.watch.statistics import Statistics
 
 SLOW_S = 0.002
 """A sample, where something is slow; anything else takes a hundredth of that."""
@@ -520,7 +520,7 @@ def test_a_signal_handler_may_ask_behind_any_call(text_dataset: MakeDataset) -> 
         with open_stream(text_dataset(97), task_encoder=Drops(), repeat=False, last_batch="keep") as stream:
 
             def handler(frame: Any, event: str, argument: Any) -> None:
-                if event in ("call", "c_return") and frame.f_code.co_filename in (stream_module, statistics_module):
+                if event in ("call", "c_return") and frame.f_code.co_filename in modules:
                     stream.stats()
 
             if ask:
@@ -541,7 +541,7 @@ def test_a_signal_handler_may_ask_behind_any_call(text_dataset: MakeDataset) -> 
             stats = stream.stats()
             return stats.batches, stats.samples, stats.dropped
 
-    stream_module, statistics_module = Stream.stats.__code__.co_filename, Statistics.passed.__code__.co_filename
+    modules = {each.__code__.co_filename for each in (Stream.stats, Stream.cursor, Statistics.passed)}
     assert told(ask=True) == told(ask=False)
 
 

@@ -15,9 +15,9 @@ import pytest
 from stream_hosts import MakeDataset, config
 
 from energon_grain import TaskEncoder, get_loader, get_train_dataset
-from energon_grain.datasets.watching import WatchdogDataset
 from energon_grain.errors import ConfigError
-from energon_grain.stream.watchdog import Watchdog
+from energon_grain.watch.watchdog import Watchdog
+from energon_grain.watch.watchdog_dataset import WatchdogDataset
 
 HANGS_S, PATIENCE_S = 2.5, 1.0
 

@@ -35,8 +35,6 @@ from energon_grain.processes import pool as worker_pool
 from energon_grain.processes.pool import PROGRAM, worker_death
 from energon_grain.processes.worker import SampleUnpickler, WorkerStage
 from energon_grain.storage.given_up import GivenUp, Over
-from energon_grain.stream import auto_workers, stream as stream_module
-from energon_grain.stream.auto_workers import Window, climb
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.memory import paused_collection
@@ -44,6 +42,8 @@ from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import Flow, PureStage
 from energon_grain.stream.workers import OrderedWorkers, ThreadPool
+from energon_grain.watch import auto_workers, stream as stream_module
+from energon_grain.watch.auto_workers import Window, climb
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])

@@ -27,11 +27,13 @@ from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.permutation import MAX_SIZE, permute
 from energon_grain.sources.source import Source
 from energon_grain.stream.chunks import Chunk
+from energon_grain.stream.drops import DropBudget, Dropped
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.loader_stats import LoaderStats
+from energon_grain.stream.observer import Outlet
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.statistics import Dropped, Statistics
+from energon_grain.watch.loader_stats import LoaderStats
+from energon_grain.watch.statistics import Statistics
 
 T = TypeVar("T")
 U_co = TypeVar("U_co", covariant=True)
@@ -166,7 +168,8 @@ class LeafSamples:
         self._stage = PureStage(spec)
         self._source = self._stage.sources[number]
         names = ["/".join(leaf.key) for leaf in spec.leaves]
-        self._statistics = Statistics(names, dataset.worker_config.global_error_handler)
+        self._statistics = Statistics(names)
+        self._drops = DropBudget(dataset.worker_config.global_error_handler, Outlet(self._statistics))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -176,16 +179,17 @@ class LeafSamples:
         leaf = np.full(len(index), self._number, np.int32)
         draws = Draws(leaf=leaf, child=epoch * len(self) + index, index=index, epoch=epoch)
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
-        self._statistics.read(draws, int(self._source.sizes(index).sum()))
-        self._statistics.took(encoded.work)
+        self._statistics.planned(draws, int(self._source.sizes(index).sum()))
+        if encoded.work is not None:
+            self._statistics.spans(encoded.work)
         if not encoded.drops:
-            self._statistics.succeeded()
+            self._drops.succeeded()
             return encoded.outcomes
         for outcome in encoded.outcomes:
             if type(outcome) is Dropped:
-                self._statistics.drop(outcome)
+                self._drops.drop(outcome)
             else:
-                self._statistics.succeeded()
+                self._drops.succeeded()
         self._statistics.settle()
         return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
 

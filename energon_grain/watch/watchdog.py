@@ -6,14 +6,11 @@ import os
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from energon_grain.storage.given_up import join
 
@@ -133,56 +130,6 @@ class Watchdog:
                 self.enable()
         finally:
             self.disable()
-
-
-class Awaited(Protocol):
-    """What is watched: a stream."""
-
-    @property
-    def awaited(self) -> object:
-        """What somebody waits for now; None: nobody does."""
-        ...
-
-    @property
-    def next_step(self) -> object:
-        """What that is next."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hang:
-    """What to do where a step does not come.
-
-    Attributes:
-        timeout_seconds: For which it may be waited for.
-        initial_timeout_seconds: The same for the first one; None: no other.
-        fail_on_timeout: Whether the process ends.
-        tell: Called with this.
-    """
-
-    timeout_seconds: float
-    initial_timeout_seconds: float | None
-    fail_on_timeout: bool
-    tell: Callable[[Hang], object]
-
-    def watch(self, stream: Awaited) -> Watchdog:
-        """Watch a stream that is about to make its first step, as long as somebody has it."""
-        known = weakref.ref(stream)
-
-        def awaited() -> object:
-            stream = known()
-            return None if stream is None else stream.awaited
-
-        watchdog = Watchdog(
-            self.timeout_seconds,
-            self.initial_timeout_seconds,
-            partial(self.tell, self),
-            enabled=False,
-            under_way=awaited,
-            first=stream.next_step,
-        )
-        weakref.finalize(stream, watchdog.stop).atexit = False
-        return watchdog
 
 
 def all_stacks(*, without: int) -> str:

@@ -181,7 +181,9 @@ class AutoWorkers:
         return self._prefetch_factor * self._setting.depth * self._setting.threads
 
     def runs(self, pool: ThreadPool, ahead: Background[Any] | None) -> None:
-        """These begin to work; `ahead`: batches are made in a thread of its own."""
+        """These are at work; `ahead`: batches are made in a thread of its own."""
+        if ahead is not None and ahead is not self._ahead:
+            ahead.resize(self.capacity)
         self._pool, self._ahead = pool, ahead
 
     def took(self, steps: int, samples: int, waited_s: float) -> None:

@@ -1,0 +1,62 @@
+"""What a blend by cost promises of its leaves, to be compared with what was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.sources.costs import PARTS_OF_ONE, Costs
+from energon_grain.stream.index_map import Draws, costs_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CostShares:
+    """What a blend by cost promises of its leaves.
+
+    Attributes:
+        weights: (segments, children) of its children.
+        means: (children,) what a sample of each costs on average, about.
+        child: (leaves,) number of the child that each leaf is in.
+        costs: Of the samples of each leaf.
+    """
+
+    weights: npt.NDArray[np.float64]
+    means: npt.NDArray[np.float64]
+    child: npt.NDArray[np.int64]
+    costs: list[Costs]
+
+    def of(self, draws: Draws) -> npt.NDArray[np.float64]:
+        """(leaves,) what samples of each leaf cost together."""
+        costs = costs_of(self.costs, draws.members)
+        return np.bincount(draws.members.leaf, weights=costs, minlength=len(self.child)) / PARTS_OF_ONE
+
+    def targets(
+        self,
+        cost: npt.NDArray[np.float64],
+        samples: npt.NDArray[np.int64],
+        asked: npt.NDArray[np.float64] | None,
+    ) -> list[float | None]:
+        """What each leaf should have of all that was read; None: it shares a child with others, or a schedule decides.
+
+        Args:
+            cost: (leaves,) of what was read.
+            samples: (leaves,) that were read.
+            asked: (leaves,) as many samples as the positions until now ask for; None: only data could tell.
+        """
+        children = len(self.means)
+        if len(self.weights) == 1:
+            shares = self.weights[0] / self.weights[0].sum()
+        elif asked is None or not asked.any():
+            return [None] * len(cost)
+        else:
+            shares = np.bincount(self.child, weights=asked, minlength=children) * self.means
+            shares /= shares.sum()
+        within = np.ones(len(cost)) if asked is None else asked * cost / np.maximum(samples, 1)
+        together = np.bincount(self.child, weights=within, minlength=children)[self.child]
+        alone = np.bincount(self.child, minlength=children)[self.child] == 1
+        parts = np.where(alone, 1.0, within / np.where(together > 0, together, 1))
+        known = alone if asked is None else np.ones(len(cost), np.bool_)
+        found = cost.sum() * shares[self.child] * parts
+        return [target if told else None for target, told in zip(found.tolist(), known.tolist(), strict=True)]

@@ -1,0 +1,266 @@
+"""What is dropped, and when failures are too many."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from energon_grain.errors import (
+    ConfigError,
+    FatalSampleError,
+    IndexFileError,
+    ReadError,
+    SkipSample,
+    UntrustedCodeError,
+)
+from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE
+from energon_grain.stream.observer import Outlet
+from energon_grain.stream.worker_config import ErrorHandler, forget_traceback, log_exception, named, traceback_text
+
+FATAL = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+    ConfigError,
+    UntrustedCodeError,
+    ReadError,
+    IndexFileError,
+)
+"""Exceptions that tell of a broken program or of a failing disk rather than of a broken sample.
+
+They end the iteration at once: a hiccup of the network must not change the stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dropped:
+    """What was dropped, where and by which hook. In a chunk it stands in place of the sample.
+
+    Attributes:
+        leaf: Number of the leaf that it is of, or its first sample; -1: of several.
+        hook: What dropped it: "decode", or the name of a hook.
+        failure_tolerance: Of that hook.
+        error: What it raised; a `SkipSample` when the hook chose to drop the sample.
+        key: Key of the sample; "" for others.
+        shard: Shard that it lies in, likewise.
+        sample: What the hook was given, for the error handler; None where it was dropped on purpose.
+        sources: Provenance of the sample.
+        what: A sample as it is read, what a lane makes, or a batch of a step.
+    """
+
+    leaf: int
+    hook: str
+    failure_tolerance: int
+    error: Exception
+    sample: Any
+    sources: Any = None
+    key: str = ""
+    shard: str = ""
+    what: Literal["sample", "item", "batch"] = "sample"
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+        if self.what == "sample":
+            return f"{self.shard}: {self.key}"
+        return f"{'an item' if self.what == 'item' else 'a batch'} ({named(self.sample)})"
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it was dropped on purpose."""
+        return isinstance(self.error, SkipSample)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holed:
+    """A pack that was made without some of its samples, which were dropped. In a chunk it stands in place of the pack.
+
+    Attributes:
+        value: The pack; `Dropped`: nothing of it is left.
+        dropped: Its samples that were dropped.
+    """
+
+    value: Any
+    dropped: tuple[Dropped, ...]
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Take the traceback from an error that is kept: its frames hold the whole chunk that was being encoded."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def raise_if_fatal(error: Exception, hook: str, where: str) -> None:
+    """End the iteration for errors that no policy may skip.
+
+    Raises:
+        FatalSampleError: `error` is one of `FATAL`.
+    """
+    if isinstance(error, FATAL):
+        raise FatalSampleError(
+            f"{hook} failed on {where} with {type(error).__name__}: {error}; such an error is a fault of the program, "
+            f"not of the sample, and is never skipped"
+        ) from error
+
+
+PATIENCE_BATCHES = 1000
+"""Batches in a row that hooks may drop, on purpose or not."""
+
+FIRST_FAILURES = 5
+"""Failures of a hook that never succeeded, all with the same error, that end a run by default."""
+
+_SAMPLES = ""  # stands for all hooks on single samples: where one of them fails, none of the others is known to
+_PLACE = re.compile(r'^ *File "(.*)", line ([0-9]+)', re.MULTILINE)
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
+_Kind = tuple[str, str, str]
+_logger = logging.getLogger("energon_grain")
+
+
+class DropBudget:
+    """The error policy of one stream: how many failures it survives.
+
+    Drops are met in the order of items, so that the budget of failures in a row does not depend on who read ahead how
+    far.
+
+    By default, where neither another handler nor another tolerance was chosen, a hook that fails on the first samples
+    that it gets, with the same error each time, ends the run at once: that is a mistake of a program, of which more
+    samples show no more. Failures are logged once a kind, and then their number as it grows.
+
+    Args:
+        handler: `WorkerConfig.global_error_handler`.
+        outlet: Drops are reported there.
+
+    Attributes:
+        any_dropped: Whether anything was dropped, delivered or not.
+    """
+
+    def __init__(self, handler: ErrorHandler, outlet: Outlet | None = None) -> None:
+        self._handler = handler
+        self._outlet = Outlet() if outlet is None else outlet
+        self.any_dropped = False
+        self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
+        self._batches_in_a_row = 0  # dropped, on purpose or not
+        self._logged: Counter[_Kind] = Counter()
+        self._making: Callable[[], int] = lambda: 0
+        self._first: int | None = 0  # step before which none was made
+        self._last = 0  # step that something was dropped for
+        self._worked: set[str] = set()  # what worked before the first step was made
+        self._alike: Counter[_Kind] = Counter()
+
+    def begin(self, making: Callable[[], int] = lambda: 0, *, first: bool) -> None:
+        """Begin to make steps.
+
+        Args:
+            making: Says at any time which step is in the making.
+            first: No step was made before.
+        """
+        step = making()
+        self._making, self._first, self._last = making, step if first else None, step
+        self._worked.clear()
+        self._alike.clear()
+        self._in_a_row.clear()
+        self._batches_in_a_row = 0
+
+    def stop(self) -> int:
+        """No more steps are made, and who made them may go. Returns the one that was in the making."""
+        step = self._making()
+        self._making = lambda: step
+        return step
+
+    def succeeded(self) -> None:
+        """A sample came through: failures before it are no longer in a row."""
+        self._worked.add(_SAMPLES)
+        if self._in_a_row:
+            self._in_a_row.pop("sample", None)
+
+    def worked(self, hook: str) -> bool:
+        """The same for one hook of lanes, or, with "", for those on single samples; whether to tell of others, too."""
+        self._worked.add(hook)
+        if hook:
+            self._in_a_row["item"].pop(hook, None)
+        else:
+            self._in_a_row.pop("sample", None)
+        return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._making() == self._first)
+
+    def drop(self, dropped: Dropped) -> None:
+        """Count what was dropped, tell the error handler unless that was on purpose, and draw on the budget.
+
+        Raises:
+            FatalSampleError: A hook failed more often in a row than it tolerates, or too many batches were dropped.
+            Exception: What the handler raises.
+        """
+        error, step = dropped.error, self._making()
+        if step != self._last:  # so one was made
+            self._in_a_row.pop("batch", None)
+            self._batches_in_a_row = 0
+            self._last = step
+        self.any_dropped = True
+        self._outlet.dropped(step, dropped)
+        if not dropped.skipped:
+            self._fail(dropped, self._tell(dropped))
+        if dropped.what == "batch":
+            self._batches_in_a_row += 1
+            if self._batches_in_a_row >= PATIENCE_BATCHES:
+                raise FatalSampleError(
+                    f"hooks dropped {PATIENCE_BATCHES} batches in a row, {dropped.hook} the last one: "
+                    f"{type(error).__name__}: {error}; drop samples in `encode_sample`, or filter the dataset instead"
+                ) from error
+        if not dropped.skipped:
+            release_frames(error)
+
+    def _tell(self, dropped: Dropped) -> _Kind | None:
+        """Call the handler. Returns the kind of the failure where that is the default one."""
+        error = dropped.error
+        if self._handler is not log_exception:
+            self._handler(error, dropped.sample, dropped.sources)
+            return None
+        places: list[tuple[str, str]] = _PLACE.findall(traceback_text(error))
+        raised_at = ":".join(places[-1]) if places else _NUMBER.sub("#", str(error))
+        kind = dropped.hook, type(error).__name__, raised_at
+        self._logged[kind] += 1
+        count = self._logged[kind]
+        if count == 1:
+            log_exception(error, dropped.sample, dropped.sources)
+        elif count == 10 ** (len(str(count)) - 1):
+            _logger.warning(
+                "%s was dropped, as %d others before by the same kind of failure in %s: %s: %s",
+                *(named(dropped.sample), count - 1, dropped.hook, type(error).__name__, error),
+            )
+        return kind
+
+    def _fail(self, dropped: Dropped, kind: _Kind | None) -> None:
+        hook, error, tolerance = dropped.hook, dropped.error, dropped.failure_tolerance
+        in_a_row = self._in_a_row[dropped.what]
+        in_a_row[hook] += 1
+        last = f"the last time on {dropped.where}: {type(error).__name__}: {error}"
+        if kind is not None and self._last == self._first:
+            self._alike[kind] += 1
+            tried = (_SAMPLES if dropped.what == "sample" else hook) in self._worked
+            default = tolerance == DEFAULT_FAILURE_TOLERANCE and not tried
+            if default and self._alike[kind] == in_a_row[hook] == FIRST_FAILURES:
+                forget_traceback(error)  # which is in the log
+                raise FatalSampleError(
+                    f"{hook} failed {FIRST_FAILURES} times and never succeeded, each time in the same way, {last}; it "
+                    f"fails every time, so it is probably a bug in the hook or in the data (the log has the traceback "
+                    f"of the first failure). Fix it, or set how many failures are tolerated "
+                    f"(`@stateless(failure_tolerance=…)`, `__default_failure_tolerance__`)"
+                ) from error
+        if tolerance and in_a_row[hook] >= tolerance:
+            raise FatalSampleError(
+                f"{hook} failed {in_a_row[hook]} times in a row, {last}; it is probably a bug in the hook or in the "
+                f"data. Fix it, or raise the tolerance (`@stateless(failure_tolerance=…)`, "
+                f"`__default_failure_tolerance__`)"
+            ) from error

@@ -1,0 +1,1 @@
+"""What happens in a stream, as numbers: statistics, what limits the rate, traces, metrics, hangs, automatic workers."""

@@ -1,0 +1,279 @@
+"""Counts what a stream delivers, what takes the time, and what was dropped and why.
+
+The numbers themselves, and what they say, are in `watch.loader_stats`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.storage.traffic import Traffic, traffic
+from energon_grain.stream.clock import Kind, Place, Span, Work
+from energon_grain.stream.cost_shares import CostShares
+from energon_grain.stream.drops import Dropped
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.observer import Awaited, Observer
+from energon_grain.stream.passes import Progress
+from energon_grain.watch.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
+from energon_grain.watch.sampling import MakingClock, WaitClock
+
+Drops = Counter[tuple[int, str, str]]
+"""How many were dropped, by leaf (-1: batches), hook and reason."""
+_HELD_NS = 1_000_000
+"""A thread that waits so long for Python's lock waits for one that computes: Python takes it from that after 5 ms."""
+
+
+class Statistics(Observer):
+    """Counts of one stream.
+
+    Drops are counted when the step is delivered that they made room in, so that the report does not depend on who read
+    ahead how far, and what was read ahead in vain is not counted twice.
+
+    Times are counted when a chunk comes to the thread that makes batches, whoever made it.
+
+    Args:
+        leaf_names: Name of each leaf.
+        setup: What the numbers are of.
+        expected: How many samples of each leaf the positions from one to another ask for, one entry a leaf; None: only
+            data could say.
+        shares: Where the outermost blend is by cost, what it promises.
+
+    Attributes:
+        setup: As given; a stream learns how many workers it has when they are started.
+        waits: How long the program waited for steps.
+        samples: That were delivered, before the step that `passed` was called with last.
+        batches: That were delivered, counted in the same way.
+        lock: To hold where what is counted changes.
+        stepped: Gives a function that is called with the steps that came since the last call, about how many samples
+            they had, and seconds that the program waited for them; None: no function is there any more.
+    """
+
+    def __init__(
+        self,
+        leaf_names: list[str],
+        setup: Setup | None = None,
+        expected: Callable[[int, int], list[float] | None] = lambda first, stop: None,
+        shares: CostShares | None = None,
+    ) -> None:
+        self._leaf_names = leaf_names
+        self.setup = setup or Setup()
+        self._expected = expected
+        self._asked: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
+        self._from = 0, 0  # position, and samples that were read before
+        self._read = np.zeros(len(leaf_names), np.int64)
+        self._shares = shares
+        self._cost = np.zeros(len(leaf_names))
+        self._read_bytes = 0
+        self._times: dict[tuple[Kind, str, Place], list[int]] = {}
+        self._by_worker: dict[str, list[int]] = {}
+        self._traffic, self._of_workers = traffic(), Traffic()
+        self.waits = WaitClock()
+        self._making = MakingClock(0)
+        self._asked_ns = self._apart_ns = 0
+        self.stepped: Callable[[], Callable[[int, int, float], object] | None] = lambda: None
+        self.samples = self.batches = 0
+        self.due = True
+        self._lock_tries = self._lock_held = 0
+        self._dropped: Drops = Counter()
+        self._open: defaultdict[int, Drops] = defaultdict(Counter)  # by the step that they were dropped for
+        self._missing: dict[int, int] = {}  # samples, of steps that have fewer than others
+        self._passed = 0  # steps
+        self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
+        self.lock = threading.RLock()  # a signal handler may ask for the numbers
+
+    def begin(self, stream: Awaited, place: Progress) -> None:
+        del stream
+        with self.lock:
+            self._asked = self._asked_until_now()
+            self._from = place.item, int(self._read.sum())
+            self._forget(place.step)
+        self._making = MakingClock(place.step)
+        self.due = True
+
+    def end(self, come: int, failed: int | None) -> None:
+        self.waits.stop(come)
+        if failed is not None:  # report what it dropped, until another one is delivered
+            with self.lock:
+                self._failed = self._open.pop(failed, Counter())
+
+    def _forget(self, first: int) -> None:
+        """What was made from this step on is made once more, or never."""
+        for counted in (self._open, self._missing):
+            for step in [step for step in counted if step >= first]:
+                del counted[step]
+
+    def jumped(self, step: int, *, over: bool) -> None:
+        with self.lock:
+            if over:
+                self.settle()
+            self._forget(0)
+            self._passed = step
+
+    def short(self, step: int, missing: int) -> None:
+        with self.lock:
+            self._missing[step] = missing
+
+    def passed(self, step: int, *, stride: int = 1, empty: int = 0, skipped: bool = False) -> None:
+        with self.lock:
+            steps, self._passed = (step - self._passed) // stride, step
+            missing = sum(self._missing.pop(each, 0) for each in [*self._missing] if each < step + empty)
+            drops = [self._open.pop(each, Counter()) for each in [*self._open] if each < step + empty]
+            if skipped:
+                return
+            self.batches += steps
+            self.samples += steps * self.setup.batch_size - missing
+            for each in drops:
+                self._dropped.update(each)
+
+    def asked(self, ready: int) -> None:
+        del ready
+        self._asked_ns, self._apart_ns = time.perf_counter_ns(), self.waits.apart_ns
+
+    def waited(self, began_ns: int) -> None:
+        self.waits.waited_apart(began_ns)
+
+    def came(self, step: int, samples: int) -> int:
+        steps, waited_ns = self.waits.timed(step, self._asked_ns, self._apart_ns)
+        if self._failed:
+            with self.lock:
+                self._failed.clear()
+        stepped = self.stepped()
+        if stepped is not None:
+            stepped(steps, samples * steps, waited_ns / 1e9)
+        self.due = self._making.due()
+        return self.waits.left_out()
+
+    def dropped(self, step: int, dropped: Dropped) -> None:
+        with self.lock:
+            self._open[step][dropped.leaf, dropped.hook, type(dropped.error).__name__] += 1
+
+    def planned(self, draws: Draws, size_bytes: int) -> None:
+        counts = np.bincount(draws.leaf, minlength=len(self._read))
+        cost = 0.0 if self._shares is None else self._shares.of(draws)
+        with self.lock:
+            self._read += counts
+            self._cost += cost
+            self._read_bytes += size_bytes
+
+    def spans(self, work: Work) -> None:
+        if not work.of_chunk:
+            self._add_all(work.spans)
+            return
+        elsewhere = work.process != os.getpid()
+        with self.lock:
+            own = self._by_worker.setdefault(work.worker, [0, 0])
+            for span in work.spans:
+                # Hooks of one process take turns; those of several do not wait for each other.
+                self._add(span, "workers" if elsewhere and span.place != "main" else span.place)
+                own[0] += span.wall_ns
+                if span.name == "read":
+                    own[1] += span.samples
+            if work.lock_ns is not None:
+                self._lock_tries += 1
+                self._lock_held += work.lock_ns > _HELD_NS
+            if work.traffic is not None:
+                self._of_workers = self._of_workers + work.traffic
+
+    def made(self, step: int, assembled: Sequence[Span], batched: Sequence[Span], chunks_ns: int) -> None:
+        spans = [*assembled, *batched]
+        self._add_all(spans, self._making.done(step, sum(span.wall_ns for span in spans), chunks_ns))
+        self.due = False
+
+    def work_seconds(self) -> tuple[float, float]:
+        """Seconds that workers spent on samples so far, all of them together, and seconds that cores ran them."""
+        with self.lock:
+            times = [time for (kind, _, place), time in self._times.items() if kind == "work" and place != "main"]
+        return sum(time[0] for time in times) / 1e9, sum(time[1] for time in times) / 1e9
+
+    def _add_all(self, spans: Iterable[Span], weight: float = 1) -> None:
+        """Add times, of which each stands for `weight` such."""
+        with self.lock:
+            for span in spans:
+                self._add(span, span.place, weight)
+
+    def _add(self, span: Span, place: Place, weight: float = 1) -> None:
+        total = self._times.get((span.kind, span.name, place))
+        if total is None:
+            total = self._times[span.kind, span.name, place] = [0, 0, 0]
+        total[0] += int(span.wall_ns * weight)
+        total[1] += int(span.cpu_ns * weight)
+        total[2] += int(span.samples * weight)
+
+    def _asked_until_now(self) -> npt.NDArray[np.float64] | None:
+        """Samples of each leaf that the positions read so far ask for."""
+        first, before = self._from
+        read = int(self._read.sum()) - before
+        if not read:
+            return self._asked
+        asked = self._expected(first, first + read * self.setup.hosts)
+        if self._asked is None or asked is None:
+            return None
+        return self._asked + np.asarray(asked) / self.setup.hosts
+
+    def settle(self) -> None:
+        """Count what was dropped so far, where no step follows it."""
+        with self.lock:
+            for step in [*self._open]:
+                self._dropped.update(self._open.pop(step, Counter()))
+
+    def report(self, queued: int = 0, workers: int = 0, come: int = 0, ready: int = 0) -> LoaderStats:
+        """The numbers as they are now.
+
+        Args:
+            queued: Batches that are ready.
+            workers: That are at work.
+            come: Steps that came, delivered or not, as `came` counts them.
+            ready: How many steps were ready when one was asked for, added up.
+        """
+        with self.lock:
+            dropped: dict[str, dict[str, int]] = {}
+            drops = self._dropped + self._failed
+            for (leaf, hook, reason), count in sorted(drops.items()):
+                name = "batches" if leaf < 0 else self._leaf_names[leaf]
+                dropped.setdefault(name, {})[f"{hook}: {reason}"] = count
+            asked = self._asked_until_now()
+            unknown: list[float | None] = [None] * len(self._read)
+            expected = unknown if asked is None else asked.tolist()
+            cost, targets = unknown, unknown
+            if self._shares is not None:
+                cost, targets = self._cost.tolist(), self._shares.targets(self._cost, self._read, asked)
+            leaves = zip(self._leaf_names, self._read.tolist(), expected, cost, targets, strict=True)
+            return LoaderStats(
+                setup=replace(self.setup, workers=workers),
+                seconds=self.waits.ran_ns(come) / 1e9,
+                waiting_s=self.waits.waiting_ns / 1e9,
+                starting_s=self.waits.starting_ns / 1e9,
+                batches=self.batches,
+                samples=self.samples,
+                ready=ready,
+                queued=queued,
+                lock_tries=self._lock_tries,
+                lock_held=self._lock_held,
+                read_samples=int(self._read.sum()),
+                read_bytes=self._read_bytes,
+                dropped=dropped,
+                dropped_total=drops.total(),
+                stages=tuple(
+                    StageTime(
+                        name=name, kind=kind, place=place, seconds=wall / 1e9, cpu_seconds=cpu / 1e9, samples=samples
+                    )
+                    for (kind, name, place), (wall, cpu, samples) in self._times.items()
+                ),
+                by_worker=tuple(
+                    WorkerTime(name=name, seconds=wall / 1e9, samples=samples)
+                    for name, (wall, samples) in self._by_worker.items()
+                ),
+                leaves=tuple(
+                    LeafCount(name=name, samples=count, expected=wanted, cost=paid, expected_cost=target)
+                    for name, count, wanted, paid, target in leaves
+                ),
+                storage=traffic() - self._traffic + self._of_workers,
+            )

@@ -1,0 +1,130 @@
+"""A stream that is watched: with statistics, and a number of workers that follows them where it is "auto"."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakMethod
+
+from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.storage.cores import usable_cores
+from energon_grain.stream import stream
+from energon_grain.stream.observer import Observer
+from energon_grain.stream.passes import Share
+from energon_grain.stream.prefetch import Background
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.stream.workers import MakePool, ThreadPool
+from energon_grain.tracebacks import public
+from energon_grain.watch.auto_workers import AutoWorkers
+from energon_grain.watch.loader_stats import LoaderStats, Setup
+from energon_grain.watch.statistics import Statistics
+
+_logger = logging.getLogger("energon_grain")
+_KNOWN_SECONDS = 0.5
+"""That each worker has worked, before the cores they use are known."""
+_COMPUTES = 0.45
+"""Part of the cores that hooks keep busy which compute. Of two cores, those that hold Python's lock keep one."""
+
+
+@public
+class Stream(stream.Stream):
+    """One host's stream of batches, with its state and its numbers.
+
+    Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
+    if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
+    stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
+    ends them. Looking ahead (`coming`) leaves the state where it is: it is always that behind the last step that
+    `next` delivered. Several threads may call `next`; each gets steps of its own.
+
+    Args:
+        spec: The compiled dataset.
+        config: This host, its workers and error policy.
+        prefetch_factor: Batches that are made ahead for each worker.
+        make_pool: Makes the workers, in place of those that the configuration describes.
+        finish: Called on each batch when it is made, maybe in another thread.
+        share: Which steps of the host are made here; default: all.
+        observers: Receive what the engine reports, beside the statistics.
+
+    Attributes:
+        statistics: Counts what happens.
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        config: WorkerConfig,
+        *,
+        prefetch_factor: int = 2,
+        make_pool: MakePool | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        share: Share | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        names = ["/".join(leaf.key) for leaf in spec.leaves]
+        sources = [leaf.leaf.source for leaf in spec.leaves]
+        setup = Setup(
+            host=config.rank,
+            hosts=config.world_size,
+            worker_type=str(config.worker_type),
+            cores=usable_cores(),
+            batch_size=1 if spec.batch is None else spec.batch.size,
+            in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in sources),
+        )
+        self.statistics = Statistics(names, setup, spec.expected_reads, spec.cost_shares)
+        self._auto: AutoWorkers | None = None
+        if config.num_workers == "auto":
+            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=any(True for _ in spec.stage_hooks()))
+        super().__init__(
+            spec,
+            config,
+            prefetch_factor=prefetch_factor,
+            make_pool=make_pool,
+            finish=finish,
+            share=share,
+            workers=None if self._auto is None else self._auto.threads,
+            observers=(self.statistics, *observers),
+        )
+        self._more_than_cores = self._auto is None and self.workers > usable_cores()
+        self.statistics.stepped = WeakMethod(self._stepped)
+
+    def stats(self) -> LoaderStats:
+        """What was delivered, where the time went, and what was dropped and why; from any thread."""
+        if self.turn.acquire(blocking=False):
+            self.statistics.waits.few()
+            self._report_next()
+            self.turn.release()
+        self._count()
+        return self.statistics.report(self.ready, self.workers, self._come, self.outlet.ready)
+
+    @property
+    def samples(self) -> int:
+        """That were delivered."""
+        self._count()
+        return self.statistics.samples
+
+    def _stepped(self, steps: int, samples: int, waited_s: float) -> None:
+        """So many steps came, with so many samples, and were waited for so long."""
+        if self._auto is not None:
+            if isinstance(self._pool, ThreadPool):
+                self._auto.runs(self._pool, self._steps if isinstance(self._steps, Background) else None)
+                self._auto.took(steps, samples, waited_s)
+            else:
+                self._auto = None  # hooks may not run in threads
+        if self._more_than_cores:
+            self._say_if_crowded()
+
+    def _say_if_crowded(self) -> None:
+        """Log once that there are more workers than cores, if hooks compute: those that wait need them."""
+        worked_s, cores_s = self.statistics.work_seconds()
+        if worked_s < _KNOWN_SECONDS * self._workers:
+            return
+        self._more_than_cores = False
+        busy, cores = self._workers * cores_s / worked_s, usable_cores()
+        if busy > _COMPUTES * cores:
+            _logger.info(
+                "num_workers=%d is more than the %d cores of this process, and the workers keep %.1f cores busy: more "
+                "workers than cores help only where hooks wait (for storage, a service)",
+                *(self._workers, cores, busy),
+            )
