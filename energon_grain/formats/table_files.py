@@ -103,36 +103,71 @@ def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str],
         DatasetNotFoundError: There is none.
         ReadError: A store cannot be reached.
     """
-    there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
-    patterns = expand_braces(location) if "{" in location and not there else [location]
-    wild = not there and any(map(_PATTERN.search, patterns))
-    fixed = [_PATTERN.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
-    same = next((at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1), min(map(len, fixed)))
-    cut = fixed[0][:same].rfind("/")
-    root = fixed[0][:cut] if cut > 0 else "/"[: cut + 1]
-    if not is_url(location):
-        if os.path.isdir(location):
-            return location, _sorted(_below(location, endings), location, endings), None
-        found = {path for pattern in patterns for path in glob.iglob(pattern, recursive=True)} if wild else {*patterns}
-        files = {path for path in found if os.path.isfile(path)}
-        files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in _below(path, endings)}
-        if not wild and (missing := sorted(path for path in found if not os.path.exists(path))):
-            raise DatasetNotFoundError(no_such_path(missing[0]))
-        return root, _sorted((path[len(root) + (cut > 0) :] for path in files), location, endings), None
-    client = shared_client(storage_settings())
+    asked = _Asked.of(location)
+    find = _find_here if not is_url(location) else _find_in_store
+    return find(location, asked, endings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a location asks for: files by patterns, below the folder that all of them have in common.
+
+    Attributes:
+        patterns: The location with its braces expanded.
+        wild: Whether they hold signs of patterns.
+        root: The folder.
+        cut: Where its name ends in each.
+    """
+
+    patterns: list[str]
+    wild: bool
+    root: str
+    cut: int
+
+    @classmethod
+    def of(cls, location: str) -> _Asked:
+        there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
+        patterns = expand_braces(location) if "{" in location and not there else [location]
+        wild = not there and any(map(_PATTERN.search, patterns))
+        fixed = [_PATTERN.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
+        differ = (at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1)
+        cut = fixed[0][: next(differ, min(map(len, fixed)))].rfind("/")
+        return cls(patterns, wild, fixed[0][:cut] if cut > 0 else "/"[: cut + 1], cut)
+
+
+Found = tuple[str, list[str], dict[str, Version] | None]
+
+
+def _find_here(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
+    if os.path.isdir(location):
+        return location, _sorted(_below(location, endings), location, endings), None
+    found = set(asked.patterns)
+    if asked.wild:
+        found = {path for pattern in asked.patterns for path in glob.iglob(pattern, recursive=True)}
+    elif missing := sorted(path for path in found if not os.path.exists(path)):
+        raise DatasetNotFoundError(no_such_path(missing[0]))
+    files = {path for path in found if os.path.isfile(path)}
+    files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in _below(path, endings)}
+    start = len(asked.root) + (asked.cut > 0)
+    return asked.root, _sorted((path[start:] for path in files), location, endings), None
+
+
+def _find_in_store(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
+    client, root, cut = shared_client(storage_settings()), asked.root, asked.cut
     if not has_lists(location, storage_settings()):
-        if wild:
+        if asked.wild:
             raise ConfigError(f"{location}: this server has no lists; write the names, as {{000..009}}{endings[0]}")
-        return root, _sorted({as_joined(root, pattern[cut + 1 :]) for pattern in patterns}, location, endings), None
-    if not wild and len(patterns) == 1:
+        names = {as_joined(root, pattern[cut + 1 :]) for pattern in asked.patterns}
+        return root, _sorted(names, location, endings), None
+    if not asked.wild and len(asked.patterns) == 1:
         below: Any = client.list_versions(location)
         if below:
             return location, _sorted((name for name in below if _counts(name, endings)), location, endings), below
         return root, [name_of(location)], None
     below = client.list_versions(root)
-    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in patterns]
-    names = (name for name in below if _counts(name, endings) and any(each.fullmatch(name) for each in wanted))
-    return root, _sorted(names, location, endings), below
+    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in asked.patterns]
+    matching = (name for name in below if _counts(name, endings) and any(each.fullmatch(name) for each in wanted))
+    return root, _sorted(matching, location, endings), below
 
 
 def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> list[str]:

@@ -116,7 +116,7 @@ def _kind(kind: Any, feature: Any) -> ColumnKind:
     if is_.is_dictionary(kind):
         kind = kind.value_type
     said = feature.get("_type") if isinstance(feature, dict) else None
-    if is_.is_boolean(kind) or is_.is_integer(kind) or is_.is_floating(kind):
+    if _is_number(kind):
         return ColumnKind(kind, feature, _numbers)
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
         return ColumnKind(kind, feature, _bytes, "txt")
@@ -124,24 +124,44 @@ def _kind(kind: Any, feature: Any) -> ColumnKind:
         return ColumnKind(kind, feature, _bytes, _MEDIA.get(str(said)))
     if said in _MEDIA and _is_file(kind):
         return ColumnKind(kind, feature, _files, _MEDIA[said])
-    if _is_list(kind):
-        inner = feature[0] if isinstance(feature, list) and feature else feature
-        inner = inner.get("feature") if isinstance(inner, dict) and "feature" in inner else inner
-        of = inner.get("_type") if isinstance(inner, dict) else None
-        if of in _MEDIA and _is_file(kind.value_type):
-            return ColumnKind(kind, feature, _lists_of_files, _MEDIA[of], many=True)
-        shape = feature.get("shape") if isinstance(feature, dict) and str(said).startswith("Array") else None
-        depth, leaf = 0, kind
-        while _is_list(leaf):
-            depth, leaf = depth + 1, leaf.value_type
-        if is_.is_boolean(leaf) or is_.is_integer(leaf) or is_.is_floating(leaf):
-            if depth == 1:
-                return ColumnKind(kind, feature, partial(_arrays, shape=(-1,)))
-            if isinstance(shape, list) and len(shape) == depth:
-                sides = (-1, *(side for side in shape[1:] if isinstance(side, int) and side > 0))
-                if len(sides) == depth:
-                    return ColumnKind(kind, feature, partial(_arrays, shape=sides))
-    return ColumnKind(kind, feature, _json, "json")
+    found = _kind_of_list(kind, feature) if _is_list(kind) else None
+    return found or ColumnKind(kind, feature, _json, "json")
+
+
+def _kind_of_list(kind: Any, feature: Any) -> ColumnKind | None:
+    """The kind of a column of lists of files or of numbers; None: it is neither."""
+    inner = feature[0] if isinstance(feature, list) and feature else feature
+    inner = inner.get("feature") if isinstance(inner, dict) and "feature" in inner else inner
+    of = inner.get("_type") if isinstance(inner, dict) else None
+    if of in _MEDIA and _is_file(kind.value_type):
+        return ColumnKind(kind, feature, _lists_of_files, _MEDIA[of], many=True)
+    depth, leaf = 0, kind
+    while _is_list(leaf):
+        depth, leaf = depth + 1, leaf.value_type
+    if not _is_number(leaf):
+        return None
+    if depth == 1:
+        return ColumnKind(kind, feature, partial(_arrays, shape=(-1,)))
+    sides = _sides(feature, depth)
+    return None if sides is None else ColumnKind(kind, feature, partial(_arrays, shape=sides))
+
+
+def _sides(feature: Any, depth: int) -> tuple[int, ...] | None:
+    """The shape of arrays, -1 for the first side, as `datasets` says it; None: it does not, or not for this depth."""
+    if not isinstance(feature, dict) or not str(feature.get("_type")).startswith("Array"):
+        return None
+    shape = cast("dict[str, Any]", feature).get("shape")
+    if not isinstance(shape, list) or len(shape) != depth:
+        return None
+    sides = (-1, *(side for side in shape[1:] if isinstance(side, int) and side > 0))
+    return sides if len(sides) == depth else None
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow
+
+    is_ = pyarrow.types
+    return is_.is_boolean(kind) or is_.is_integer(kind) or is_.is_floating(kind)
 
 
 def _is_file(kind: Any) -> bool:
