@@ -95,7 +95,7 @@ class SwappedOut(TaskEncoder):
 
     def encode_sample(self, sample: Any) -> Any:
         if worker_number() == 1:
-            time.sleep(4 * SLOW_S)
+            time.sleep(10 * SLOW_S)
         return sample
 
 
