@@ -80,6 +80,8 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
         return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = _UNNAMED.sub("at line", str(error))
+        if "maximum nesting depth" in said:  # libyaml looks ahead, and has a bound of its own since version 0.2.6
+            said = f"nested too deeply: at most {_MOST_DEPTH} levels"
         raise ConfigError(f"{where}: not valid YAML: {said}{_shown_line(error, data)}") from error
 
 

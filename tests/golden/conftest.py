@@ -1,4 +1,4 @@
-"""The golden data, written once a process; tests run beside them."""
+"""The golden data, written for each module: tests run beside them, and some write there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def golden_folder(golden_data_folder: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def golden_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all data in it."""
     before, folder = Path.cwd(), tmp_path_factory.mktemp("golden")
