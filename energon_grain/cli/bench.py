@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from energon_grain.cli.run import Run, of_a_run
+from energon_grain.bench import Figures, measure
+from energon_grain.cli.run import Run, of_a_run, own_task_encoder
 from energon_grain.cli.terminal import (
     Answer,
     ProgressBar,
     format_bytes,
     note,
-    own_task_encoder,
     significant,
     table,
 )
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.errors import ConfigError
+from energon_grain.stream.loader_stats import handover_advice, store_advice, work_advice
 from energon_grain.words import counted
-
-if TYPE_CHECKING:
-    from energon_grain.bench import Figures
-    from energon_grain.datasets.task_encoder import TaskEncoder
 
 _ENOUGH = 0.95
 """A number of workers is enough where more of them bring less than this part's complement."""
@@ -54,8 +52,6 @@ def bench(
     numbers = sorted({int(number) for number in workers.split(",")})
 
     import msgspec
-
-    from energon_grain.bench import measure
 
     encoder = _encoder(run.task_encoder, image_decode)
     dataset = run.dataset(path, batch_size=batch_size, task_encoder=encoder, worker_type=worker_type)
@@ -102,8 +98,6 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 def advise(figures: Figures, image_decode: str | None) -> str:
     """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
-    from energon_grain.stream.loader_stats import handover_advice, store_advice, work_advice
-
     first, stage = figures.first, figures.slowest
     workers = f"give more workers (there are {figures.cores} cores)"
     worth = _REMOTE_BLOCK_BYTES if figures.in_store else _LOCAL_BLOCK_BYTES
@@ -149,8 +143,6 @@ def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
 
     Raises ConfigError if there is no such class, it is no task encoder, or it does not decode.
     """
-    from energon_grain.datasets.task_encoder import DefaultTaskEncoder
-
     encoder = DefaultTaskEncoder() if named is None else own_task_encoder(named)
     if image_decode is not None:
         if encoder.decoder is None:

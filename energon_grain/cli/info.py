@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from energon_grain.cli.run import DataPath, DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, binary_bytes, format_bytes, own_modules, table
+from energon_grain.cli.terminal import (
+    Answer,
+    DataPath,
+    DatasetConfig,
+    SplitConfig,
+    binary_bytes,
+    format_bytes,
+    own_modules,
+    table,
+)
 from energon_grain.errors import ConfigError
+from energon_grain.formats.data_folder import kind_at
+from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind
+from energon_grain.media.headers import HEADER_FUNCTION
+from energon_grain.prepare.summary import (
+    ArraySummary,
+    ColumnSummary,
+    DatasetSummary,
+    SizeBin,
+    TableSummary,
+    summarize_arrays,
+    summarize_dataset,
+    summarize_jsonl,
+    summarize_tables,
+)
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 from energon_grain.words import counted
-
-if TYPE_CHECKING:
-    from energon_grain.prepare.summary import (
-        ArraySummary,
-        ColumnSummary,
-        DatasetSummary,
-        SizeBin,
-        TableSummary,
-    )
 
 _BAR_WIDTH = 40
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -107,10 +120,6 @@ def info(
 
 
 def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
-    from energon_grain.formats.data_folder import kind_at
-    from energon_grain.formats.nv_meta import READ_AS_IT_IS, DatasetKind
-    from energon_grain.prepare.summary import summarize_arrays, summarize_dataset, summarize_jsonl, summarize_tables
-
     lines = is_file_of(path, ".jsonl")
     found_kind = DatasetKind.JSONL if lines else kind_at(path)
     if found_kind in READ_AS_IT_IS - {DatasetKind.BARE_TARS}:
@@ -175,8 +184,6 @@ def _columns(columns: Mapping[str, ColumnSummary], stale: Sequence[str]) -> list
 
 def column_rows(columns: Mapping[str, ColumnSummary]) -> tuple[list[tuple[str, ...]], str]:
     """A row for each column, and how they are aligned, for `table`."""
-    from energon_grain.media.headers import HEADER_FUNCTION
-
     return [_column(*item, HEADER_FUNCTION) for item in columns.items()], "<>><<<"
 
 

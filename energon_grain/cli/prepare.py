@@ -23,21 +23,48 @@ from energon_grain.cli.terminal import (
     with_samples,
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
+from energon_grain.formats.array_record import RecordEncoding, read_records_file
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.nv_meta import READ_AS_IT_IS, RECORD_SUFFIX, compressed_lines, dataset_kind
+from energon_grain.formats.splits import parse_ratio
+from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.gallery.visible import visible
-from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, located, no_such_path
+from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.add_media import prepare_media as prepare_it
+from energon_grain.prepare.dataset_definition import (
+    SAMPLE_TYPES,
+    DatasetDefinition,
+    SampleField,
+    class_reference,
+    data_fields,
+    define_dataset,
+    find_sample_type,
+    preview_samples,
+    propose_definition,
+    propose_expression,
+)
+from energon_grain.prepare.executors import RayExecutor
+from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts, shards_per_part
+from energon_grain.prepare.measure import MeasureProgress
+from energon_grain.prepare.preparation import PrepareReport, prepare_dataset, prepare_jsonl
+from energon_grain.prepare.scan import (
+    MediaReport,
+    PrepareProgress,
+    ScannedDataset,
+    decode_scan,
+    scan_shard,
+    shard_tasks,
+)
+from energon_grain.prepare.writing import check_written, open_to_prepare
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, join, located, no_such_path
+from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 from energon_grain.words import counted
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from energon_grain.conversion import ConversionReport
-    from energon_grain.formats.array_record import RecordEncoding
-    from energon_grain.formats.tar.scan import ShardScan
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
-    from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
-    from energon_grain.prepare.measure import MeasureProgress
-    from energon_grain.prepare.preparation import PrepareReport
-    from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
 
 _SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Metadata of media", "How it runs"
 _SHOWN_PARTS = 10
@@ -159,14 +186,6 @@ def prepare(
         _refuse("--append keeps sample types and shards", {**decides_type, "--force-overwrite": force_overwrite})
     if split_ratio and split_parts:
         raise ConfigError("give --split-ratio or --split-parts, not both.")
-
-    from energon_grain.formats.array_record import read_records_file
-    from energon_grain.formats.nv_meta import RECORD_SUFFIX
-    from energon_grain.formats.splits import parse_ratio
-    from energon_grain.media.headers import MediaFilterConfig
-    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts
-    from energon_grain.prepare.preparation import prepare_dataset
-    from energon_grain.prepare.writing import check_written, open_to_prepare
 
     own_sample_type(sample_type)
     patterns = parse_split_parts(split_parts) if split_parts else None
@@ -294,10 +313,6 @@ def prepare_media(
     They go into the index of a dataset, or beside the files of a plain folder: for `get_media_metadata`, and for
     columns. What is known of files that are not looked at stays.
     """
-    from energon_grain.media.headers import MediaFilterConfig
-    from energon_grain.prepare.add_media import prepare_media as prepare_it
-    from energon_grain.prepare.preparation import PrepareReport
-
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location)
@@ -331,8 +346,6 @@ def _refuse(why: str, options: Mapping[str, object]) -> None:
 
 def _jsonl(path: str, progress: bool) -> Answer:
     """Index a file."""
-    from energon_grain.prepare.preparation import prepare_jsonl
-
     with ProgressBar("Indexing", shown=progress) as bar:
         report = prepare_jsonl(
             path, progress=lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples")
@@ -358,12 +371,12 @@ def _metadataset(path: str, progress: bool) -> Answer:
 def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
     if not report.joins:
         yield f"{path}: has no joins, there is nothing to prepare."
-    for join in report.joins:
-        done = "joined" if join.built else "up to date"
-        yield f"{', '.join(join.places)}: {counted(join.rows, 'row')} {done}, in {join.folder.name}"
-        if join.skipped:
-            yield f"  without a row: {counted(join.skipped, 'sample')} of the first dataset"
-        for dataset, missing in join.missing.items():
+    for each in report.joins:
+        done = "joined" if each.built else "up to date"
+        yield f"{', '.join(each.places)}: {counted(each.rows, 'row')} {done}, in {each.folder.name}"
+        if each.skipped:
+            yield f"  without a row: {counted(each.skipped, 'sample')} of the first dataset"
+        for dataset, missing in each.missing.items():
             if missing:
                 yield f"  without a sample of {dataset}: {counted(missing, 'row')}"
     yield from (f"  removed the index {name}, which no join needs any more" for name in report.removed)
@@ -372,8 +385,6 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
-    from energon_grain.formats.nv_meta import READ_AS_IT_IS, compressed_lines, dataset_kind
-
     if is_url(path):
         return
     if os.path.isfile(path):
@@ -392,8 +403,6 @@ def running(runner: str, ray_address: str | None) -> contextlib.AbstractContextM
         if ray_address is not None:
             raise ConfigError("--ray-address is for --runner ray.")
         return contextlib.nullcontext()
-    from energon_grain.prepare.executors import RayExecutor
-
     return RayExecutor(ray_address or "auto")
 
 
@@ -425,8 +434,6 @@ def _parse_field_map(text: str) -> dict[str, str]:
 
 
 def _lines(report: PrepareReport, wants_yaml: str | None, append: bool) -> Iterator[str]:
-    from energon_grain.formats.data_folder import open_folder
-
     yield (
         f"Prepared {report.root}: {counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}, "
         f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
@@ -454,8 +461,6 @@ def _answers(
     context: typer.Context, location: str, shards: Sequence[str], records: RecordEncoding | None
 ) -> Generator[None]:
     """Give the command that needs no answers where the questions reach no user."""
-    from energon_grain.prepare.dataset_definition import define_dataset
-
     try:
         yield
     except typer.Abort:
@@ -479,9 +484,6 @@ def _answers(
 
 def _proposed_for(location: str, shards: Sequence[str], records: RecordEncoding | None) -> tuple[str, dict[str, str]]:
     """The proposal for the samples of the first shard."""
-    from energon_grain.prepare.dataset_definition import propose_definition
-    from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
-
     task = shard_tasks(location, shards[:1], records=records)[0]
     record = scan_shard(location, task)
     if isinstance(record, Exception):
@@ -494,9 +496,6 @@ def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | N
     """Content of the `json` part of the first sample that has one."""
     import json
 
-    from energon_grain.prepare.dataset_definition import preview_samples
-    from energon_grain.storage.location import join
-
     for _, _, text in preview_samples(join(root, shard), scan, records=records):
         if text is not None:
             return json.loads(text)
@@ -505,8 +504,6 @@ def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | N
 
 def _ask_overwrite(root: Path) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    from energon_grain.formats.nv_meta import dataset_kind
-
     if not dataset_kind(root).has_shards:
         return False
     if not typer.confirm("The dataset is prepared already. Prepare it again, and replace its splits?"):
@@ -520,9 +517,6 @@ def _default_ratio(shard_count: int) -> str:
 
 def _ask_split_ratio(shard_count: int) -> dict[str, float]:
     """Ask for the split until it is one that `shard_count` shards can be dealt to."""
-    from energon_grain.formats.splits import parse_ratio
-    from energon_grain.prepare.listing import shards_per_part
-
     while True:
         answer: str = typer.prompt("Ratio of train, val and test", default=_default_ratio(shard_count))
         try:
@@ -536,14 +530,6 @@ def _ask_split_ratio(shard_count: int) -> dict[str, float]:
 
 def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> DatasetDefinition | None:
     """Show the first samples, then ask for sample type (unless it is given) and field map."""
-    from energon_grain.prepare.dataset_definition import (
-        define_dataset,
-        find_sample_type,
-        preview_samples,
-        propose_definition,
-    )
-    from energon_grain.storage.location import join
-
     task, scan = scanned.shards[0].task, next(scanned.scans())
     for key, sizes, json_text in preview_samples(join(scanned.root, task.name), scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in sizes.items())
@@ -569,8 +555,6 @@ def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> Dataset
 
 def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
     """Ask for the sample type; "" takes the proposal, with its field map."""
-    from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, data_fields, find_sample_type
-
     names = [*SAMPLE_TYPES, _CRUDE]
     for number, name in enumerate(names):
         known = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
@@ -594,8 +578,6 @@ def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
 
 
 def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition | None:
-    from energon_grain.prepare.dataset_definition import class_reference, data_fields, define_dataset, find_sample_type
-
     fields = data_fields(find_sample_type(sample_type))
     typer.echo(
         f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several to take "
@@ -612,9 +594,6 @@ def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition 
 
 def _ask_field(field: SampleField, parts: Sequence[str]) -> str | None:
     """Ask for the expression of one field; None leaves an optional one out."""
-    from energon_grain.prepare.dataset_definition import propose_expression
-    from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
-
     proposal = propose_expression(field.name, parts)
     skip = "" if field.required else f", '{_LEAVE_OUT}' to leave it at {field.default}"
     while True:
@@ -663,12 +642,12 @@ def measure(
     The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None where there is none.
     Its module is looked for in the current folder, too. After a kill, the same command goes on where it was.
     """
-    from energon_grain.metadataset.samples import measure_dataset
-
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
     if not columns and not files:
         raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
     own_modules(columns.values())
+    from energon_grain.metadataset.samples import measure_dataset
+
     with running(runner, ray_address) as executor, ProgressBar("Measuring", shown=progress) as bar:
 
         def show(now: MeasureProgress) -> None:

@@ -7,16 +7,16 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from energon_grain.cli.run import DataPath, Run, of_a_run
-from energon_grain.cli.terminal import Answer
+from energon_grain.cli.checkpoint import read_saved
+from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.terminal import Answer, DataPath
 from energon_grain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_grain.gallery.cards import Card, Contents
+from energon_grain.gallery.cards import Card, Contents, gather
+from energon_grain.gallery.preview import Preview
 
 _IN_TERMINAL, _IN_PAGE = 6, 48
 
@@ -62,10 +62,6 @@ def preview(
     A part that does not decode is shown as such.
     """
     _check(html=html, step=step, batch_size=batch_size, of_a_step=state is not None or encoded)
-    from energon_grain.cli.checkpoint import read_saved
-    from energon_grain.gallery.cards import gather
-    from energon_grain.gallery.preview import Preview
-
     contents = gather(
         run.dataset(path, batch_size=batch_size),
         title=path.rstrip("/").rpartition("/")[2] or path,
