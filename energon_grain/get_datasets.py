@@ -2,7 +2,6 @@
 
 Each entry point is the pipeline in its order: *open* the datasets of a path, each of which *cooks* and *shuffles* its
 samples by itself; let the task encoder *mix* them, *encode*, *pack* or *group*, and *batch*; give the whole a seed.
-What they take by keyword stands in the tables below, once: name, type, default, and what may be given.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Annotated, Any, Generic, Required, TypedDict, TypeVar, Unpack, cast, get_origin, get_type_hints
+from typing import Any, TypeVar, Unpack, cast
 
 from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import Balance, choose_balance, choose_last_batch
@@ -49,148 +48,55 @@ Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class _Keyword:
-    """What is known of a keyword besides its name and type.
+class _Number:
+    """What a keyword may be besides None, and what to say of anything else: a whole number of at least `least`."""
 
-    Attributes:
-        default: What it is where it is not given; `...`: it must be given.
-        least: The least that a number may be.
-        meant: What to say of anything else than a number.
-        write: What to write where it is missing.
-    """
-
-    default: Any = ...
+    meant: str
     least: int | None = None
-    meant: str = ""
-    write: str = ""
+    may_be_none: bool = True
 
 
-class _Batching(TypedDict, total=False):
-    worker_config: Annotated[WorkerConfig | None, _Keyword(None)]
-    batch_size: Annotated[
-        Required[int | CostBudget | None],
-        _Keyword(
-            least=1,
-            meant="expected a positive number of samples, a CostBudget, or None for single samples",
-            write="batch_size=32 (or another number, or None for single samples)",
-        ),
-    ]
-    batch_drop_last: Annotated[bool, _Keyword(False)]
-    last_batch: Annotated[LastBatch | None, _Keyword(None)]
-    balance: Annotated[str | Balance | None, _Keyword(None)]
-    packing_buffer_size: Annotated[
-        int | None, _Keyword(None, least=1, meant="expected a positive number of samples, or None for no packing")
-    ]
-    packing: Annotated[PackingPlan | None, _Keyword(None)]
+_NUMBERS = {
+    "batch_size": _Number("expected a positive number of samples, a CostBudget, or None for single samples", 1),
+    "packing_buffer_size": _Number("expected a positive number of samples, or None for no packing", 1),
+    "shuffle_buffer_size": _Number("0 or more, or None", 0),
+    "max_samples_per_sequence": _Number("1 or more, or None", 1),
+    "parallel_shard_iters": _Number("1 or more, or None", 1),
+    "virtual_epoch_length": _Number("expected a whole number of batches, or 0", may_be_none=False),
+    "limit": _Number("expected a positive number of batches, or None for all", 1),
+    "lanes": _Number("expected a positive number", 1),
+}
+_WRITE = {
+    "batch_size": "batch_size=32 (or another number, or None for single samples)",
+    "shuffle_buffer_size": "shuffle_buffer_size=None",
+    "max_samples_per_sequence": "max_samples_per_sequence=None",
+}
+"""What to write for keywords that must be given."""
 
 
-class _Shuffling(TypedDict, total=False):
-    shuffle_buffer_size: Annotated[
-        Required[int | None], _Keyword(least=0, meant="0 or more, or None", write="shuffle_buffer_size=None")
-    ]
-    max_samples_per_sequence: Annotated[
-        Required[int | None],
-        _Keyword(least=1, meant="1 or more, or None", write="max_samples_per_sequence=None"),
-    ]
-    parallel_shard_iters: Annotated[int | None, _Keyword(None, least=1, meant="1 or more, or None")]
-    virtual_epoch_length: Annotated[int, _Keyword(0, meant="expected a whole number of batches, or 0")]
-    shuffle_over_epochs_multiplier: Annotated[int | None, _Keyword(1)]
+def _checked(entry: Entry) -> Entry:
+    """An entry point that refuses keywords that are unknown, missing, or cannot be used, with what to write."""
+    known = [name for name, each in inspect.signature(entry).parameters.items() if each.kind is not each.VAR_KEYWORD]
+    needed = [name for name in _WRITE if name in known]
+    taken = {*known, *DeprecatedArguments.__annotations__}
 
+    @wraps(entry)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in taken:
+                close = difflib.get_close_matches(name, taken, n=1)
+                advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(known)}"
+                raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {name!r}. {advice}")
+        missing = [name for name in needed if name not in given]
+        if missing:
+            write = ", ".join(_WRITE[name] for name in missing)
+            why = "" if missing[-1] == "batch_size" else _SHUFFLE
+            raise TypeError(f"{entry.__name__}() needs {' and '.join(missing)}: write {write}{why}")
+        for name, value in given.items():
+            _check(name, value)
+        return entry(*args, **given)
 
-class _Limiting(TypedDict, total=False):
-    limit: Annotated[
-        int | None, _Keyword(None, least=1, meant="expected a positive number of batches, or None for all")
-    ]
-
-
-class _Encoding(TypedDict, Generic[EncodedBatch], total=False):
-    task_encoder: Annotated[TaskEncoder[Any, Any, Any, EncodedBatch] | None, _Keyword(None)]
-
-
-class _Repeating(TypedDict, total=False):
-    repeat: Annotated[bool, _Keyword(True)]
-
-
-class _Reading(TypedDict, total=False):
-    seed: Annotated[int, _Keyword(0)]
-    lanes: Annotated[int | None, _Keyword(None, least=1, meant="expected a positive number")]
-    subset: Annotated[Any, _Keyword(None)]
-    where: Annotated[str | None, _Keyword(None)]
-    sample_type: Annotated[type[Any] | None, _Keyword(None)]
-    part_filter: Annotated[Callable[[str], bool] | Collection[str] | None, _Keyword(None)]
-    dataset_config: Annotated[str | None, _Keyword(None)]
-    split_config: Annotated[str | None, _Keyword(None)]
-    split_ratio: Annotated[str | Mapping[str, float] | None, _Keyword(None)]
-    trusted_modules: Annotated[Collection[str], _Keyword(())]
-
-
-class TrainArguments(
-    _Batching,
-    _Shuffling,
-    _Encoding[EncodedBatch],
-    _Repeating,
-    _Reading,
-    DeprecatedArguments,
-    Generic[EncodedBatch],
-    total=False,
-):
-    """What `get_train_dataset` takes by keyword; described there."""
-
-
-class ValArguments(
-    _Batching,
-    _Limiting,
-    _Encoding[EncodedBatch],
-    _Reading,
-    DeprecatedArguments,
-    Generic[EncodedBatch],
-    total=False,
-):
-    """What `get_val_dataset` and `get_val_datasets` take by keyword; described at `get_train_dataset`."""
-
-
-def _takes(table: type[Any]) -> Callable[[Entry], Entry]:
-    """Let an entry point take the keywords of a table: fill in defaults, and list them one by one in its signature.
-
-    A keyword that is unknown, missing, or of a value that cannot be used is refused, with what to write.
-    """
-    types = get_type_hints(table)
-    hints = get_type_hints(table, include_extras=True)
-    keywords: dict[str, _Keyword] = {
-        name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated
-    }
-    needed = [name for name, keyword in keywords.items() if keyword.default is ...]
-    defaults = {name: keyword.default for name, keyword in keywords.items() if name not in needed}
-
-    def decorate(entry: Entry) -> Entry:
-        shown = inspect.signature(entry)
-        own = [each for each in shown.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        known = [*(each.name for each in own), *keywords]
-
-        @wraps(entry)
-        def call(*args: Any, **given: Any) -> Any:
-            for name in given:
-                if name not in known and name not in types:
-                    close = difflib.get_close_matches(name, {*known, *types}, n=1)
-                    advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(known)}"
-                    raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {name!r}. {advice}")
-            missing = [name for name in needed if name not in given]
-            if missing:
-                write = ", ".join(keywords[name].write for name in missing)
-                why = _SHUFFLE if missing[-1] in _Shuffling.__annotations__ else ""
-                raise TypeError(f"{entry.__name__}() needs {' and '.join(missing)}: write {write}{why}")
-            for name, value in given.items():
-                _check(name, value, keywords.get(name, _Keyword()))
-            return entry(*args, **{**defaults, **given})
-
-        for name in keywords:
-            default = defaults.get(name, inspect.Parameter.empty)
-            own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name]))
-        own.append(inspect.Parameter("deprecated", inspect.Parameter.VAR_KEYWORD, annotation=DeprecatedArguments))
-        cast("Any", call).__signature__ = shown.replace(parameters=own)
-        return cast("Entry", call)
-
-    return decorate
+    return cast("Entry", call)
 
 
 _SHUFFLE = (
@@ -207,23 +113,57 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
 """What is no number: a type, whether it must be of it or must not, and what to say."""
 
 
-def _check(name: str, value: Any, keyword: _Keyword) -> None:
-    if value is None and (keyword.default in (None, ...) or not keyword.meant):
+def _check(name: str, value: Any) -> None:
+    number = _NUMBERS.get(name)
+    if value is None and (number is None or number.may_be_none):
         return
     if name in _OTHERS:
         kind, must, meant = _OTHERS[name]
         if isinstance(value, kind) is not must:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
-    elif keyword.meant and not (name == "batch_size" and isinstance(value, CostBudget)):
+    elif number is not None and not (name == "batch_size" and isinstance(value, CostBudget)):
         whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if value is None or not whole or (keyword.least is not None and value < keyword.least):
-            raise ConfigError(f"{name}={value!r}: {keyword.meant}")
+        if value is None or not whole or (number.least is not None and value < number.least):
+            raise ConfigError(f"{name}={value!r}: {number.meant}")
+
+
+def _keywords(given: dict[str, Any]) -> dict[str, Any]:
+    """What an entry point was called with, its `locals()` at the beginning, but for the path and the split part."""
+    deprecated = given.pop("deprecated")
+    return {**{name: value for name, value in given.items() if name not in ("path", "split_part")}, **deprecated}
 
 
 @public
-@_takes(TrainArguments)
+@_checked
 def get_train_dataset(
-    path: Source, *, split_part: str = "train", **arguments: Unpack[TrainArguments[EncodedBatch]]
+    path: Source,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | CostBudget | None,
+    batch_drop_last: bool = False,
+    last_batch: LastBatch | None = None,
+    balance: str | Balance | None = None,
+    packing_buffer_size: int | None = None,
+    packing: PackingPlan | None = None,
+    shuffle_buffer_size: int | None,
+    max_samples_per_sequence: int | None,
+    parallel_shard_iters: int | None = None,
+    virtual_epoch_length: int = 0,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    task_encoder: TaskEncoder[Any, Any, Any, EncodedBatch] | None = None,
+    repeat: bool = True,
+    seed: int = 0,
+    lanes: int | None = None,
+    subset: Any = None,
+    where: str | None = None,
+    sample_type: type[Any] | None = None,
+    part_filter: Callable[[str], bool] | Collection[str] | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_ratio: str | Mapping[str, float] | None = None,
+    trusted_modules: Collection[str] = (),
+    **deprecated: Unpack[DeprecatedArguments],
 ) -> SavableDataset[EncodedBatch]:
     """Describe shuffled training batches of a prepared dataset.
 
@@ -280,7 +220,7 @@ def get_train_dataset(
         split_ratio: How what has no split file is split: "train:0.9,val:0.1", or a mapping. Each file is cut into runs,
             so that a sample stays in its part whatever other files there are. Default: all are of the part `train`.
         trusted_modules: Modules whose classes the dataset's configuration may name.
-        **arguments: Those above, and `DeprecatedArguments`.
+        **deprecated: See `DeprecatedArguments`.
 
     Raises:
         ConfigError: Arguments contradict each other, or a configuration is wrong.
@@ -290,7 +230,7 @@ def get_train_dataset(
     Of datasets on this machine everything but the index is read at once, so that what is wrong is said here; those in
     object stores are looked at when they are first used.
     """
-    run = _Run(arguments, training=True)
+    run = _Run(_keywords(locals()), training=True)
     loaded = training_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)  # open, cook, shuffle
     dataset = run.build(  # mix, encode, pack or group, batch, cut into virtual epochs
         run.encoder.build_train_datasets,
@@ -302,9 +242,31 @@ def get_train_dataset(
 
 
 @public
-@_takes(ValArguments)
+@_checked
 def get_val_dataset(
-    path: Source, *, split_part: str = "val", **arguments: Unpack[ValArguments[EncodedBatch]]
+    path: Source,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | CostBudget | None,
+    batch_drop_last: bool = False,
+    last_batch: LastBatch | None = None,
+    balance: str | Balance | None = None,
+    packing_buffer_size: int | None = None,
+    packing: PackingPlan | None = None,
+    limit: int | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, EncodedBatch] | None = None,
+    seed: int = 0,
+    lanes: int | None = None,
+    subset: Any = None,
+    where: str | None = None,
+    sample_type: type[Any] | None = None,
+    part_filter: Callable[[str], bool] | Collection[str] | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_ratio: str | Mapping[str, float] | None = None,
+    trusted_modules: Collection[str] = (),
+    **deprecated: Unpack[DeprecatedArguments],
 ) -> SavableDataset[EncodedBatch]:
     """Describe validation batches: every sample once, in the order of the shards, the same in every pass.
 
@@ -313,15 +275,37 @@ def get_val_dataset(
     Raises:
         ConfigError: Arguments contradict each other.
     """
-    run = _Run(arguments, training=False)
+    run = _Run(_keywords(locals()), training=False)
     leaves = validation_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)
     return run.seeded(run.build(run.encoder.build_val_datasets, datasets=leaves))
 
 
 @public
-@_takes(ValArguments)
+@_checked
 def get_val_datasets(
-    path: Source, *, split_part: str = "val", **arguments: Unpack[ValArguments[EncodedBatch]]
+    path: Source,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | CostBudget | None,
+    batch_drop_last: bool = False,
+    last_batch: LastBatch | None = None,
+    balance: str | Balance | None = None,
+    packing_buffer_size: int | None = None,
+    packing: PackingPlan | None = None,
+    limit: int | None = None,
+    task_encoder: TaskEncoder[Any, Any, Any, EncodedBatch] | None = None,
+    seed: int = 0,
+    lanes: int | None = None,
+    subset: Any = None,
+    where: str | None = None,
+    sample_type: type[Any] | None = None,
+    part_filter: Callable[[str], bool] | Collection[str] | None = None,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_ratio: str | Mapping[str, float] | None = None,
+    trusted_modules: Collection[str] = (),
+    **deprecated: Unpack[DeprecatedArguments],
 ) -> list[tuple[SavableDataset[EncodedBatch], Leaf]]:
     """Describe validation batches of each leaf by itself, to report one loss for each.
 
@@ -334,7 +318,7 @@ def get_val_datasets(
     Raises:
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
     """
-    run = _Run(arguments, training=False)
+    run = _Run(_keywords(locals()), training=False)
     leaves = validation_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)
     build = run.encoder.build_val_datasets
     return [(run.seeded(run.build(build, datasets=[each])), leaves_of(each.dataset)[0]) for each in leaves]

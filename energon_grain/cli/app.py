@@ -1,50 +1,130 @@
-"""The commands, one module each. Whatever takes long to import is imported by the command that needs it."""
+"""The commands: what `--help` says of each, and which module holds it. That is loaded when the command is called."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from energon_grain.cli.bench import bench
-from energon_grain.cli.cache import cache_check
-from energon_grain.cli.checkpoint import checkpoint_info, which
-from energon_grain.cli.info import info
-from energon_grain.cli.lint import lint
-from energon_grain.cli.prepare import convert, measure, prepare, prepare_media
-from energon_grain.cli.preview import preview
-from energon_grain.cli.terminal import Answer, answering
+from energon_grain._version import __version__
+from energon_grain.cli.terminal import answering
+
+_MAKE, _LOOK, _WRITE = "Make datasets", "Look at datasets and mixtures", "Write metadatasets"
 
 
-def schema() -> Answer:
-    """Print the JSON Schema of metadataset files, for editors that complete and check YAML.
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command, before it is loaded.
 
-    Save it, and put `# yaml-language-server: $schema=FILE` at the top of a metadataset.
+    Attributes:
+        function: Where it is, below `energon_grain.cli`, as `module.function`.
+        summary: The first paragraph of its help.
+        panel: Of the list of commands.
     """
-    import json
 
-    from energon_grain.metadataset.documents import json_schema
-
-    found = json_schema()
-    return Answer(document=found, lines=[json.dumps(found, indent=2)])
+    function: str
+    summary: str
+    panel: str | None = None
 
 
-_MAKE, _LOOK = "Make datasets", "Look at datasets and mixtures"
+COMMANDS = {
+    "energon-grain": {
+        "prepare": Listed(
+            "prepare.prepare",
+            "Index and split the tar files below PATH, so that they are a dataset. "
+            "Of a metadataset file, index its joins.",
+            _MAKE,
+        ),
+        "prepare-media": Listed(
+            "prepare.prepare_media",
+            "Gather sizes, durations and rates of images, videos and sounds from their headers; nothing is decoded.",
+            _MAKE,
+        ),
+        "measure": Listed(
+            "prepare.measure",
+            "Call a function on every sample, and keep the number that it returns as a column: "
+            "to filter, mix and pack by.",
+            _MAKE,
+        ),
+        "convert": Listed(
+            "prepare.convert",
+            "Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.",
+            _MAKE,
+        ),
+        "info": Listed("info.info", "Show what a dataset or a metadataset holds, without reading samples.", _LOOK),
+        "preview": Listed(
+            "preview.preview", "Show samples: pictures, sounds, videos, texts and values, as they lie on disk.", _LOOK
+        ),
+        "lint": Listed(
+            "lint.lint",
+            "Open a dataset as a loader does, compare its indices with its tars, and decode every sample.",
+            _LOOK,
+        ),
+        "which": Listed("checkpoint.which", "List shard, key and byte range of the samples of a global batch.", _LOOK),
+        "bench": Listed(
+            "bench.bench",
+            "Measure loading on your own data: storage, the work on samples, and the pipeline with workers.",
+            _LOOK,
+        ),
+        "schema": Listed(
+            "schema.schema",
+            "Print the JSON Schema of metadataset files, for editors that complete and check YAML.",
+            _WRITE,
+        ),
+    },
+    "checkpoint": {
+        "info": Listed(
+            "checkpoint.checkpoint_info",
+            "Say what a saved state says: where the run stands, what it had of each dataset, "
+            "and what it needs to go on.",
+        )
+    },
+    "cache": {
+        "check": Listed(
+            "cache.cache_check",
+            "Check the pages of object stores that are kept on this machine, and remove those that are wrong.",
+        )
+    },
+}
+"""By group and name."""
+
+
+class Later(TyperCommand):
+    """A command of which only what the list shows is known until it is called."""
+
+    def __init__(self, name: str, listed: Listed) -> None:
+        super().__init__(name, help=listed.summary, rich_help_panel=listed.panel)
+        self._function = listed.function
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """That of the command itself, which is the one that runs then."""
+        module, _, function = self._function.partition(".")
+        loaded = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        loaded.command(self.name)(answering(getattr(import_module(f"energon_grain.cli.{module}"), function)))
+        return typer.main.get_command(loaded).make_context(info_name, args, parent, **extra)
+
+
+class _Group(TyperGroup):
+    """A group with the commands that are listed for it, before those that it was given."""
+
+    def __init__(self, *, name: str | None = None, commands: Any = None, **rest: Any) -> None:
+        listed = {each: Later(each, about) for each, about in COMMANDS[name or "energon-grain"].items()}
+        super().__init__(name=name, commands={**listed, **(commands or {})}, **rest)
+
+
 app = typer.Typer(
     name="energon-grain",
+    cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command, panel in {
-    **dict.fromkeys((prepare, prepare_media, measure, convert), _MAKE),
-    **dict.fromkeys((info, preview, lint, which, bench), _LOOK),
-}.items():
-    app.command(rich_help_panel=panel)(answering(command))
-app.command(rich_help_panel="Write metadatasets")(answering(schema))
-checkpoint = typer.Typer(no_args_is_help=True, help="Look at saved states of loaders.")
-checkpoint.command("info")(answering(checkpoint_info))
+checkpoint = typer.Typer(cls=_Group, no_args_is_help=True)
+cache = typer.Typer(cls=_Group, no_args_is_help=True)
 
 
 @checkpoint.callback()
@@ -52,23 +132,17 @@ def _checkpoint() -> None:
     """Look at saved states of loaders."""
 
 
-app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_LOOK)
-cache = typer.Typer(no_args_is_help=True, help="Look after what is kept of object stores.")
-cache.command("check")(answering(cache_check))
-
-
 @cache.callback()
 def _cache() -> None:
     """Look after what is kept of object stores."""
 
 
+app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_LOOK)
 app.add_typer(cache, name="cache", rich_help_panel=_LOOK)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from energon_grain._version import __version__
-
         typer.echo(f"energon-grain {__version__}")
         raise typer.Exit
 

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from energon_grain.cli.run import Run, of_a_run
-from energon_grain.cli.terminal import (
-    Answer,
-    ProgressBar,
-    note,
-    own_task_encoder,
-    significant,
-)
+from energon_grain.bench import measure
+from energon_grain.cli.run import Run, of_a_run, own_task_encoder
+from energon_grain.cli.terminal import Answer, ProgressBar, note, significant
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError
+from energon_grain.watch.loader_stats import handover_advice, store_advice, work_advice
 from energon_grain.words import counted, format_bytes, table
 
 if TYPE_CHECKING:
@@ -52,8 +49,6 @@ def bench(
     numbers = sorted({int(number) for number in workers.split(",")})
 
     import msgspec
-
-    from energon_grain.bench import measure
 
     encoder = _encoder(run.task_encoder, image_decode)
     dataset = run.dataset(path, batch_size=batch_size, task_encoder=encoder, worker_type=worker_type)
@@ -100,8 +95,6 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 def advise(figures: Figures, image_decode: str | None) -> str:
     """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
-    from energon_grain.watch.loader_stats import handover_advice, work_advice
-
     stage = figures.slowest
     workers = f"give more workers (there are {figures.cores} cores)"
     worth = _REMOTE_BLOCK_BYTES if figures.in_store else _LOCAL_BLOCK_BYTES
@@ -125,7 +118,6 @@ def advise(figures: Figures, image_decode: str | None) -> str:
 
 
 def _storage_advice(figures: Figures, neighbours: str, workers: str) -> str:
-    from energon_grain.watch.loader_stats import store_advice
 
     first = figures.first
     if first and figures.in_store:
@@ -154,8 +146,6 @@ def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
 
     Raises ConfigError if there is no such class, it is no task encoder, or it does not decode.
     """
-    from energon_grain.datasets.task_encoder import DefaultTaskEncoder
-
     encoder = DefaultTaskEncoder() if named is None else own_task_encoder(named)
     if image_decode is not None:
         if encoder.decoder is None:

@@ -7,6 +7,10 @@ from typing import Annotated
 import typer
 
 from energon_grain.cli.terminal import Answer
+from energon_grain.storage.cache_check import check_sums, compare, pages_folder
+from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.page_cache import PageCache
+from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted, format_bytes
 
 
@@ -25,11 +29,6 @@ def cache_check(
     sent wrongly has a right check sum. Readers may go on meanwhile. Ends with 1 if something was wrong.
     """
     import msgspec
-
-    from energon_grain.storage.cache_check import check_sums, compare, pages_folder
-    from energon_grain.storage.object_client import shared_client
-    from energon_grain.storage.page_cache import PageCache
-    from energon_grain.storage.settings import storage_settings
 
     settings = storage_settings()
     pages = pages_folder(settings.cache_folder if folder is None else folder)

@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from energon_grain.cli.run import DataPath, Run, of_a_run
-from energon_grain.cli.terminal import Answer, significant
+from energon_grain.cli.plot import count_leaves
+from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.terminal import Answer, DataPath, significant
 from energon_grain.errors import ConfigError, StateError
+from energon_grain.loader.checkpoint_file import FILE_NAME, GRAIN_FILE, read_state
+from energon_grain.samplers.share_tree import RUN
+from energon_grain.stream.cursor import check_cursor, differences, from_cursor, merge_cursors, saved_manifest
+from energon_grain.stream.passes import Share
+from energon_grain.stream.spec import leaf_draws, pass_length
+from energon_grain.stream.state import Rounds, unpack_integers, walk
+from energon_grain.stream.stream import Stream
 from energon_grain.words import counted, table
 
 if TYPE_CHECKING:
@@ -173,7 +181,6 @@ def saved_states(file: Path) -> dict[str, Cursor]:
 
 
 def _checked(states: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Cursor]]:
-    from energon_grain.stream.cursor import check_cursor, merge_cursors
 
     for place, value in states:
         try:
@@ -183,7 +190,6 @@ def _checked(states: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Cursor]]:
 
 
 def _in_folder(folder: Path, depth: int) -> Iterator[tuple[str, Cursor]]:
-    from energon_grain.loader.checkpoint_file import FILE_NAME, GRAIN_FILE, read_state
 
     entries = sorted(folder.iterdir())
     names = {entry.name for entry in entries}
@@ -319,8 +325,6 @@ def _below(name: Any, value: Any, place: str, depth: int) -> Iterator[tuple[str,
 
 
 def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
-    from energon_grain.stream.cursor import differences, saved_manifest
-    from energon_grain.stream.state import unpack_integers
 
     host, hosts = cursor["host"]
     manifest = saved_manifest(cursor) or {}
@@ -352,8 +356,6 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
 
 def _fitting(cursor: Cursor, dropped: int) -> list[int] | None:
     """Numbers of hosts that a state restores on; None: on any that divides its lanes."""
-    from energon_grain.stream.passes import Share
-
     _, hosts = cursor["host"]
     if not (dropped or cursor["held"]):
         return None
@@ -361,7 +363,6 @@ def _fitting(cursor: Cursor, dropped: int) -> list[int] | None:
 
 
 def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:
-    from energon_grain.stream.spec import leaf_draws, pass_length
 
     said: Mapping[str, Any] = manifest.get("leaves", {})
     leaves = sorted(said.items(), key=lambda entry: entry[1]["number"])
@@ -401,12 +402,6 @@ def _items_before(cursor: Cursor) -> int:
 def _drawn_by_lanes(cursor: Cursor, spec: StreamSpec) -> list[float] | None:
     """Samples of each leaf that were taken, as the lanes' states count them; None: only one host's are there."""
     import numpy as np
-
-    from energon_grain.cli.plot import count_leaves
-    from energon_grain.samplers.share_tree import RUN
-    from energon_grain.stream.cursor import from_cursor
-    from energon_grain.stream.passes import Share
-    from energon_grain.stream.state import Rounds, walk
 
     if cursor["host"][1] != 1 or spec.program is None:
         return None
@@ -517,8 +512,6 @@ def which(
     the steps before this one are made again, from the beginning or from a saved state. Samples that a run dropped
     without such a task encoder are known from a state only.
     """
-    from energon_grain.stream.stream import Stream
-
     saved = None if state is None else read_saved(state)
     with Stream.of(run.dataset(path, batch_size=batch_size)) as stream:
         if saved is not None:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.run import DataPath, DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, own_modules
+from energon_grain.cli.mixture import mixture_lines, summarize_mixture
+from energon_grain.cli.plot import check_file, draw_mixture, draw_sizes, save
+from energon_grain.cli.terminal import Answer, DataPath, DatasetConfig, SplitConfig, own_modules
 from energon_grain.errors import ConfigError
+from energon_grain.prepare.summary import column_lines, histogram_lines, sparkline, summarize_dataset, summarize_samples
+from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 from energon_grain.words import counted, format_bytes, table
 
@@ -68,29 +71,22 @@ def info(
     """
     path = located(path)
     if plot is not None:
-        from energon_grain.cli.plot import check_file
-
         check_file(plot)
     if is_file_of(path, METADATASET_ENDINGS):
         if split_config is not None or dataset_config is not None:
             raise ConfigError(f"{path} is a metadataset, which names its datasets' --split-config and --dataset-config")
-        from energon_grain.cli.mixture import mixture_lines, summarize_mixture
 
         mixture, spec = summarize_mixture(
             path, split=split or "train", seed=seed, lanes=lanes, trusted_modules=own_modules(trust_module)
         )
         answer = Answer(document=mixture, lines=mixture_lines(mixture))
         if plot is not None:
-            from energon_grain.cli.plot import draw_mixture, save
-
             save(draw_mixture(mixture, spec, batch_size=batch_size, steps=steps), plot)
     else:
         if split is not None:
             raise ConfigError(f"{path} is no metadataset (.yaml): --split is for those; a dataset's are all shown")
         answer = _dataset(path, split_config, dataset_config)
         if plot is not None:
-            from energon_grain.cli.plot import draw_sizes, save
-
             save(draw_sizes(path, answer.document), plot)
     if plot is None:
         return answer
@@ -98,8 +94,6 @@ def info(
 
 
 def _dataset(path: str, split_config: str | None, dataset_config: str | None) -> Answer:
-    from energon_grain.prepare.summary import summarize_dataset, summarize_samples
-    from energon_grain.sources.kinds import kind_at
 
     kind = kind_at(path)
     if kind.open is None:
@@ -112,7 +106,6 @@ def _dataset(path: str, split_config: str | None, dataset_config: str | None) ->
 
 
 def _lines(summary: DatasetSummary) -> list[str]:
-    from energon_grain.prepare.summary import column_lines, histogram_lines, sparkline
 
     tags = ", ".join(f"{name}={value}" for name, value in summary.subflavors.items())
     files = "tar files" if summary.records is None else f"ArrayRecord files ({summary.records})"

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from energon_grain.cli.run import DatasetConfig, SplitConfig
-from energon_grain.cli.terminal import Answer, ProgressBar, note, own_modules
+from energon_grain.cli.terminal import Answer, DatasetConfig, ProgressBar, SplitConfig, note, own_modules
+from energon_grain.datasets.aux_stores import open_aux
+from energon_grain.datasets.joined_leaf import JoinedLeafDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
+from energon_grain.metadataset.documents import datasets_of, leaf_maker, load_metadataset, read_document
+from energon_grain.metadataset.flat import leaves_of
+from energon_grain.metadataset.samples import open_columns
+from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, lint_dataset, opened
+from energon_grain.prepare.lint_samples import lint_samples
+from energon_grain.sources.kinds import LintAsk, kind_at
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
 from energon_grain.words import counted
 
@@ -53,10 +62,6 @@ def lint(
     metadataset, every split is opened with all that it refers to, and the first sample of each shard is decoded. Exit
     code 1 if anything is wrong.
     """
-    from energon_grain.prepare.lint import lint_dataset
-    from energon_grain.prepare.lint_samples import lint_samples
-    from energon_grain.sources.kinds import LintAsk, kind_at
-
     path = located(path)
     parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
     trusted = own_modules(trust_module)
@@ -147,13 +152,6 @@ def _lint_metadataset(
 
     Every dataset is looked at, even if another is missing.
     """
-    from energon_grain.datasets.aux_stores import open_aux
-    from energon_grain.datasets.joined_leaf import JoinedLeafDataset
-    from energon_grain.metadataset.documents import datasets_of, read_document
-    from energon_grain.metadataset.samples import open_columns
-    from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, opened
-    from energon_grain.sources.kinds import kind_at
-
     findings: list[LintFinding] = []
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
     if document is None:
@@ -211,11 +209,6 @@ def _leaves(
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], Leaf]]:
     """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
-    from energon_grain.datasets.lowering import compile_dataset
-    from energon_grain.datasets.task_encoder import DefaultTaskEncoder
-    from energon_grain.metadataset.documents import leaf_maker, load_metadataset
-    from energon_grain.metadataset.flat import leaves_of
-
     maker = leaf_maker(
         task_encoder=DefaultTaskEncoder(),
         training=False,

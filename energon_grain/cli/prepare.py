@@ -20,8 +20,37 @@ from energon_grain.cli.terminal import (
     own_sample_type,
     with_samples,
 )
+from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
-from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, located, no_such_path
+from energon_grain.formats.array_record import read_records_file
+from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.nv_meta import RECORD_SUFFIX, compressed_lines, is_prepared
+from energon_grain.formats.splits import parse_ratio
+from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.metadataset.documents import find_joins, prepare_metadataset
+from energon_grain.metadataset.prepare_joins import plan_joins
+from energon_grain.metadataset.samples import measure_dataset
+from energon_grain.prepare.add_media import prepare_media as prepare_it
+from energon_grain.prepare.dataset_definition import (
+    SAMPLE_TYPES,
+    class_reference,
+    data_fields,
+    define_dataset,
+    find_sample_type,
+    preview_samples,
+    propose_definition,
+    propose_expression,
+)
+from energon_grain.prepare.executors import RayExecutor
+from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts, shards_per_part
+from energon_grain.prepare.plan import PrepareRequest, plan_of
+from energon_grain.prepare.preparation import Means, PrepareReport, carry_out
+from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
+from energon_grain.prepare.summary import column_rows
+from energon_grain.prepare.writing import check_written, open_to_prepare
+from energon_grain.sources.kinds import kind_at, kind_by_name
+from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, join, located, no_such_path
+from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 from energon_grain.words import counted, format_bytes, table, visible
 
 if TYPE_CHECKING:
@@ -172,11 +201,6 @@ class Options:
 
     def request(self) -> PrepareRequest:
         """What the options ask for, before shards are listed and questions are answered."""
-        from energon_grain.formats.splits import parse_ratio
-        from energon_grain.media.headers import MediaFilterConfig
-        from energon_grain.prepare.listing import parse_split_parts
-        from energon_grain.prepare.plan import PrepareRequest
-
         looks = self.media_metadata_by_glob, self.media_metadata_by_header, self.media_metadata_by_extension
         patterns = parse_split_parts(self.split_parts) if self.split_parts else None
         return PrepareRequest(
@@ -243,11 +267,6 @@ def _with_shards(
     location: str, request: PrepareRequest, exclude: str | None
 ) -> tuple[PrepareRequest, RecordEncoding | None]:
     """The request with the shards that it is about, and the encoding of their records; None: they are tars."""
-    from energon_grain.formats.array_record import read_records_file
-    from energon_grain.formats.nv_meta import RECORD_SUFFIX
-    from energon_grain.prepare.listing import TAR_SUFFIX, find_shards
-    from energon_grain.prepare.writing import check_written, open_to_prepare
-
     dataset = open_to_prepare(location)
     check_written(dataset.local)
     encoding = request.records or read_records_file(dataset.local)
@@ -265,8 +284,6 @@ def _with_split(location: str, options: Options, request: PrepareRequest, unaske
 
     With `--dry-run` nothing is asked: the questions go into `unasked`, and the answers are those that are proposed.
     """
-    from energon_grain.formats.splits import parse_ratio
-
     if _is_replaced(location, options, unasked):
         request = replace(request, force_overwrite=True)
     if request.split_ratio is not None or request.split_patterns is not None or options.append:
@@ -283,9 +300,6 @@ def _with_split(location: str, options: Options, request: PrepareRequest, unaske
 
 def _is_replaced(location: str, options: Options, unasked: list[str]) -> bool:
     """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
-    from energon_grain.formats.nv_meta import is_prepared
-    from energon_grain.prepare.writing import open_to_prepare
-
     if options.force_overwrite or options.append or options.non_interactive:
         return False
     if not is_prepared(open_to_prepare(location).local):
@@ -298,8 +312,6 @@ def _is_replaced(location: str, options: Options, unasked: list[str]) -> bool:
 
 
 def _plan_of_dataset(location: str, request: PrepareRequest, unasked: Sequence[str]) -> Answer:
-    from energon_grain.prepare.plan import plan_of
-    from energon_grain.prepare.writing import open_to_prepare
 
     plan = plan_of(open_to_prepare(location), request)
     return Answer(document=plan.document(unasked), lines=plan.lines(unasked))
@@ -313,10 +325,6 @@ def _carry_out(
     encoding: RecordEncoding | None,
 ) -> Answer:
     """Prepare a dataset; the user is asked for the sample type when it is scanned."""
-    from energon_grain.prepare.plan import plan_of
-    from energon_grain.prepare.preparation import Means, carry_out
-    from energon_grain.prepare.writing import open_to_prepare
-
     chosen: list[DatasetDefinition | None] = []
     with (
         running(options.runner, options.ray_address) as executor,
@@ -409,10 +417,6 @@ def prepare_media(
     They go into the index of a dataset, or beside the files of a plain folder: for `get_media_metadata`, and for
     columns. What is known of files that are not looked at stays.
     """
-    from energon_grain.media.headers import MediaFilterConfig
-    from energon_grain.prepare.add_media import prepare_media as prepare_it
-    from energon_grain.prepare.preparation import PrepareReport
-
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location)
@@ -446,7 +450,6 @@ def _plan_of_index(kind: Kind, path: str) -> Answer:
 
 
 def _kind_by_name(path: str) -> Kind | None:
-    from energon_grain.sources.kinds import kind_by_name
 
     return kind_by_name(path)
 
@@ -459,8 +462,6 @@ def _index(index: Callable[[str, IndexProgress], Described], path: str, progress
 
 
 def _plan_of_metadataset(path: str) -> Answer:
-    from energon_grain.metadataset.documents import find_joins
-    from energon_grain.metadataset.prepare_joins import plan_joins
 
     plans = plan_joins(find_joins(path))
     what = "index its joins; indices of joins that it no longer has are removed" if plans else "it has no joins"
@@ -470,8 +471,6 @@ def _plan_of_metadataset(path: str) -> Answer:
 
 def _metadataset(path: str, progress: bool) -> Answer:
     """Index the joins of a metadataset."""
-    from energon_grain.metadataset.documents import prepare_metadataset
-
     with ProgressBar("Joining", shown=progress) as bar:
         report = prepare_metadataset(
             path,
@@ -483,12 +482,12 @@ def _metadataset(path: str, progress: bool) -> Answer:
 def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
     if not report.joins:
         yield f"{path}: has no joins, there is nothing to prepare."
-    for join in report.joins:
-        done = "joined" if join.built else "up to date"
-        yield f"{', '.join(join.places)}: {counted(join.rows, 'row')} {done}, in {join.folder.name}"
-        if join.skipped:
-            yield f"  without a row: {counted(join.skipped, 'sample')} of the first dataset"
-        for dataset, missing in join.missing.items():
+    for made in report.joins:
+        done = "joined" if made.built else "up to date"
+        yield f"{', '.join(made.places)}: {counted(made.rows, 'row')} {done}, in {made.folder.name}"
+        if made.skipped:
+            yield f"  without a row: {counted(made.skipped, 'sample')} of the first dataset"
+        for dataset, missing in made.missing.items():
             if missing:
                 yield f"  without a sample of {dataset}: {counted(missing, 'row')}"
     yield from (f"  removed the index {name}, which no join needs any more" for name in report.removed)
@@ -497,8 +496,6 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
 
 
 def _check_kind(path: str) -> None:
-    from energon_grain.formats.nv_meta import compressed_lines
-    from energon_grain.sources.kinds import kind_at
 
     if is_url(path):
         return
@@ -518,7 +515,6 @@ def running(runner: str, ray_address: str | None) -> contextlib.AbstractContextM
         if ray_address is not None:
             raise ConfigError("--ray-address is for --runner ray.")
         return contextlib.nullcontext()
-    from energon_grain.prepare.executors import RayExecutor
 
     return RayExecutor(ray_address or "auto")
 
@@ -551,7 +547,6 @@ def _parse_field_map(text: str) -> dict[str, str]:
 
 
 def _lines(report: PrepareReport, wants_yaml: str | None, append: bool) -> Iterator[str]:
-    from energon_grain.formats.data_folder import open_folder
 
     yield (
         f"Prepared {report.root}: {counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}, "
@@ -580,8 +575,6 @@ def _answers(
     context: typer.Context, location: str, shards: Sequence[str], records: RecordEncoding | None
 ) -> Generator[None]:
     """Give the command that needs no answers where the questions reach no user."""
-    from energon_grain.prepare.dataset_definition import define_dataset
-
     try:
         yield
     except typer.Abort:
@@ -605,9 +598,6 @@ def _answers(
 
 def _proposed_for(location: str, shards: Sequence[str], records: RecordEncoding | None) -> tuple[str, dict[str, str]]:
     """The proposal for the samples of the first shard."""
-    from energon_grain.prepare.dataset_definition import propose_definition
-    from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
-
     task = shard_tasks(location, shards[:1], records=records)[0]
     record = scan_shard(location, task)
     if isinstance(record, Exception):
@@ -619,9 +609,6 @@ def _proposed_for(location: str, shards: Sequence[str], records: RecordEncoding 
 def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | None) -> object:
     """Content of the `json` part of the first sample that has one."""
     import json
-
-    from energon_grain.prepare.dataset_definition import preview_samples
-    from energon_grain.storage.location import join
 
     for _, _, text in preview_samples(join(root, shard), scan, records=records):
         if text is not None:
@@ -635,9 +622,6 @@ def _default_ratio(shard_count: int) -> str:
 
 def _ask_split_ratio(shard_count: int) -> dict[str, float]:
     """Ask for the split until it is one that `shard_count` shards can be dealt to."""
-    from energon_grain.formats.splits import parse_ratio
-    from energon_grain.prepare.listing import shards_per_part
-
     while True:
         answer: str = typer.prompt("Ratio of train, val and test", default=_default_ratio(shard_count))
         try:
@@ -651,14 +635,6 @@ def _ask_split_ratio(shard_count: int) -> dict[str, float]:
 
 def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> DatasetDefinition | None:
     """Show the first samples, then ask for sample type (unless it is given) and field map."""
-    from energon_grain.prepare.dataset_definition import (
-        define_dataset,
-        find_sample_type,
-        preview_samples,
-        propose_definition,
-    )
-    from energon_grain.storage.location import join
-
     task, scan = scanned.shards[0].task, next(scanned.scans())
     for key, sizes, json_text in preview_samples(join(scanned.root, task.name), scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in sizes.items())
@@ -684,8 +660,6 @@ def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> Dataset
 
 def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
     """Ask for the sample type; "" takes the proposal, with its field map."""
-    from energon_grain.prepare.dataset_definition import SAMPLE_TYPES, data_fields
-
     names = [*SAMPLE_TYPES, _CRUDE]
     for number, name in enumerate(names):
         known = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
@@ -702,8 +676,6 @@ def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
 
 def _sample_type(answer: str, names: Sequence[str]) -> str:
     """The sample type that was chosen by its number or name. Raises ConfigError."""
-    from energon_grain.prepare.dataset_definition import find_sample_type
-
     if answer.isdecimal() and int(answer) < len(names):
         return names[int(answer)]
     if answer not in ("", _CRUDE):
@@ -713,7 +685,6 @@ def _sample_type(answer: str, names: Sequence[str]) -> str:
 
 
 def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition | None:
-    from energon_grain.prepare.dataset_definition import class_reference, data_fields, define_dataset, find_sample_type
 
     fields = data_fields(find_sample_type(sample_type))
     typer.echo(
@@ -731,9 +702,6 @@ def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition 
 
 def _ask_field(field: SampleField, parts: Sequence[str]) -> str | None:
     """Ask for the expression of one field; None leaves an optional one out."""
-    from energon_grain.prepare.dataset_definition import propose_expression
-    from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
-
     proposal = propose_expression(field.name, parts)
     skip = "" if field.required else f", '{_LEAVE_OUT}' to leave it at {field.default}"
     while True:
@@ -782,8 +750,6 @@ def measure(
     The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None where there is none.
     Its module is looked for in the current folder, too. After a kill, the same command continues where it was.
     """
-    from energon_grain.metadataset.samples import measure_dataset
-
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
     if not columns and not files:
         raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
@@ -808,7 +774,6 @@ def measure(
     lines = [f"Measured {counted(report.samples, 'sample')} of {report.path} in {report.elapsed_s:.2f} s."]
     if report.samples_reused:
         lines.append(f"  {counted(report.samples_reused, 'sample')} had been measured by a run that did not finish.")
-    from energon_grain.prepare.summary import column_rows
 
     lines += [*table(*column_rows(report.columns)), *(f"  {note(each)}" for each in report.notes)]
     return Answer(document=report, lines=lines)
@@ -856,8 +821,6 @@ def convert(
     of the old one. Data in no shards (JSONL files, arrays, …) becomes a crude dataset, all of it train. After a kill,
     the same command continues where it was.
     """
-    from energon_grain.conversion import convert_dataset
-
     with ProgressBar("Converting", shown=progress) as bar:
         report = convert_dataset(
             source,

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from energon_grain.cli.run import DataPath, Run, of_a_run
-from energon_grain.cli.terminal import Answer
+from energon_grain.cli.checkpoint import read_saved
+from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.terminal import Answer, DataPath
 from energon_grain.errors import ConfigError
+from energon_grain.gallery.cards import gather
+from energon_grain.gallery.preview import Preview
 
 if TYPE_CHECKING:
     from energon_grain.gallery.cards import Card, Contents
@@ -63,9 +66,6 @@ def preview(
     A part that does not decode is shown as such.
     """
     _check(html=html, step=step, batch_size=batch_size, of_a_step=state is not None or encoded)
-    from energon_grain.cli.checkpoint import read_saved
-    from energon_grain.gallery.cards import gather
-    from energon_grain.gallery.preview import Preview
 
     contents = gather(
         run.dataset(path, batch_size=batch_size),

@@ -7,24 +7,18 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from energon_grain.cli.terminal import Answer, own_modules, own_task_encoder
+from energon_grain.cli.terminal import Answer, own_modules
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
+from energon_grain.formats.class_ref import imported
+from energon_grain.get_datasets import get_train_dataset, get_val_dataset
+from energon_grain.stream.worker_config import WorkerConfig
 
-if TYPE_CHECKING:
-    from energon_grain.datasets.dataset import SavableDataset
-    from energon_grain.datasets.task_encoder import TaskEncoder
-
-DataPath = Annotated[
-    str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
-]
-SplitConfig = Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")]
-DatasetConfig = Annotated[
-    str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
-]
 _PANEL = "The run"
 _TRAINING = "As in get_train_dataset."
 
@@ -76,9 +70,6 @@ class Run:
         worker_type: Literal["thread", "process"] = "thread",
     ) -> SavableDataset:
         """The dataset of the run, for host 0; `task_encoder` in place of the run's. Raises ConfigError."""
-        from energon_grain.get_datasets import get_train_dataset, get_val_dataset
-        from energon_grain.stream.worker_config import WorkerConfig
-
         settings: dict[str, Any] = {
             # Every host is computed here.
             "worker_config": WorkerConfig(
@@ -170,3 +161,13 @@ def options_of(kind: type[Any], parameter: str) -> Callable[[Callable[..., Answe
 
 
 of_a_run = options_of(Run, "run")
+
+
+def own_task_encoder(named: str) -> TaskEncoder:
+    """The task encoder that is written as `package.module:Class`, made without arguments. Raises ConfigError."""
+    own_modules([named.partition(":")[0]])
+    found = imported(named, f"--task-encoder {named}", "Class")
+    encoder = found() if isinstance(found, type) else found
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
+    return encoder

@@ -22,15 +22,22 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from energon_grain.errors import ConfigError
 from energon_grain.words import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from energon_grain.conversion import ConversionReport
-    from energon_grain.datasets.task_encoder import TaskEncoder
     from energon_grain.prepare.preparation import PrepareReport
+
+
+DataPath = Annotated[
+    str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
+]
+SplitConfig = Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")]
+DatasetConfig = Annotated[
+    str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,16 +184,3 @@ def own_sample_type(name: str | None) -> None:
     """Do so for a sample type, if it is written as `package.module:Class`."""
     module, colon, _ = (name or "").partition(":")
     own_modules([module] if colon else None)
-
-
-def own_task_encoder(named: str) -> TaskEncoder:
-    """The task encoder that is written as `package.module:Class`, made without arguments. Raises ConfigError."""
-    from energon_grain.datasets.task_encoder import TaskEncoder
-    from energon_grain.formats.class_ref import imported
-
-    own_modules([named.partition(":")[0]])
-    found = imported(named, f"--task-encoder {named}", "Class")
-    encoder = found() if isinstance(found, type) else found
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
-    return encoder

@@ -15,6 +15,7 @@ from metadatasets import write_v2
 from patience import PATIENCE_S
 
 from energon_grain import WorkerConfig, get_savable_loader, get_val_dataset
+from energon_grain.cli.app import COMMANDS, Later, Listed
 from energon_grain.testing import make_captioning_dataset, make_text_dataset
 
 ENCODER = """
@@ -201,3 +202,10 @@ def test_modules_of_the_current_folder_are_found_where_an_option_names_them(tmp_
     asked = command_beside(tmp_path, "prepare", "data", answers=answers)
     assert asked.returncode == 0, (asked.stdout, asked.stderr)
     assert "my_types" in (tmp_path / "data" / ".nv-meta" / "dataset.yaml").read_text()
+
+
+@pytest.mark.parametrize(("name", "listed"), [each for group in COMMANDS.values() for each in group.items()])
+def test_the_list_says_of_each_command_what_its_own_help_begins_with(name: str, listed: Listed) -> None:
+    """The summary is kept beside the name, so that `--help` imports no command."""
+    with Later(name, listed).make_context(name, [], resilient_parsing=True) as context:
+        assert context.command.help.split("\n\n")[0] == listed.summary
