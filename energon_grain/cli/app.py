@@ -51,7 +51,7 @@ COMMANDS = {
         ),
         "convert": Listed(
             "prepare.convert",
-            "Write a dataset anew, tars as ArrayRecord files or back, one shard for one shard, and prepare it.",
+            "Convert a dataset, tars to ArrayRecord files or back, shard by shard, and prepare the result.",
             _MAKE,
         ),
         "info": Listed("info.info", "Show what a dataset or a metadataset holds, without reading samples.", _LOOK),

@@ -170,7 +170,9 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs `info --plot` and gives the figure that it saved."""
     figures: list[Figure] = []
     save = plot.save
-    monkeypatch.setattr(plot, "save", lambda figure, file: (figures.append(figure), save(figure, file)))
+    monkeypatch.setattr(
+        "energon_grain.cli.info.save", lambda figure, file: (figures.append(figure), save(figure, file))
+    )
 
     def draw(path: str | Path, *arguments: str) -> Figure:
         done = run("info", path, "--plot", tmp_path / "plot.png", *arguments)

@@ -27,6 +27,8 @@ from energon_grain.errors import ConfigError
 from energon_grain.storage.settings import ENVIRONMENT, storage_settings, using_storage
 
 EVERYTHING: dict[str, Any] = {
+    "largest_group_bytes": 1 << 20,
+    "verify": True,
     "stores": {
         "s3://bucket": {
             "endpoint": "http://minio:9000",
