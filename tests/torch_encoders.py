@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ def told(value: Any) -> Any:
         return {key: told(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [told(entry) for entry in value]
+    if dataclasses.is_dataclass(value):  # attributes that are no fields are in `vars` alone
+        return told({field.name: getattr(value, field.name) for field in dataclasses.fields(value)} | vars(value))
     return told(vars(value)) if hasattr(value, "__dict__") else value
 
 

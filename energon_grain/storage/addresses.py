@@ -458,7 +458,8 @@ def _hosts_of_service_account(keys: _Keys) -> list[str]:
     hosts: list[str] = []
     for text in filter(None, texts):
         with contextlib.suppress(msgspec.DecodeError):  # obstore says what is wrong with it
-            hosts += _hosts_in(msgspec.json.decode(text, type=dict[str, Any]).values())
+            key: Any = msgspec.json.decode(text)
+            hosts += _hosts_in(key.values() if isinstance(key, dict) else ())
     return hosts
 
 

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 import xxhash
-from msgspec.structs import replace
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
 from energon_grain.formats.nv_meta import INDEX_JSON
@@ -199,8 +198,8 @@ class MdsFiles(TableFiles):
 
 def _without_hashes(shard: _Shard) -> _Shard:
     """What identifies a shard: the same data may be indexed with hashes or without."""
-    plain = [file and replace(file, hashes={}) for file in (shard.raw_data, shard.zip_data)]
-    return replace(shard, raw_data=plain[0], zip_data=plain[1])
+    plain = [file and msgspec.structs.replace(file, hashes={}) for file in (shard.raw_data, shard.zip_data)]
+    return msgspec.structs.replace(shard, raw_data=plain[0], zip_data=plain[1])
 
 
 def _begins(data: bytes, count: int, size: int) -> Int64Array:
