@@ -42,7 +42,7 @@ from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, without_revision
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf

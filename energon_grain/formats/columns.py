@@ -51,11 +51,9 @@ from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
-from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import is_writable, sync_folder
 from energon_grain.storage.location import is_url, join, without_revision
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import address_of, mirror_of, shared_client
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]

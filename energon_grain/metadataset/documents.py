@@ -50,7 +50,7 @@ from energon_grain.samplers.subset import Subset
 from energon_grain.sources.kinds import NOTHING, kind_at
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public

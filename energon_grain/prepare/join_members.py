@@ -33,7 +33,7 @@ from energon_grain.prepare.bare_tars import open_data
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 
 Int64Array = npt.NDArray[np.int64]
 Nonmatch = Literal["error", "skip", "none"]

@@ -62,8 +62,7 @@ from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url
-from energon_grain.storage.object_bytes import read_beginning
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import read_beginning, remote_files
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -238,7 +237,7 @@ def _scan_records(
 def _is_gone(folder: DataFolder, location: str) -> bool:
     try:
         if folder.is_remote:
-            RemoteFiles(storage_settings()).size(location)
+            remote_files(storage_settings()).size(location)
     except MissingObjectError:
         return True
     return False

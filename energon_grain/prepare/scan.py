@@ -50,8 +50,7 @@ from energon_grain.prepare.listing import printable
 from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_tar
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
-from energon_grain.storage.object_bytes import is_unchanged
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import is_unchanged, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 MAX_PART_NAMES = 50

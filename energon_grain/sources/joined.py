@@ -32,7 +32,7 @@ from energon_grain.sources.source import (
 )
 from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.location import name_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
 MemberSource: TypeAlias = PreparedSource | Source | ArraySource
