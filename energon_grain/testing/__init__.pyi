@@ -18,6 +18,7 @@ from .datasets import (
     make_vqa_ocr_dataset as make_vqa_ocr_dataset,
 )
 from .hook_check import check_hooks as check_hooks
+from .kind_check import check_kind as check_kind
 from .node_check import check_node as check_node
 from .source_check import check_source as check_source
 from .store_check import check_store as check_store
