@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from energon_grain import (
     PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
+    SkipSample,
     SourceInfo,
     WebDatasetSource,
     WorkerConfig,
@@ -53,12 +55,17 @@ from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
+from energon_grain.processes.pool import ProcessPool, process_pool
 from energon_grain.sources import kinds
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.kinds import kind_named
-from energon_grain.testing import check_kind, check_node, check_source, check_store, write_tars
+from energon_grain.stream.drops import Dropped
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.workers import ThreadPool
+from energon_grain.testing import check_kind, check_node, check_pool, check_source, check_store, write_tars
 
 COUNT = 23
 NAMES = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
@@ -455,6 +462,56 @@ def test_broken_nodes_are_found(text_dataset: Callable[..., Path], wrong: str, s
     }
     with pytest.raises(AssertionError, match=says):
         check_node(lambda config: node[wrong](small(folder, config, endless=wrong == "counts")), steps=20)
+
+
+# Pools.
+
+
+def threads(spec: StreamSpec, stage: PureStage) -> ThreadPool:
+    return ThreadPool(stage, 2, 1 << 30)
+
+
+def processes(spec: StreamSpec, stage: PureStage) -> ProcessPool:
+    return process_pool(spec, stage, WorkerConfig(0, 1, 2), 2)
+
+
+@pytest.mark.parametrize("make_pool", [threads, processes])
+def test_every_pool(make_pool: Any) -> None:
+    check_pool(make_pool)
+
+
+class FaultyPool(ThreadPool):
+    """Threads that break the contract in one way."""
+
+    fault = ""
+
+    def _run(self, chunk: Any) -> Any:
+        encoded = super()._run(chunk)
+        if self.fault == "order":
+            encoded.outcomes.reverse()
+        if self.fault == "errors":
+            for place, outcome in enumerate(encoded.outcomes):
+                if isinstance(outcome, Dropped):
+                    encoded.outcomes[place] = replace(outcome, error=SkipSample())
+        return encoded
+
+    def close(self) -> None:
+        if self.fault == "close":
+            threading.Timer(1.0, lambda: None).start()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("order", r"step 0 of 12 differs: it is \['key'\]"),
+        ("errors", "the error handler gets .*, expected .*ValueError: hook of 4"),
+        ("close", "leaves threads"),
+    ],
+)
+def test_broken_pools_are_found(monkeypatch: pytest.MonkeyPatch, fault: str, says: str) -> None:
+    monkeypatch.setattr(FaultyPool, "fault", fault)
+    with pytest.raises(AssertionError, match=says):
+        check_pool(lambda _, stage: FaultyPool(stage, 2, 1 << 30))
 
 
 def test_what_is_no_dataset() -> None:
