@@ -43,6 +43,7 @@ from energon_grain.errors import (
 )
 from energon_grain.extras import needed_for
 from energon_grain.formats.brace_patterns import expand_braces
+from energon_grain.formats.columns import ColumnFolder
 from energon_grain.forms import Form
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write
@@ -551,6 +552,14 @@ class TableFiles(ABC):
         """
         said = msgspec.msgpack.encode(self._versions)
         return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
+
+    def column_folder(self) -> ColumnFolder:
+        """Where their columns are: beside them; of files in a store, or named by a pattern, in the cache folder."""
+        path = Path(self.location)
+        beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
+        return ColumnFolder.beside(
+            self.location, f"{beside if path.exists() else self.kept_ever.with_suffix('.columns')}"
+        )
 
     def close(self) -> None:
         self.store.close()
