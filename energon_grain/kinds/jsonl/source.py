@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import ColumnFolder, KeptColumns
-from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, measured_lines, open_jsonl
+from energon_grain.kinds.jsonl.lines import (
+    JsonlFile,
+    LineNumbers,
+    check_jsonl_size,
+    lines_id,
+    measured_lines,
+    open_jsonl,
+)
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
 from energon_grain.formats.columns import KeptColumns, Measured
-from energon_grain.formats.table_files import TableFiles, is_memory_short, named_error
 from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
+from energon_grain.kinds.tables.files import TableFiles, is_memory_short, named_error
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
