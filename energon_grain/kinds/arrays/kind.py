@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.kinds.arrays.summary import summarize_arrays
 from energon_grain.sources.arrays import ArrayGroupSource
@@ -14,6 +16,11 @@ def _open(location: str, parts: PartFilter) -> Opened:
     return Opened(source=source, part_names=source.part_names, decoded="never")
 
 
+def _hint(location: str, _: Collection[str]) -> str | None:
+    is_array = is_array_folder(location)
+    return "is an array, which is read as it is: it has no shards, indices or splits" if is_array else None
+
+
 ARRAY = Kind(
     name="array",
     described="an array",
@@ -21,5 +28,6 @@ ARRAY = Kind(
     marked=lambda at: is_array_folder(at.location),
     takes_no_columns="; one with a number a row, in the same group, is a column of it",
     joined_by="array",
+    hint=_hint,
     summary=summarize_arrays,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_grain.kinds.jsonl.hint import hint_of_lines
 from energon_grain.kinds.jsonl.prepare import plan_jsonl, prepare_jsonl
 from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
 from energon_grain.kinds.jsonl.streamed import ENDINGS, runs_of_lines
@@ -36,5 +37,7 @@ JSONL = Kind(
     lint=_lint,
     index=_index,
     index_plan=plan_jsonl,
+    hint=hint_of_lines,
+    has_plain_bytes=True,
     streamed=Streamed(endings=ENDINGS, runs=runs_of_lines),
 )
