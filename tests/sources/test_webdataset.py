@@ -29,7 +29,7 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
+from energon_grain.kinds.jsonl.lines import jsonl_index_path, open_jsonl
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.array_record import ArrayRecordSource

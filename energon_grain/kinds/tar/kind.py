@@ -67,5 +67,6 @@ BARE_TARS = Kind(
     files="tars",
     pattern="**/*.tar",
     has_shards=True,
+    has_plain_bytes=True,
     store=_store,
 )
