@@ -18,7 +18,7 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (

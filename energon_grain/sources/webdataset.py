@@ -168,6 +168,16 @@ class WebDatasetSource(IndexedSource):
             check_shards(self._folder, self._index, numbers)
         self._verified[numbers] = True
 
+    def read_alike(self) -> Hashable:
+        """See `ReadInGroups`. A class made of this one may read in its own way, so it is not grouped."""
+        if type(self) is not WebDatasetSource:
+            return None
+        parts = [None if each is None else each.tobytes() for each in (self._wanted, self._lazy_from)]
+        return self._index.part_names, *parts, self._folder.is_remote, self.coalescing
+
+    def group(self, sources: Sequence[WebDatasetSource]) -> WebDatasetGroup:
+        return WebDatasetGroup(sources)
+
     def close(self) -> None:
         """Close the shards; reading again opens them anew."""
         self._store.close()
@@ -235,7 +245,7 @@ class WebDatasetGroup:
     """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
 
     Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many. All have
-    the same parts in the same order; see `read_alike`.
+    the same parts in the same order; see `WebDatasetSource.read_alike`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
@@ -382,12 +392,6 @@ class WebDatasetGroup:
 
         found = side_by_side(read, list(zip(numbers, cuts[:-1], cuts[1:], strict=True)), self._sources[0].remote_files)
         return list(chain.from_iterable(found))
-
-
-def read_alike(source: WebDatasetSource) -> Hashable:
-    """Equal for sources that a `WebDatasetGroup` may have together."""
-    parts = [None if each is None else each.tobytes() for each in (source._wanted, source._lazy_from)]
-    return source._index.part_names, *parts, source._folder.is_remote, source.coalescing
 
 
 def merged(
