@@ -29,7 +29,7 @@ from energon_grain.formats.join_index import JoinedMember, shards_digest
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import open_data
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located

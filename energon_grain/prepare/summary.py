@@ -21,10 +21,9 @@ from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_con
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.media.headers import HEADER_FUNCTION
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.prepare.samples import Columns
 from energon_grain.sources.kinds import Opened
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.storage.location import join
 from energon_grain.storage.memory_maps import release_pages

@@ -251,6 +251,7 @@ class ArrayRecordSource(IndexedSource):
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
+        options["lazy"] = None  # records are read whole
         super().__init__(path, **options)
         encoding = read_records_file(self._folder.local)
         if encoding is None:

@@ -8,10 +8,11 @@ path away from us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
+from itertools import chain
 from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -113,9 +114,8 @@ class Kind:
         holds: Whether files at or below a path say so. Where two kinds do, the path is refused.
         files: What messages call these: "Parquet files".
         pattern: A pattern that names them, below their folder.
-        has_shards: Whether it is shards, in a folder or listed, with an index of their parts.
+        shards: What operations on shards ask of it, see `energon_grain.prepare.containers.Shards`; None: it has none.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
-        container: The kind of its shards, if each can be converted into one of another kind.
         store: Opens single parts by key.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
@@ -134,9 +134,8 @@ class Kind:
     holds: Callable[[Listing], bool] | None = None
     files: str = ""
     pattern: str = ""
-    has_shards: bool = False
+    shards: Any = None
     is_configured: bool = False
-    container: Literal["tar", "array-record"] | None = None
     store: Callable[[str], FileStore[Any]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
@@ -221,12 +220,17 @@ def _other_kinds() -> tuple[Kind, ...]:
     return tuple(point.load() for point in entry_points(group=_ENTRY_POINTS))
 
 
+def all_kinds() -> Iterator[Kind]:
+    """All kinds, our own first. Those of other packages are looked up only when they are asked for."""
+    yield from _own_kinds()
+    yield from _other_kinds()
+
+
 def kind_named(name: str) -> Kind:
     """The kind of a name. Raises LookupError if no installed package has it."""
-    for kinds in ((NOTHING, METADATASET), _own_kinds(), _other_kinds()):
-        for kind in kinds:
-            if kind.name == name:
-                return kind
+    for kind in chain((NOTHING, METADATASET), all_kinds()):
+        if kind.name == name:
+            return kind
     raise LookupError(f"no installed package has a kind of data {name!r}")
 
 

@@ -485,6 +485,24 @@ class ReadInGroups(Protocol):
 
 
 @runtime_checkable
+class ReadsByKeys(Protocol):
+    """A source that saves looking up keys which the caller has."""
+
+    def read_by_keys(self, indices: npt.NDArray[np.int64], keys: list[str]) -> RawBatch:
+        """Read samples whose keys are known. See `Source.read`."""
+        ...
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A source that reads no parts but those that are wanted."""
+
+    def with_parts(self, parts: frozenset[str]) -> Any:
+        """The same samples, of which these parts alone are read."""
+        ...
+
+
+@runtime_checkable
 class HasKeyColumns(Source, Protocol):
     """A source whose keys may be in the data, in one of its columns."""
 

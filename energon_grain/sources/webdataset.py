@@ -81,13 +81,12 @@ class WebDatasetSource(IndexedSource):
             owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
-    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`."""
+        return self.read_by_keys(indices, None)
 
-        Args:
-            indices: Of the samples.
-            keys: Theirs, where they are known.
-        """
+    def read_by_keys(self, indices: Int64Array, keys: list[str] | None) -> RawBatch:
+        """See `ReadsByKeys`; without keys they are looked up."""
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)
         owner, rows = self._part_rows(samples)

@@ -32,8 +32,8 @@ from energon_grain.errors import (
 from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.containers import PreparedSource, open_prepared
 from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
