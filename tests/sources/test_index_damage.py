@@ -433,7 +433,7 @@ def test_runs_of_samples_touch_little(large: Path) -> None:
 FIRST_SAMPLES = """
 import os, sys
 import numpy as np
-from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.kinds.tar.source import WebDatasetSource
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 before, files = resident(), len(os.listdir("/proc/self/fd"))

@@ -30,10 +30,10 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
+from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.containers import PreparedSource, open_prepared
-from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import RECORDS_JSON, holds_records
+from energon_grain.kinds.array_record.source import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.prepare.containers import Container, Shards
-from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.sources.kinds import Kind
 
 ARRAY_RECORDS = Container(name="array-record", file="ArrayRecord file", marker=RECORDS_JSON, source=ArrayRecordSource)

@@ -10,10 +10,10 @@ from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, naming
 from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepared, names_below
 from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
+from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
 from energon_grain.prepare.bare_tars import open_tars
 from energon_grain.prepare.containers import Container, Shards, open_data
 from energon_grain.sources.kinds import Kind, Listing
-from energon_grain.sources.webdataset import WebdatasetFileStore, WebDatasetSource
 
 
 def _store(location: str) -> WebdatasetFileStore:
