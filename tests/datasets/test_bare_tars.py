@@ -48,8 +48,8 @@ from energon_grain.errors import (
     StateError,
     TarError,
 )
-from energon_grain.formats.splits import SplitRatio
 from energon_grain.prepare import prepare_dataset
+from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.testing import write_tars
 
 COUNT, SHARDS = 60, 5
