@@ -42,7 +42,6 @@ from energon_grain.formats.columnar_header import (
     columnar_folder,
     header_digest,
     read_column,
-    release_pages,
 )
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.join_index import JoinIndex
@@ -51,6 +50,7 @@ from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.storage.atomic import is_writable, sync_folder
 from energon_grain.storage.location import is_url, join, without_revision
+from energon_grain.storage.memory_maps import release_pages
 from energon_grain.storage.remote import address_of, mirror_of, shared_client
 from energon_grain.storage.settings import storage_settings
 

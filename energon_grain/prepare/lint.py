@@ -52,13 +52,12 @@ from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
 from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.samples import Columns, columns_of
-from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url

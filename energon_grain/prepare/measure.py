@@ -45,7 +45,7 @@ from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
-from energon_grain.sources.prepared import PreparedSource
+from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import PartValue, RawBatch, Source
 from energon_grain.storage.atomic import explaining_writes, naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
@@ -195,7 +195,7 @@ def carry_out(
         folder.put_in_place(staging, put=put, remove=remove)
         if log is not None:
             log.remove()
-        if folder.mirrored is not None and isinstance(source, PreparedSource):
+        if folder.mirrored is not None and kind_at(plan.location).shards is not None:
             look_again(open_folder(plan.location))
     with contextlib.closing(opened()) as again:
         return MeasureReport(

@@ -44,6 +44,7 @@ from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_i
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.containers import open_prepared
 from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
 from energon_grain.prepare.plan import (
@@ -74,7 +75,6 @@ from energon_grain.prepare.writing import (
     put_in_place,
     take_over,
 )
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.storage.atomic import (
     atomic_write_bytes,
     atomic_write_text,

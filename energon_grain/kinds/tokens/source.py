@@ -27,7 +27,7 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.one_file import OneFile
 from energon_grain.sources.source import PartFilter, PartValue, accepts
 from energon_grain.storage.local import LocalFiles
