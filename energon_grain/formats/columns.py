@@ -45,7 +45,6 @@ from energon_grain.formats.columnar_header import (
     release_pages,
 )
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.jsonl import JsonlFile, lines_id
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.table_files import TableFiles
@@ -159,25 +158,6 @@ class ColumnFolder:
         beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
         local = beside if path.exists() else files.kept_ever.with_suffix(".columns")
         return cls(dataset=files.location, location=str(local), local=local, known_as=(files.location,))
-
-    @classmethod
-    def of_join(cls, index: JoinIndex) -> ColumnFolder | None:
-        """That of a join, with its index; None: it was made in memory. Raises ReadError."""
-        if index.folder is None:
-            return None
-        location = str(index.folder) if index.url is None else index.url
-        cache, name = os.path.split(location)
-        if index.url is not None:
-            mirror = mirror_of(cache)
-            with mirror.locked():
-                mirror.refresh([f"{name}/{COLUMNS_JSON}"])
-        return cls(
-            dataset=cache.removesuffix(".cache"),
-            location=location,
-            local=index.folder,
-            mirrored=None if index.url is None else cache,
-            known_as=(location,),
-        )
 
     @property
     def is_read_only(self) -> bool:
