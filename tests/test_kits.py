@@ -41,6 +41,10 @@ from energon_grain import (
     homogeneous_concat_mix,
 )
 from energon_grain.errors import KeyNotFoundError
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.joins.build import JoinedArray, build_join
+from energon_grain.kinds.joins.members import JoinedDataset
+from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
@@ -48,12 +52,8 @@ from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableSource
 from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_build import JoinedArray, build_join
-from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.sources.joined import JoinedSource
 from energon_grain.testing import check_node, check_source, check_store, write_tars
 
 COUNT = 23

@@ -30,7 +30,11 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.formats.join_index import (
+from energon_grain.forms import Place, asked_at
+from energon_grain.kinds.arrays.source import ArraySource
+from energon_grain.kinds.joins import members as joining
+from energon_grain.kinds.joins.build import build_join, energon_name_of, name_of, primary_of
+from energon_grain.kinds.joins.index import (
     HEADER_NAME,
     JoinedMember,
     JoinHeader,
@@ -43,18 +47,14 @@ from energon_grain.formats.join_index import (
     open_join_index,
     stored_headers,
 )
-from energon_grain.forms import Place, asked_at
-from energon_grain.prepare import join_members as joining
-from energon_grain.prepare.join_build import build_join, energon_name_of, name_of, primary_of
-from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
+from energon_grain.kinds.joins.members import JoinedArray, Keys, Nonmatch
+from energon_grain.kinds.joins.source import JoinedSource, MemberSource
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import BASE_FIELDS, Sample
 from energon_grain.samples.types import CrudeSample
-from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.joined import JoinedSource, MemberSource
 from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.epath import EPath

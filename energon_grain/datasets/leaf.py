@@ -31,8 +31,8 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
 from energon_grain.forms import Place, asked_at, did_you_mean
+from energon_grain.kinds.joins.members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
-from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Shown, show_part
+from energon_grain.kinds.joins.source import JoinedBatch
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.sample import Fields
-from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.run import SampleRecord

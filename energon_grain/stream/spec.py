@@ -16,13 +16,13 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from energon_grain.errors import ConfigError, StateError
+from energon_grain.kinds.arrays.source import ArraySource
+from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
-from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.costs import Costs
-from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
 from energon_grain.storage.urls import revision_of

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError, SkipSample
+from energon_grain.kinds.joins.source import JoinedBatch, MemberBatch
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
-from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch
 from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike

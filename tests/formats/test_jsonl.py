@@ -35,7 +35,18 @@ from energon_grain.errors import (
 )
 from energon_grain.formats import jsonl as jsonl_object
 from energon_grain.formats.columnar_header import ColumnWriter, index_cache_folder
-from energon_grain.formats.join_index import (
+from energon_grain.formats.jsonl import (
+    JsonlFile,
+    LineNumbers,
+    find_jsonl_index,
+    jsonl_index_path,
+    open_jsonl,
+    read_jsonl_index,
+    scan_lines,
+    write_jsonl_index,
+)
+from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
+from energon_grain.kinds.joins.index import (
     ROWS_NAME,
     JoinedMember,
     JoinHeader,
@@ -52,17 +63,6 @@ from energon_grain.formats.join_index import (
     write_join_header,
     write_join_index,
 )
-from energon_grain.formats.jsonl import (
-    JsonlFile,
-    LineNumbers,
-    find_jsonl_index,
-    jsonl_index_path,
-    open_jsonl,
-    read_jsonl_index,
-    scan_lines,
-    write_jsonl_index,
-)
-from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.storage.local import LocalFiles

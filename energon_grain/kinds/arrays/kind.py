@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.sources.arrays import ArrayGroupSource
+from energon_grain.kinds.arrays.source import ArrayGroupSource
 from energon_grain.sources.kinds import Described, Kind, Opened
 from energon_grain.sources.source import PartFilter
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
-from energon_grain.formats.join_index import JoinIndex
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.joins.index import JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.indexed import IndexPages
 from energon_grain.sources.prepared import PreparedSource
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
