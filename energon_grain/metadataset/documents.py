@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import (
     BlendDataset,
@@ -29,6 +28,7 @@ from energon_grain.formats.tar_list import one_text
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.kinds.joins.build import JOIN_MEMORY_BYTES
 from energon_grain.kinds.joins.index import index_file_name
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
 from energon_grain.metadataset.forms import (
     NODE_KEYS,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
 from energon_grain.errors import ConfigError, IndexFileError
 from energon_grain.kinds.joins.build import (
     JOIN_MEMORY_BYTES,
@@ -29,6 +28,7 @@ from energon_grain.kinds.joins.index import (
     open_join_index,
     writing_joins,
 )
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
 from energon_grain.kinds.joins.members import JoinMember
 from energon_grain.storage.location import absolute, is_url
 from energon_grain.words import counted

@@ -826,7 +826,7 @@ def _compare_columns(
     source = columns.source
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
-        again = _MeasuredAgain(location, source, rows, source.read(rows).parts(), trusted_modules)
+        again = _MeasuredAgain(location, source, rows, source.read(rows)._parts_of_each(), trusted_modules)
         for name in names:
             if not (stored := columns.stored[name]).function.startswith(ATTACHED):
                 differs = again.headers_differ if stored.function == HEADER_FUNCTION else again.function_differs

@@ -387,7 +387,7 @@ def _begin_with(
         known.append(found[1])
     first = min(map(len, known))
     some = np.unique(np.linspace(0, first - 1, _COMPARED).astype(np.int64))
-    samples = source.read(some).parts()
+    samples = source.read(some)._parts_of_each()
     for measure, numbers in zip(measures, known, strict=True):
         now = measured(measure, samples, lambda row: source.place_of(int(some[row])))
         if not np.array_equal(now, numbers[some], equal_nan=True):
@@ -498,7 +498,7 @@ def measure_piece(
             block = np.arange(at, min(at + most, stop))
             block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _READ_BYTES, side="right")))]
             batch = source.read(block)
-            samples = batch.parts()
+            samples = batch._parts_of_each()
 
             def where(row: int, first: int = at) -> str:
                 return f"{source.path}: {source.place_of(first + row)}"

@@ -359,7 +359,7 @@ class RawBatch(Sequence[RawSample]):
         for place in range(len(self)):
             yield self[place]
 
-    def parts(self) -> list[dict[str, PartValue]]:
+    def _parts_of_each(self) -> list[dict[str, PartValue]]:
         """The parts of each sample by name, those that it lacks left out."""
         names = [*self.columns]
         if self.orders is None and all(map(self.is_complete, names)):

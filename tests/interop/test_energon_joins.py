@@ -10,7 +10,7 @@ import pytest
 from energon_peer import energon, needs_energon, run_there
 
 from energon_grain import prepare_metadataset
-from energon_grain.datasets.joined_leaf import open_join
+from energon_grain.kinds.joins.leaf import open_join
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.kinds.joins.build import energon_name_of

@@ -19,7 +19,7 @@ from stream_hosts import quiet
 from web_server import running_web_server
 
 from energon_grain import EPath, Stream, WorkerConfig, get_train_dataset, prepare_metadataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset, open_join
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset, open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.formats.nv_meta import read_uuid

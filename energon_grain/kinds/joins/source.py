@@ -87,15 +87,15 @@ class JoinedBatch(RawBatch):
         super().__init__(indices=indices, keys=keys, shards=shards, columns=columns, orders=orders)
         self.members, self.names, self.wanted = members, names, wanted
 
-    def parts(self) -> list[dict[str, PartValue]]:
+    def _parts_of_each(self) -> list[dict[str, PartValue]]:
         """The parts of each row, those of members other than the primary as `JoinedSource.part_names` has them."""
-        found = super().parts()
+        found = super()._parts_of_each()
         for name, member in zip(self.names[1:], self.members[1:], strict=True):
             if name is None or member.batch is None:
                 continue
             places = member.places.tolist()
             if isinstance(member.batch, RawBatch):
-                for place, parts in zip(places, member.batch.parts(), strict=True):
+                for place, parts in zip(places, member.batch._parts_of_each(), strict=True):
                     found[place].update({f"{name}.{part}": value for part, value in parts.items()})
             else:
                 for place, row in zip(places, member.batch, strict=True):
@@ -326,9 +326,13 @@ class JoinedSource(Selected):
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
-    @cached_property
+    @property
     def kept(self) -> KeptColumns | None:
         """What was measured of all rows, by their numbers: it lies with the index. None: that was made in memory."""
+        return self._kept
+
+    @cached_property
+    def _kept(self) -> KeptColumns | None:
         folder = _column_folder(self._index)
         of = Measured(content_id=self._index.content_id, samples=len(self._index), parts=())
         return None if folder is None else KeptColumns(folder, of)

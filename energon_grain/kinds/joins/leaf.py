@@ -19,7 +19,7 @@ from typing import Any, cast
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset, LoadSample
+from energon_grain.datasets.leaf import LeafDataset, LoadSample, open_leaf
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import (
     ConfigError,
@@ -47,7 +47,8 @@ from energon_grain.kinds.joins.index import (
     open_join_index,
     stored_headers,
 )
-from energon_grain.kinds.joins.members import JoinedArray, Keys, Nonmatch
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinedFiles, Keys, Nonmatch
+from energon_grain.kinds.joins.rows import JoinRow, ResolvedArray, ResolvedJoin
 from energon_grain.kinds.joins.source import JoinedSource, MemberSource
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
@@ -63,7 +64,7 @@ from energon_grain.storage.mirror import Mirror, mirror_of
 from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
+from energon_grain.stream.spec import Resolved, ResolvedLeaf
 
 _TAIL_BYTES = 64 << 10
 JOINED_ON_USE = 1_000_000
@@ -313,10 +314,28 @@ class JoinMember:
     keys: Keys | None = None
 
     def opened(self) -> joining.JoinMember:
-        """What a join is made of."""
-        if isinstance(self.leaf, ArrayDataset):
-            return self.leaf.joined(self.nonmatch)
-        return self.leaf.joined(self.nonmatch, self.keys or Keys())
+        """What a join is made of. Raises as `JoinedDataset`, `JoinedFiles` or `JoinedArray`."""
+        leaf, keys = self.leaf, self.keys or Keys()
+        if isinstance(leaf, ArrayDataset):
+            return leaf.joined(self.nonmatch)
+        if leaf.split_ratio is not None:
+            raise ConfigError(
+                f"{leaf.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
+                "take a `subset` of the join, or `where` with a column that says which part a sample is in"
+            )
+        if leaf.kind_there.open is not None:
+            source = open_leaf(leaf, True).source
+            return JoinedFiles(source, keys, nonmatch=self.nonmatch, written=leaf.written)
+        if keys != Keys():
+            raise ConfigError(f"{leaf.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
+        return JoinedDataset(
+            leaf.path,
+            leaf.split_part,
+            split_config=leaf.split_config,
+            dataset_config=leaf.dataset_config,
+            nonmatch=self.nonmatch,
+            written=leaf.written,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -419,7 +438,7 @@ class JoinedLeafDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         return to.leaf(self)
 
-    def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
+    def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
         """What turns crude samples of rows into samples. Joined samples have no auxiliary stores."""
         return cooking(self.task_encoder, leaf, {}, self.path, cache_pool)
 
