@@ -81,6 +81,8 @@ class WebDatasetSource(IndexedSource):
             owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
+    _takes_keys = True
+
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
         """Read samples in the order asked for. See `Source.read`.
 

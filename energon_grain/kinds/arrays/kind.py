@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.kinds.arrays.source import ArrayGroupSource
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
 from energon_grain.sources.kinds import Described, Kind, Opened
 from energon_grain.sources.source import PartFilter
 
@@ -26,5 +26,6 @@ ARRAY = Kind(
     marked=lambda at: is_array_folder(at.location),
     takes_no_columns="; one with a number a row, in the same group, is a column of it",
     joined_by="array",
+    rows=ArraySource,
     summary=_summary,
 )
