@@ -21,8 +21,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
-from energon_grain.sources.source import LazySources, PartValue, RawBatch
-from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
+from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
@@ -237,7 +236,8 @@ class Kind:
         hook_keys = {number: each.hook_key for number, each in leaves.items()}
         self._loader = LeafLoader(resolved, hook_keys, spec.failure_tolerance)
         if len(leaves) > 1:
-            self._together = WebDatasetGroup([cast("WebDatasetSource", each.source) for each in resolved.values()])
+            sources = [each.source for each in resolved.values()]
+            self._together = cast("ReadInGroups", sources[0]).group(sources)
             self._numbers = np.array([*leaves], np.int32)
 
     def read(self, draws: Draws) -> RawBatch:
@@ -261,7 +261,10 @@ class Kind:
 def _what_makes(spec: LeafSpec) -> Hashable:
     """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
     source = spec.leaf.source
-    if spec.leaf.loader is not None or type(source) is not WebDatasetSource:
+    if spec.leaf.loader is not None or not isinstance(source, ReadInGroups):
+        return None
+    read_alike = source.read_alike()
+    if read_alike is None:
         return None
     leaf = cast("ResolvedLeaf", spec.leaf)
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
@@ -269,7 +272,7 @@ def _what_makes(spec: LeafSpec) -> Hashable:
     if spec.cook is not None:
         hooks.append((_which(spec.cook.function), dataclasses.replace(spec.cook, function=_nothing)))
     samples = leaf.sample_type, fields, _which(leaf.load), id(leaf.decoder)
-    return read_alike(source), *samples, spec.cook is None, *hooks, spec.failure_tolerance
+    return read_alike, *samples, spec.cook is None, *hooks, spec.failure_tolerance
 
 
 def _nothing(value: Any) -> Any:

@@ -18,11 +18,13 @@ from energon_grain.kinds.joins.index import JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (
+    HasParts,
     PartValue,
     RawBatch,
+    ReadsByKeys,
     SampleLocation,
     Selected,
     Source,
@@ -30,8 +32,7 @@ from energon_grain.sources.source import (
     in_range,
 )
 from energon_grain.storage.location import name_of
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles, mirror_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -212,8 +213,7 @@ class JoinedSource(Selected):
         for name, member in zip(self._called, self._members, strict=True):
             before = f"{name}." if members else ""
             own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
-            narrowed = getattr(member, "with_parts", None)
-            members.append(member if narrowed is None else narrowed(own))
+            members.append(member.with_parts(own) if isinstance(member, HasParts) else member)
         source = JoinedSource(self._index, members, names=self._called)
         source.wanted = parts
         return source
@@ -283,11 +283,13 @@ class JoinedSource(Selected):
             column = samples[:, number]
             places = np.flatnonzero(column >= 0)
             own = column[places]
-            known: dict[str, Any] = {}
-            if len(places) and getattr(member, "_takes_keys", False):
+            batch = None
+            if len(places) and isinstance(member, ReadsByKeys):
                 whole = len(places) == len(indices)
-                known["keys"] = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
-            batch = member.read(own, **known) if len(places) else None
+                keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
+                batch = member.read_by_keys(own, keys)
+            elif len(places):
+                batch = member.read(own)
             members.append(MemberBatch(places=places, samples=own, batch=batch))
         return JoinedBatch(
             indices=indices,
