@@ -144,6 +144,8 @@ class Kind:
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
             is a file, or they are not known, or are shards); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
+        read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
+            Given the path, the field, and how errors begin.
         streamed: Files that a conversion reads as a stream; None: it opens them.
     """
 
@@ -168,6 +170,7 @@ class Kind:
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
     has_plain_bytes: bool = False
+    read_field: Callable[[str, str, str], tuple[list[str] | None, Any]] | None = None
     streamed: Streamed | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_grain.kinds.jsonl.field import read_field
 from energon_grain.kinds.jsonl.hint import hint_of_lines
 from energon_grain.kinds.jsonl.prepare import plan_jsonl, prepare_jsonl
 from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
@@ -39,5 +40,6 @@ JSONL = Kind(
     index_plan=plan_jsonl,
     hint=hint_of_lines,
     has_plain_bytes=True,
+    read_field=read_field,
     streamed=Streamed(endings=ENDINGS, runs=runs_of_lines),
 )
