@@ -77,6 +77,15 @@ class Described(Protocol):
         ...
 
 
+class Indexed(Described, Protocol):
+    """An answer about data that were indexed."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LintAsk:
     """What a check of data is asked for.
@@ -166,7 +175,7 @@ class Kind:
     joined_by: str | None = None
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
-    index: Callable[[str, IndexProgress], Described] | None = None
+    index: Callable[[str, IndexProgress], Indexed] | None = None
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
     has_plain_bytes: bool = False
