@@ -40,7 +40,7 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, Sample, UnfitSampleError
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.write_shards import (
@@ -53,7 +53,6 @@ from energon_grain.prepare.write_shards import (
 )
 from energon_grain.prepare.writing import begin_writing, end_writing
 from energon_grain.sources.kinds import METADATASET, Kind, Streamed, kind_at, streaming_kind
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream

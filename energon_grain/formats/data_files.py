@@ -11,10 +11,9 @@ from typing import Any
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import as_joined, is_url, name_of, no_such_path
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import has_lists, shared_client
 from energon_grain.storage.settings import storage_settings
 
 Version = tuple[int, int | bytes]

@@ -140,9 +140,8 @@ class Kind:
         holds: Whether files at or below a path say so. Where two kinds do, the path is refused.
         files: What messages call these: "Parquet files".
         pattern: A pattern that names them, below their folder.
-        has_shards: Whether it is shards, in a folder or listed, with an index of their parts.
+        shards: What operations on shards ask of it, see `energon_grain.prepare.containers.Shards`; None: it has none.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
-        container: The kind of its shards, if each can be converted into one of another kind.
         store: Opens single parts by key.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
@@ -167,9 +166,8 @@ class Kind:
     holds: Callable[[Listing], bool] | None = None
     files: str = ""
     pattern: str = ""
-    has_shards: bool = False
+    shards: Any = None
     is_configured: bool = False
-    container: Literal["tar", "array-record"] | None = None
     store: Callable[[str], FileStore[Any]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
@@ -258,15 +256,15 @@ def _other_kinds() -> tuple[Kind, ...]:
     return tuple(point.load() for point in entry_points(group=_ENTRY_POINTS))
 
 
-def _all_kinds() -> Iterator[Kind]:
-    """Our own, and then, if these were not enough, those of other packages."""
+def all_kinds() -> Iterator[Kind]:
+    """All kinds, our own first. Those of other packages are looked up only when they are asked for."""
     yield from _own_kinds()
     yield from _other_kinds()
 
 
 def kind_named(name: str) -> Kind:
     """The kind of a name. Raises LookupError if no installed package has it."""
-    for kind in chain((NOTHING, METADATASET), _all_kinds()):
+    for kind in chain((NOTHING, METADATASET), all_kinds()):
         if kind.name == name:
             return kind
     raise LookupError(f"no installed package has a kind of data {name!r}")
@@ -306,7 +304,7 @@ def kind_at(location: str) -> Kind:
 
 def hint_at(location: str, names: Collection[str] = ()) -> str | None:
     """See `Kind.hint`: what the first kind says that says anything."""
-    hints = (kind.hint(location, names) for kind in _all_kinds() if kind.hint is not None)
+    hints = (kind.hint(location, names) for kind in all_kinds() if kind.hint is not None)
     return next(filter(None, hints), None)
 
 
@@ -315,7 +313,7 @@ HINTS.append(hint_at)
 
 def holds_plain_bytes(file: str) -> bool:
     """Whether the name of a file is that of one which holds the bytes of samples as they are read."""
-    return any(kind.has_plain_bytes and file.endswith(kind.endings) for kind in _all_kinds())
+    return any(kind.has_plain_bytes and file.endswith(kind.endings) for kind in all_kinds())
 
 
 def _is_folder(location: str) -> bool:

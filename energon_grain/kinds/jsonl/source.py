@@ -26,7 +26,7 @@ from energon_grain.kinds.jsonl.lines import (
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
-from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.one_file import OneFile
 from energon_grain.sources.source import PartFilter, accepts
 from energon_grain.storage.location import is_url

@@ -45,9 +45,7 @@ from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import coalesce
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
@@ -146,7 +144,7 @@ class TableFiles(ABC):
         self.location, self._cache_dir = located(path), cache_dir
         root, self.names, versions = self._find()
         self.paths = [join(root, name) for name in self.names]
-        self.store: _Store = RemoteFiles(storage_settings()) if is_url(root) else LocalFiles(indexed_by="")
+        self.store: _Store = remote_files(storage_settings()) if is_url(root) else LocalFiles(indexed_by="")
         if isinstance(self.store, LocalFiles):
             self._versions: list[Version] = [version_of(path) for path in self.paths]
         elif versions is None:
@@ -176,7 +174,7 @@ class TableFiles(ABC):
             return self
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        other.store = RemoteFiles(msgspec.structs.replace(self.store.settings, cache_bytes=0))
+        other.store = remote_files(msgspec.structs.replace(self.store.settings, cache_bytes=0))
         return other
 
     def fetch(self, file: Int64Array, start: Int64Array, size: Int64Array) -> None:

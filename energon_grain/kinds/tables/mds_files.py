@@ -28,7 +28,7 @@ from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS, COMPR
 from energon_grain.kinds.tables.mds_hashes import refuse_wrong_hash
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, join
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 
 _GROUP_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
