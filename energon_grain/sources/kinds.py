@@ -77,6 +77,15 @@ class Described(Protocol):
         ...
 
 
+class Indexed(Described, Protocol):
+    """An answer about data that were indexed."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LintAsk:
     """What a check of data is asked for.
@@ -144,6 +153,8 @@ class Kind:
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
             is a file, or they are not known, or are shards); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
+        read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
+            Given the path, the field, and how errors begin.
         streamed: Files that a conversion reads as a stream; None: it opens them.
     """
 
@@ -164,10 +175,11 @@ class Kind:
     rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
-    index: Callable[[str, IndexProgress], Described] | None = None
+    index: Callable[[str, IndexProgress], Indexed] | None = None
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
     has_plain_bytes: bool = False
+    read_field: Callable[[str, str, str], tuple[list[str] | None, Any]] | None = None
     streamed: Streamed | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import msgspec
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Form, Place, as_mapping, wrong
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.tracebacks import public
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
@@ -174,8 +175,6 @@ _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
 
 def read_settings(path: str) -> StorageSettings:
     """Read a file with settings, in YAML. Raises ConfigError."""
-    from energon_grain.storage.yaml_dialect import parse_yaml
-
     try:
         content = parse_yaml(Path(path).read_bytes(), where=path, written_floats=False)
     except OSError as error:
