@@ -289,6 +289,11 @@ class ScanLog(RecordLog):
     def shards(self) -> list[ScannedShard]:
         return [shard for shard, _, _ in self._found.values()]
 
+    @property
+    def scan_bytes(self) -> list[int]:
+        """Of each shard, what its scan takes in the log."""
+        return [size_bytes for _, _, size_bytes in self._found.values()]
+
     def records(self) -> Iterator[bytes]:
         return (self._read(start, size_bytes) for _, start, size_bytes in self._found.values())
 

@@ -273,6 +273,7 @@ def test_a_full_disk_keeps_nothing_and_is_said_once(tmp_path: Path, caplog: pyte
         assert not keep(cached, 1, 2)
         assert not keep(cached, 3)
     assert len(caplog.records) == 1
+    assert "a smaller `cache_bytes`" in caplog.text
     assert cached.read(0, PAGE) == CONTENT[:PAGE]
     assert opened(tmp_path).missing(0, 4) == [1, 2, 3]
 

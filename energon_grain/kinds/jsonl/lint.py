@@ -16,7 +16,7 @@ from energon_grain.errors import (
     EnergonGrainError,
     MissingObjectError,
 )
-from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
+from energon_grain.kinds.jsonl.lines import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.prepare.lint import LISTED_FINDINGS, LintFinding, LintReport, about_columns, opened
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.kinds import LintAsk

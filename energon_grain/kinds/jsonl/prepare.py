@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
+from energon_grain.kinds.jsonl.lines import jsonl_index_path, write_jsonl_index
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.remote import scan_object, shared_client

@@ -18,9 +18,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, ReadError, StaleIndexError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FormatError,
+    KeyNotFoundError,
+    ReadError,
+    StaleIndexError,
+)
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.one_file import OneFile
 from energon_grain.sources.source import PartFilter, PartValue, accepts
 from energon_grain.storage.local import LocalFiles
@@ -63,9 +70,15 @@ class TokenSource(OneFile):
         if not accepts(parts, PART):
             raise ConfigError(f"{self.path}: part_filter does not let its one part pass, {PART!r}")
         self._store = remote_files(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
-        self._version: Any = self._store.version(self.path)
-        self.size_bytes = self._store.size(self.path)
-        self._map(self._local_index())
+        try:
+            self._version: Any = self._store.version(self.path)
+            self.size_bytes = self._store.size(self.path)
+            index = self._local_index()
+        except ReadError as error:
+            if isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError):
+                raise DatasetNotFoundError(f"{error}") from error
+            raise
+        self._map(index)
         self._serve()
 
     def _local_index(self) -> Path:

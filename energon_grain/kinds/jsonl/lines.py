@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +29,8 @@ from energon_grain.errors import (
     RangeError,
     StaleIndexError,
 )
-from energon_grain.formats.columnar_header import index_cache_folder, read_or_map
+from energon_grain.formats.columnar_header import index_cache_folder, read_or_map, release_pages
+from energon_grain.formats.columns import Measured
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.atomic import atomic_write, locked, sweep, writing_in
 from energon_grain.storage.byte_store import ByteStore
@@ -197,6 +199,23 @@ def lines_id(starts: Int64Array) -> int:
     """
     step = -(-len(starts) // _HASHED_OFFSETS)
     return fold(len(starts), int(starts[-1]), starts[::step].tobytes())
+
+
+def measured_lines(starts: Int64Array) -> Measured:
+    """What columns of lines are of, by their offsets."""
+
+    def sizes(numbers: Int64Array | slice, _: int | None) -> Int64Array:
+        if isinstance(numbers, slice):
+            return np.diff(starts[numbers.start : numbers.stop + 1])
+        return starts[numbers + 1] - starts[numbers]
+
+    return Measured(
+        content_id=f"{lines_id(starts):016x}",
+        samples=len(starts) - 1,
+        parts=("json",),
+        sizes=sizes,
+        release=partial(release_pages, starts),
+    )
 
 
 def write_jsonl_index(
