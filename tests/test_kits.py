@@ -41,12 +41,12 @@ from energon_grain import (
     homogeneous_concat_mix,
 )
 from energon_grain.errors import KeyNotFoundError
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableSource
-from energon_grain.kinds.tokens.source import TokenSource
+from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
@@ -54,6 +54,7 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.joined import JoinedSource
+from energon_grain.sources.rows import SelectedSource, selected
 from energon_grain.testing import check_node, check_source, check_store, write_tars
 
 COUNT = 23
@@ -143,10 +144,13 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = 
     "records": (lambda root: ArrayRecordSource(root / "records"), samples()),
     "records, subset": (lambda root: ArrayRecordSource(root / "records", start=2, stop=20), samples()[2:20]),
     "records, where": (lambda root: ArrayRecordSource(root / "records", where=LARGE), None),
-    "lines": (lambda root: JsonlSource(root / "x.jsonl"), [{"json": line} for line in LINES]),
-    "lines, subset": (lambda root: JsonlSource(root / "x.jsonl", start=2, stop=7), [{"json": x} for x in LINES[2:7]]),
+    "lines": (lambda root: selected(JsonlRows(root / "x.jsonl")), [{"json": line} for line in LINES]),
+    "lines, subset": (
+        lambda root: selected(JsonlRows(root / "x.jsonl"), start=2, stop=7),
+        [{"json": x} for x in LINES[2:7]],
+    ),
     "lines, where": (
-        lambda root: JsonlSource(root / "x.jsonl").cut(where=IN_LINES),
+        lambda root: selected(JsonlRows(root / "x.jsonl"), where=IN_LINES),
         [{"json": line} for line in LINES if len(line) > 25],
     ),
     "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
@@ -161,11 +165,11 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = 
     "mds": (lambda root: tables(root, "mds", "mds"), None),
     "mds, subset": (lambda root: tables(root, "mds", "mds").cut(10, 30), None),
     "tokens": (
-        lambda root: TokenSource(root / "tokens"),
+        lambda root: selected(TokenRows(root / "tokens")),
         [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS],
     ),
     "tokens, subset": (
-        lambda root: TokenSource(root / "tokens").cut(10, 20),
+        lambda root: selected(TokenRows(root / "tokens"), 10, 20),
         [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS[10:20]],
     ),
     "arrays, where": (lambda root: ArrayGroupSource(root / "zarr3").cut(5, where=WHERE), None),
@@ -210,8 +214,8 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
     make: dict[str, Callable[[], Any]] = {
         "tars": lambda: WebDatasetSource(url),
         "records": lambda: ArrayRecordSource(url),
-        "x.jsonl": lambda: JsonlSource(url),
-        "tokens": lambda: TokenSource(url),
+        "x.jsonl": lambda: selected(JsonlRows(url)),
+        "tokens": lambda: selected(TokenRows(url)),
         "zarr3": lambda: ArrayGroupSource(url),
         **{each: lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
     }
@@ -219,7 +223,7 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
     check_source(make[kind], SOURCES[name][1], fork=False)
 
 
-class Faulty(JsonlSource):
+class Faulty(SelectedSource):
     """Lines that break the contract in one way."""
 
     fault = ""
@@ -270,16 +274,16 @@ class Faulty(JsonlSource):
 def test_broken_sources_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, fault: str, says: str) -> None:
     monkeypatch.setattr(Faulty, "fault", fault)
     with pytest.raises(AssertionError, match=says):
-        check_source(lambda: Faulty(data / "x.jsonl"), fork=False)
+        check_source(lambda: Faulty(JsonlRows(data / "x.jsonl")), fork=False)
 
 
 def test_other_contents_are_found(data: Path) -> None:
     wrong = [{"json": line} for line in LINES]
     wrong[3] = {"json": b"{}\n"}
     with pytest.raises(AssertionError, match=r"sample 3 has .*, expected"):
-        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong, fork=False)
+        check_source(lambda: selected(JsonlRows(data / "x.jsonl")), wrong, fork=False)
     with pytest.raises(AssertionError, match="has 40 samples, expected 39"):
-        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong[1:], fork=False)
+        check_source(lambda: selected(JsonlRows(data / "x.jsonl")), wrong[1:], fork=False)
 
 
 # Stores.

@@ -59,8 +59,9 @@ from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.mds_hashes import _log_unknown
 from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableSource
-from energon_grain.kinds.tokens.source import TokenSource
+from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
+from energon_grain.sources.rows import selected
 from energon_grain.testing import make_text_dataset, write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -498,7 +499,7 @@ def test_tokens_are_a_column(tmp_path: Path) -> None:
     """How many a document has is known from the index."""
     documents = [list(range(number * 3 % 11)) for number in range(200)]
     path = write_tokens(tmp_path / "x", documents, dtype="<i4", sequence=4)
-    source = TokenSource(path)
+    source = selected(TokenRows(path))
     lengths = [len(each) for each in documents]
     assert source.column("tokens", slice(None)).tolist() == lengths
     assert source.column("tokens", np.array([7, 3])).tolist() == [lengths[7], lengths[3]]
@@ -506,7 +507,7 @@ def test_tokens_are_a_column(tmp_path: Path) -> None:
     assert [each["tokens"].tolist() for each in in_order(path, where="tokens > 7")] == [
         d for d in documents if len(d) > 7
     ]
-    cut = source.cut(10, 20)
+    cut = selected(TokenRows(path), 10, 20)
     assert cut.content_id != source.content_id
     assert cut.read(np.array([3])).columns["tokens"][0].tolist() == documents[13]
     assert cut.place_of(3) == "x.bin: 13"
@@ -544,13 +545,13 @@ def test_an_index_that_does_not_fit_into_memory(tmp_path: Path) -> None:
     index[26:34] = (2**40).to_bytes(8, "little")
     (tmp_path / "x.idx").write_bytes(index)
     with pytest.raises(FormatError, match=r"x\.idx: says 1099511627776 documents"):
-        TokenSource(path)
+        TokenRows(path)
     os.truncate(tmp_path / "x.idx", len(index) + 8 * 2**40)
     program = (
-        "import resource, sys; from energon_grain.kinds.tokens.source import TokenSource\n"
+        "import resource, sys; from energon_grain.kinds.tokens.source import TokenRows\n"
         "from energon_grain.errors import ReadError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
-        "try: TokenSource(sys.argv[1])\n"
+        "try: TokenRows(sys.argv[1])\n"
         "except ReadError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
@@ -560,7 +561,7 @@ def test_an_index_that_does_not_fit_into_memory(tmp_path: Path) -> None:
 def test_copies_of_tokens_whose_index_was_written_anew(tmp_path: Path) -> None:
     """Documents that are cut in another way would be other samples of the same numbers."""
     path = write_tokens(tmp_path / "x", [[1, 2], [3]])
-    copied = pickle.dumps(TokenSource(path))
+    copied = pickle.dumps(selected(TokenRows(path)))
     assert pickle.loads(copied).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2]
     other = write_tokens(tmp_path / "y", [[1], [2, 3]]).with_suffix(".idx")
     other.replace(tmp_path / "x.idx")
@@ -778,12 +779,12 @@ def test_columns_of_arrow_files_are_read_alone(
 def test_documents_in_pieces_are_refused(tmp_path: Path, starts: tuple[int, ...]) -> None:
     """What lies between two sequences of a document would be read as a part of it."""
     path = write_tokens(tmp_path / "ids", [[1, 2, 3, 4, 5, 6]], sequence=2)
-    assert TokenSource(path).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert selected(TokenRows(path)).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2, 3, 4, 5, 6]
     index = bytearray((tmp_path / "ids.idx").read_bytes())
     index[-16 - 24 : -16] = np.array(starts, "<i8").tobytes()
     (tmp_path / "ids.idx").write_bytes(index)
     with pytest.raises(FormatError, match=r"a document does not lie, in one piece, in ids\.bin, which has 12 bytes"):
-        TokenSource(path).read(np.array([0]))
+        selected(TokenRows(path)).read(np.array([0]))
 
 
 @pytest.mark.parametrize("name", ["__sources__", "__restore_key__", "__shard__", "pages.1"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlRows
 from energon_grain.sources.kinds import Described, IndexProgress, Kind, LintAsk, Opened
 from energon_grain.sources.source import PartFilter
 
 
 def _open(location: str, parts: PartFilter) -> Opened:
-    return Opened(source=JsonlSource(location, parts=parts), part_names=(PART,), decoded="always")
+    return Opened(rows=JsonlRows(location, parts=parts), part_names=(PART,), decoded="always")
 
 
 def _summary(location: str) -> Described:

@@ -19,7 +19,7 @@ _MDS_SHARDS = (".mds", *COMPRESSED_ENDINGS)
 
 def _open(location: str, parts: PartFilter, *, files: type[TableFiles]) -> Opened:
     source = TableSource(files(location), parts=parts)
-    return Opened(source=source, part_names=source.all_part_names, has_lists=bool(source.lists), endings=source.endings)
+    return Opened(rows=source, part_names=source.all_part_names, has_lists=bool(source.lists), endings=source.endings)
 
 
 def _store(location: str, *, files: type[TableFiles]) -> TableFileStore:
