@@ -45,7 +45,7 @@ from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import TableSource
+from energon_grain.kinds.tables.source import TableRows
 from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.join_build import JoinedArray, build_join
@@ -111,8 +111,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TABLES = {"parquet": ParquetFiles, "arrow": ArrowFiles, "mds": MdsFiles}
 
 
-def tables(root: Path, name: str, kind: str) -> TableSource:
-    return TableSource(TABLES[kind](root / name))
+def tables(root: Path, name: str, kind: str, *chosen: Any) -> SelectedSource:
+    return selected(TableRows(TABLES[kind](root / name)), *chosen)
 
 
 def joined(root: Path, **options: Any) -> JoinedSource:
@@ -155,15 +155,15 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = 
     ),
     "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
     "parquet, runs": (
-        lambda root: tables(root, "parquet", "parquet").cut(runs=[(0, 3), (2, 4), (0, 13)], start=1),
+        lambda root: tables(root, "parquet", "parquet", 1, None, None, [(0, 3), (2, 4), (0, 13)]),
         None,
     ),
-    "parquet, where": (lambda root: tables(root, "parquet", "parquet").cut(where=WHERE), None),
+    "parquet, where": (lambda root: tables(root, "parquet", "parquet", 0, None, WHERE), None),
     "arrow": (lambda root: tables(root, "arrow", "arrow"), None),
-    "arrow, file format": (lambda root: tables(root, "feather", "arrow").cut(10, 30), None),
+    "arrow, file format": (lambda root: tables(root, "feather", "arrow", 10, 30), None),
     "arrow, compressed": (lambda root: tables(root, "zstd", "arrow"), None),
     "mds": (lambda root: tables(root, "mds", "mds"), None),
-    "mds, subset": (lambda root: tables(root, "mds", "mds").cut(10, 30), None),
+    "mds, subset": (lambda root: tables(root, "mds", "mds", 10, 30), None),
     "tokens": (
         lambda root: selected(TokenRows(root / "tokens")),
         [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS],
@@ -217,7 +217,7 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
         "x.jsonl": lambda: selected(JsonlRows(url)),
         "tokens": lambda: selected(TokenRows(url)),
         "zarr3": lambda: ArrayGroupSource(url),
-        **{each: lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
+        **{each: lambda files=files: selected(TableRows(files(url))) for each, files in TABLES.items()},
     }
     name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)
     check_source(make[kind], SOURCES[name][1], fork=False)

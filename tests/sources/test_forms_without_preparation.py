@@ -58,7 +58,7 @@ from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.mds_hashes import _log_unknown
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import TableSource
+from energon_grain.kinds.tables.source import TableRows
 from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources.rows import selected
@@ -115,8 +115,8 @@ def test_arrow_files(tmp_path: Path, write: Any, compression: str | None) -> Non
     assert [parts(each) for each in in_order(path)] == [parts(each) for each in in_order(other)]
     assert [parts(each) for each in in_order(path, part_filter={"n"})] == [{"n": number} for number in range(50)]
     assert [each["n"] for each in in_order(path, where="n % 10 == 3")] == [3, 13, 23, 33, 43]
-    source = pickle.loads(pickle.dumps(TableSource(ArrowFiles(path)))).cut(10, 40)
-    assert source.files.is_mapped is (compression is None)
+    assert ArrowFiles(path).is_mapped is (compression is None)
+    source = pickle.loads(pickle.dumps(selected(TableRows(ArrowFiles(path)), 10, 40)))
     assert source.block_starts(1).tolist() == [0, 4, 11, 18, 25, 30]
     assert source.place_of(1) == "x.arrow: row 11"
     order = sum(trained(path, 12, repeat=False, part_filter={"n"}), [])
@@ -209,14 +209,14 @@ def test_what_is_wrong_with_saved_datasets(tmp_path: Path, bucket: Bucket) -> No
 
 def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
     path = write_arrow(tmp_path / "x.arrow", {"n": list(range(50))})
-    source, again = TableSource(ArrowFiles(path)), TableSource(ArrowFiles(path))
+    source, again = selected(TableRows(ArrowFiles(path))), selected(TableRows(ArrowFiles(path)))
     assert source.read(np.array([49])).columns["n"] == [49]
     replaced = write_arrow(tmp_path / "new" / "x.arrow", {"n": list(range(50, 0, -1))})
     os.utime(replaced, ns=(1, 1))
     os.replace(replaced, path)
     with pytest.raises((StaleIndexError, ReadError), match=r"x\.arrow: was changed"):
         again.read(np.array([0]))
-    source = TableSource(ArrowFiles(path))
+    source = selected(TableRows(ArrowFiles(path)))
     assert source.read(np.array([0])).columns["n"] == [50]
     write_arrow(path, {"n": list(range(50))})  # into the file that is mapped
     with pytest.raises(StaleIndexError, match=r"x\.arrow: was changed"):
@@ -236,7 +236,7 @@ def test_numbers_of_groups(tmp_path: Path) -> None:
 def test_nothing_is_read_of_no_samples(tmp_path: Path) -> None:
     write_numbers(tmp_path / "x.parquet", 10)
     for each in (ParquetFiles(tmp_path / "x.parquet"), ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": [1]}))):
-        batch = TableSource(each).read(np.zeros(0, np.int64))
+        batch = selected(TableRows(each)).read(np.zeros(0, np.int64))
         assert (batch.keys, batch.shards, dict(batch.columns)) == ([], [], {})
 
 
@@ -464,11 +464,11 @@ def test_hashes_are_compared_once_in_a_process(
     (path / "index.json").write_text((path / "index.json").read_text().replace('"xxh64"', '"crc7": "0", "xxh64"'))
     calls: list[Any] = []
     monkeypatch.setattr("energon_grain.kinds.tables.mds_files.refuse_wrong_hash", lambda *given: calls.append(given))
-    source = TableSource(MdsFiles(path))
+    source = selected(TableRows(MdsFiles(path)))
     for index in (0, 29, 15, 1, 28, 14):
         source.read(np.array([index]))
     assert len(calls) == 3
-    assert source.content_id == TableSource(MdsFiles(write_mds(tmp_path / "plain", TEXTS, shards=3))).content_id
+    assert source.content_id == selected(TableRows(MdsFiles(write_mds(tmp_path / "plain", TEXTS, shards=3)))).content_id
     in_order(bucket.upload(path, "set"))
     assert len(calls) == 3
     monkeypatch.undo()
