@@ -33,7 +33,7 @@ from energon_grain.sources.source import (
     release_mapped,
 )
 from energon_grain.storage.cores import usable_cores
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 _EVALUATED_AT_ONCE = 1 << 18
 _THREADS = 8
