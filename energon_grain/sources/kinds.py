@@ -142,6 +142,7 @@ class Kind:
         store: Opens single parts by key.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
+        rows: Opens what that key names: samples whose one part has no name, found by number or by keys in a file.
         summary: Describes it; None: in general words.
         lint: Checks it; None: every sample is read and decoded.
         index: Indexes it; None: there is nothing to prepare.
@@ -166,6 +167,7 @@ class Kind:
     store: Callable[[str], FileStore[Any]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
+    rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
     index: Callable[[str, IndexProgress], Described] | None = None
@@ -262,6 +264,14 @@ def kind_named(name: str) -> Kind:
         if kind.name == name:
             return kind
     raise LookupError(f"no installed package has a kind of data {name!r}")
+
+
+def rows_joined_by(key: str, location: str) -> Any:
+    """Open the rows that this key of a metadataset joins. Raises as the kind's `rows`."""
+    for kind in all_kinds():
+        if kind.joined_by == key and kind.rows is not None:
+            return kind.rows(location)
+    raise LookupError(f"no installed package has a kind of data that is joined by {key!r}")
 
 
 def kind_by_name(location: str) -> Kind | None:
