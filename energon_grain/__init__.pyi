@@ -107,6 +107,7 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
     get_loader as get_loader,
@@ -180,7 +181,6 @@ from .sources.source import (
     SampleLocation as SampleLocation,
     Source as Source,
 )
-from .sources.webdataset import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .storage.epath import EPath as EPath
 from .storage.settings import (
     StorageSettings as StorageSettings,

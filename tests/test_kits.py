@@ -45,6 +45,7 @@ from energon_grain import (
 )
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.kinds import OWN
+from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.jsonl.kind import JSONL
 from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
@@ -57,7 +58,6 @@ from energon_grain.prepare.join_build import JoinedArray, build_join
 from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.processes.pool import ProcessPool, process_pool
 from energon_grain.sources import kinds
-from energon_grain.sources.array_record import ArrayRecordSource
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.kinds import kind_named

@@ -178,7 +178,7 @@ def _lint_metadataset(
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
         kind = kind_at(root)
-        if not kind.has_shards:
+        if kind.shards is None:
             if kind.open is not None and not kind.takes_no_columns and root not in files:
                 files.add(root)
                 opened(root, findings, lambda root=root: findings.extend(about_columns(root, trusted)))

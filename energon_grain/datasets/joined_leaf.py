@@ -55,12 +55,10 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.joined import JoinedSource, MemberSource
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url
-from energon_grain.storage.mirror import Mirror, mirror_of
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.remote import Mirror, ObjectClient, ObjectRange, has_lists, mirror_of, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf

@@ -29,20 +29,21 @@ from energon_grain.formats.nv_meta import (
     DatasetInfo,
     read_info,
 )
-from energon_grain.formats.splits import SelectedShards, SplitRatio, read_split_config, select_shards
+from energon_grain.formats.splits import SelectedShards, read_split_config, select_shards
 from energon_grain.forms import Place, asked_at, did_you_mean
-from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars, open_data
+from energon_grain.prepare.bare_tars import ALL_OF_THEM, find_tars
+from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.kinds import FileSource, Kind, Opened, kind_at
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, join, located, without_revision
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf

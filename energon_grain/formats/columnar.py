@@ -42,12 +42,12 @@ from energon_grain.formats.columnar_header import (
     mending,
     read_column,
     read_header,
-    release_pages,
     rows_of,
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
 from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.storage.memory_maps import release_pages
 
 _WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block
 _CHECKED_AT_ONCE = 64  # windows, in memory that need not be asked of the system

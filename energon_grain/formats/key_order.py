@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.columnar_header import release_pages
 from energon_grain.samplers.hashing import GAMMA, splitmix64
+from energon_grain.storage.memory_maps import release_pages
 
 _WORD_BYTES = 8
 

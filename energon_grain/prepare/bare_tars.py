@@ -40,7 +40,7 @@ from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import COLUMNS_JSON, columnar_folder, index_cache_folder
 from energon_grain.formats.columns import COLUMNS_FOLDER
-from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, open_folder
+from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder
 from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
@@ -49,15 +49,11 @@ from energon_grain.formats.tar_list import TarList, ends_like_a_tar, is_pattern,
 from energon_grain.forms import Form, encode_json
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
-from energon_grain.sources.kinds import kind_at
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_bytes, explaining_writes, is_writable, locked, open_unlinked
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import as_joined, is_url, join, located
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.location import as_joined, is_url, join
+from energon_grain.storage.remote import has_lists, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
 
 ALL_OF_THEM = "train"
@@ -85,18 +81,6 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 _FORM = Form(_State)
-
-
-def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
-    """Say where a dataset lies, prepared or bare: `open_folder`, which indexes bare tars as `open_tars` does.
-
-    Raises EnergonGrainError as these two.
-    """
-    if isinstance(path, DataFolder):
-        return path
-    location = located(path)
-    kind = kind_at(location)
-    return open_tars(location) if kind.has_shards and not kind.is_configured else open_folder(location)
 
 
 def open_tars(text: str) -> DataFolder:
@@ -152,7 +136,7 @@ class BareTars:
     def folder(self, local: Path) -> DataFolder:
         """The dataset that an index makes of them."""
         location = self.listed.base
-        bare = DataFolder(location=location, local=local, store=RemoteFiles(storage_settings()), bare=self.listed.text)
+        bare = DataFolder(location=location, local=local, store=remote_files(storage_settings()), bare=self.listed.text)
         if is_url(location):
             return bare
         return DataFolder(

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
-from energon_grain.formats.columnar_header import ColumnWriter, release_pages
+from energon_grain.formats.columnar_header import ColumnWriter
 from energon_grain.formats.join_index import (
     ROWS_NAME,
     JoinHeader,
@@ -42,6 +42,7 @@ from energon_grain.formats.join_index import (
 from energon_grain.formats.key_order import hash_keys
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember, Primary
+from energon_grain.storage.memory_maps import release_pages
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]

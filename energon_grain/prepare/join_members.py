@@ -22,18 +22,19 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar
-from energon_grain.formats.columnar_header import ColumnWriter, read_column, release_pages
+from energon_grain.formats.columnar_header import ColumnWriter, read_column
 from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
 from energon_grain.formats.join_index import JoinedMember, shards_digest
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import open_data
 from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.memory_maps import release_pages
+from energon_grain.storage.remote import read_whole
 
 Int64Array = npt.NDArray[np.int64]
 Nonmatch = Literal["error", "skip", "none"]

@@ -52,18 +52,16 @@ from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
 from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.samples import Columns, columns_of
-from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url
-from energon_grain.storage.object_bytes import read_beginning
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import read_beginning, remote_files
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -238,7 +236,7 @@ def _scan_records(
 def _is_gone(folder: DataFolder, location: str) -> bool:
     try:
         if folder.is_remote:
-            RemoteFiles(storage_settings()).size(location)
+            remote_files(storage_settings()).size(location)
     except MissingObjectError:
         return True
     return False

@@ -45,9 +45,9 @@ from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.joined import JoinedBatch, JoinedSource
-from energon_grain.sources.prepared import PreparedSource
+from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import PartValue, RawBatch, Source
-from energon_grain.storage.atomic import naming_when_full, remove_temporaries
+from energon_grain.storage.atomic import explaining_writes, naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
@@ -73,6 +73,14 @@ _COMPARED = 32
 _COST_BYTES = 512
 """Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
 _LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
+_WHEN_FULL = (
+    "a column takes 8 bytes a sample, and as much again while it is made: free some and run the command again, which "
+    "continues"
+)
+_WHEN_READ_ONLY = (
+    "columns are kept beside the data, or in the cache folder ($XDG_CACHE_HOME, else ~/.cache) where nothing can be "
+    "written there: let one of the two be writable"
+)
 _NUMBERS = Form(tuple[int, int, bytes])
 
 
@@ -187,7 +195,7 @@ def carry_out(
         folder.put_in_place(staging, put=put, remove=remove)
         if log is not None:
             log.remove()
-        if folder.mirrored is not None and isinstance(source, PreparedSource):
+        if folder.mirrored is not None and kind_at(plan.location).shards is not None:
             look_again(open_folder(plan.location))
     with contextlib.closing(opened()) as again:
         return MeasureReport(
@@ -271,7 +279,7 @@ def _check_names(path: str | os.PathLike[str], names: Sequence[str]) -> None:
 def _staging(folder: ColumnFolder, location: str) -> Generator[Path]:
     """An empty folder for new columns, under the lock of the dataset; it is removed at the end."""
     local = folder.local
-    with naming_when_full(local):
+    with explaining_writes(local, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY), naming_when_full(local):
         local.mkdir(parents=True, exist_ok=True)
         with preparation_lock(folder.locked or local, of=location):
             staging = local / _STAGING

@@ -20,17 +20,16 @@ import numpy.typing as npt
 
 from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.nv_meta import holds_records
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
 from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.media.seek_index import missing_index
-from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.prepare.containers import container_in
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
-from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.remote import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.tracebacks import public
 
@@ -326,7 +325,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
 
     Raises:
         DatasetNotFoundError: It is not prepared.
-        RefusedError: It lies in an object store: index it where it is prepared. Or it is of ArrayRecord files, whose
+        RefusedError: It lies in an object store: index it where it is prepared. Or its shards have no offsets, so that
             records are read whole.
         ReadError: A tar cannot be read.
         MissingPackageError: There is an mkv without Cues, and PyAV is not installed.
@@ -334,12 +333,13 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     folder = open_folder(path)
     if folder.is_remote:
         raise RefusedError(f"{folder.location}: lies in an object store; index its videos before they are uploaded")
-    if holds_records(folder.local):
+    container = container_in(folder.local)
+    if not container.has_offsets:
         raise RefusedError(
-            f"{folder.location}: records of ArrayRecord files are read whole, so an index of their videos is of no "
+            f"{folder.location}: records of {container.files} are read whole, so an index of their videos is of no "
             f"use; clips of long videos want tars"
         )
-    source = WebDatasetSource(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
+    source = container.source(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
     shards = {name: number for number, name in enumerate(source.all_shards)}
 
     def lacking(first: int) -> list[tuple[int, int, int, int, bytes]]:

@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.columns import KeptColumns, StoredColumn
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
 from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.kinds import FileSource, kind_at
-from energon_grain.sources.prepared import PreparedSource, open_prepared
 from energon_grain.sources.source import Source, release_mapped
 from energon_grain.tracebacks import public
 

@@ -15,20 +15,19 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar
-from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.media.headers import HEADER_FUNCTION
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.prepare.samples import Columns
 from energon_grain.sources.kinds import Opened
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.sources.source import Source
 from energon_grain.storage.location import join
-from energon_grain.storage.object_bytes import read_beginning
+from energon_grain.storage.memory_maps import release_pages
+from energon_grain.storage.remote import read_beginning
 from energon_grain.words import binary_bytes, counted, format_bytes, table
 
 _BLOCK_SAMPLES = 1 << 20

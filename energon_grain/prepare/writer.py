@@ -31,7 +31,7 @@ from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, read_info
 from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
 from energon_grain.prepare.dataset_definition import define_dataset
-from energon_grain.prepare.listing import name_ratio, printable
+from energon_grain.prepare.listing import printable
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.write_shards import (
@@ -43,6 +43,7 @@ from energon_grain.prepare.write_shards import (
     written_record,
 )
 from energon_grain.prepare.writing import WRITING_FOLDER, PartLog, begin_writing, has_part, read_plan
+from energon_grain.samplers.split_ratio import name_ratio
 from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import is_url, located
 from energon_grain.tracebacks import public

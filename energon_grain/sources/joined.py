@@ -18,24 +18,24 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.sources.indexed import IndexPages
-from energon_grain.sources.prepared import PreparedSource
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (
+    HasParts,
     PartValue,
     RawBatch,
+    ReadsByKeys,
     SampleLocation,
     Selected,
     Source,
     in_pieces,
     in_range,
 )
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.storage.location import name_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
-MemberSource: TypeAlias = PreparedSource | Source | ArraySource
+MemberSource: TypeAlias = Source | ArraySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +193,7 @@ class JoinedSource(Selected):
         for number, member in enumerate(self._members):
             before = f"{called.get(number)}." if number else ""
             own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
-            members.append(member.with_parts(own) if isinstance(member, PreparedSource) else member)
+            members.append(member.with_parts(own) if isinstance(member, HasParts) else member)
         names = [called.get(number) for number in range(len(members))]
         source = JoinedSource(self._index, members, names=names)
         source.wanted = parts
@@ -210,7 +210,7 @@ class JoinedSource(Selected):
         return self._members
 
     @property
-    def primary(self) -> PreparedSource | Source:
+    def primary(self) -> Source:
         primary = self._members[0]
         assert not isinstance(primary, ArraySource)
         return primary
@@ -262,10 +262,10 @@ class JoinedSource(Selected):
             places = np.flatnonzero(column >= 0)
             own = column[places]
             batch = None
-            if len(places) and isinstance(member, WebDatasetSource):
+            if len(places) and isinstance(member, ReadsByKeys):
                 whole = len(places) == len(indices)
                 keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
-                batch = member.read(own, keys=keys)
+                batch = member.read_by_keys(own, keys)
             elif len(places):
                 batch = member.read(own)
             members.append(MemberBatch(places=places, samples=own, batch=batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import EmptyDatasetError
-from energon_grain.formats.columnar_header import release_pages
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -25,6 +24,7 @@ from energon_grain.samples.sample import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.epath import shared_epath
+from energon_grain.storage.memory_maps import release_pages
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -460,6 +460,45 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Release file handles; reading again opens them anew."""
+        ...
+
+
+class Group(Protocol):
+    """Several sources that are read together."""
+
+    def read(self, which: npt.NDArray[np.integer[Any]], indices: npt.NDArray[np.int64]) -> RawBatch:
+        """Read samples of the (n,) numbered sources, in the order asked for. See `Source.read`."""
+        ...
+
+
+@runtime_checkable
+class ReadInGroups(Protocol):
+    """A source that can be read together with others, which saves most of the time where each has few samples."""
+
+    def read_alike(self) -> Hashable:
+        """Equal for sources that one `group` may have; None: this one is read by itself."""
+        ...
+
+    def group(self, sources: Sequence[Any]) -> Group:
+        """Sources that are read alike, this one among them, as one."""
+        ...
+
+
+@runtime_checkable
+class ReadsByKeys(Protocol):
+    """A source that saves looking up keys which the caller has."""
+
+    def read_by_keys(self, indices: npt.NDArray[np.int64], keys: list[str]) -> RawBatch:
+        """Read samples whose keys are known. See `Source.read`."""
+        ...
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A source that reads no parts but those that are wanted."""
+
+    def with_parts(self, parts: frozenset[str]) -> Any:
+        """The same samples, of which these parts alone are read."""
         ...
 
 

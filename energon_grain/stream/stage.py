@@ -25,8 +25,7 @@ from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
-from energon_grain.sources.source import LazySources, PartValue, RawBatch
-from energon_grain.sources.webdataset import WebDatasetGroup, WebDatasetSource, read_alike
+from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import require_wanted, while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
@@ -548,7 +547,8 @@ class Kind:
         hook_keys = {number: each.hook_key for number, each in leaves.items()}
         self._loader = LeafLoader(resolved, hook_keys, spec.failure_tolerance)
         if len(leaves) > 1:
-            self._together = WebDatasetGroup([cast("WebDatasetSource", each.source) for each in resolved.values()])
+            sources = [each.source for each in resolved.values()]
+            self._together = cast("ReadInGroups", sources[0]).group(sources)
             self._numbers = np.array([*leaves], np.int32)
 
     def read(self, draws: Draws) -> RawBatch:
@@ -572,14 +572,17 @@ class Kind:
 def _what_makes(spec: LeafSpec) -> Hashable:
     """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
     leaf = spec.leaf
-    if isinstance(leaf, ResolvedJoin) or type(leaf.source) is not WebDatasetSource:
+    if isinstance(leaf, ResolvedJoin) or not isinstance(leaf.source, ReadInGroups):
+        return None
+    read_alike = leaf.source.read_alike()
+    if read_alike is None:
         return None
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
     hooks = [(_which(hook.function), dataclasses.replace(hook, function=_nothing)) for hook in spec.hooks]
     if spec.cook is not None:
         hooks.append((_which(spec.cook.function), dataclasses.replace(spec.cook, function=_nothing)))
     samples = leaf.sample_type, fields, _which(leaf.load), id(leaf.decoder)
-    return read_alike(leaf.source), *samples, spec.cook is None, *hooks, spec.failure_tolerance
+    return read_alike, *samples, spec.cook is None, *hooks, spec.failure_tolerance
 
 
 def _nothing(value: Any) -> Any:

@@ -17,12 +17,12 @@ import numpy as np
 from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, open_leaf
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
-from energon_grain.formats.splits import SplitRatio
 from energon_grain.get_datasets import get_train_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.lint_samples import lint_samples
 from energon_grain.prepare.summary import summarize_dataset, summarize_samples
 from energon_grain.samplers.expression import Expression
+from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset
 from energon_grain.sources.kinds import NOTHING, Kind, LintAsk, kind_at, kind_named
 from energon_grain.sources.source import PartFilter, Source

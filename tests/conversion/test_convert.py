@@ -35,9 +35,9 @@ from energon_grain.formats.nv_meta import holds_records, is_prepared, read_info
 from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard
 from energon_grain.formats.splits import read_split_config
 from energon_grain.prepare import PrepareProgress, prepare_dataset
+from energon_grain.prepare.containers import open_prepared
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.write_shards import SampleDigest
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
 
 ALL = {"train": 1}

@@ -40,14 +40,14 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.formats.data_folder import look_again, open_folder
-from energon_grain.formats.jsonl import write_jsonl_index
+from energon_grain.kinds.array_record.source import ArrayRecordFileStore, ArrayRecordSource
+from energon_grain.kinds.jsonl.lines import write_jsonl_index
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.sources import remote_runs
-from energon_grain.sources.array_record import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.testing import make_crude_dataset, write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)

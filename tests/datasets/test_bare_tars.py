@@ -48,8 +48,8 @@ from energon_grain.errors import (
     StateError,
     TarError,
 )
-from energon_grain.formats.splits import SplitRatio
 from energon_grain.prepare import prepare_dataset
+from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.testing import write_tars
 
 COUNT, SHARDS = 60, 5
@@ -321,7 +321,7 @@ def test_a_shard_that_changes_while_it_is_used(tars: Path) -> None:
 def test_one_process_indexes_and_the_others_wait(tars: Path) -> None:
     program = (
         "import logging, sys; logging.basicConfig(level='INFO')\n"
-        "from energon_grain.prepare.bare_tars import open_data\n"
+        "from energon_grain.prepare.containers import open_data\n"
         "open_data(sys.argv[1])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

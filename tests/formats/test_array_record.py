@@ -49,7 +49,7 @@ from energon_grain.formats.array_record_ranges import (
     read_records,
     varint,
 )
-from energon_grain.sources.array_record import OpenFiles
+from energon_grain.kinds.array_record.source import OpenFiles
 from energon_grain.storage.local import LocalFiles
 
 COUNT = 2000

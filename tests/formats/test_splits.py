@@ -13,15 +13,7 @@ from hypothesis import example, given, strategies as st
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError, SplitError, TarError
 from energon_grain.formats.brace_patterns import TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.splits import (
-    SplitConfig,
-    collapse,
-    name_ratio,
-    parse_ratio,
-    read_split_config,
-    select_shards,
-    write_split_config,
-)
+from energon_grain.formats.splits import SplitConfig, collapse, read_split_config, select_shards, write_split_config
 from energon_grain.prepare.listing import (
     compile_pattern,
     find_shards,
@@ -30,6 +22,7 @@ from energon_grain.prepare.listing import (
     split_by_patterns,
     split_by_ratio,
 )
+from energon_grain.samplers.split_ratio import name_ratio, parse_ratio
 
 NAMES = st.one_of(
     st.builds("shards/shard_{}.tar".format, st.integers(0, 120)),

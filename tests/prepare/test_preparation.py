@@ -45,6 +45,8 @@ from energon_grain.formats.nv_meta import holds_records, preparing, read_info, r
 from energon_grain.formats.splits import read_split_config
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.kinds.array_record.source import ArrayRecordSource
+from energon_grain.kinds.tar.source import WebDatasetSource
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.dataset_definition import (
     SAMPLE_TYPES,
@@ -56,8 +58,6 @@ from energon_grain.prepare.dataset_definition import (
 )
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import PartSummary, SplitSummary, summarize_dataset
-from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.webdataset import WebDatasetSource
 from energon_grain.testing import make_captioning_dataset, make_crude_dataset, write_tars
 
 SHARDS = tuple(f"parts/s-{number}.tar" for number in range(10))

@@ -47,9 +47,9 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.shard_writer import read_shard
 from energon_grain.prepare import PrepareReport, prepare_dataset
+from energon_grain.prepare.containers import open_prepared
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.listing import find_shards
-from energon_grain.sources.prepared import open_prepared
 from energon_grain.testing import write_tars
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.encode import encode_part

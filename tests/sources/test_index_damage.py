@@ -36,7 +36,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.nv_meta import DatasetInfo, read_info, write_info
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.indexed import IndexPages
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.storage import local
 from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
 
@@ -433,7 +433,7 @@ def test_runs_of_samples_touch_little(large: Path) -> None:
 FIRST_SAMPLES = """
 import os, sys
 import numpy as np
-from energon_grain.sources.webdataset import WebDatasetSource
+from energon_grain.kinds.tar.source import WebDatasetSource
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 before, files = resident(), len(os.listdir("/proc/self/fd"))

@@ -29,12 +29,11 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
+from energon_grain.kinds.array_record.source import ArrayRecordSource
+from energon_grain.kinds.jsonl.lines import jsonl_index_path, open_jsonl
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.prepare import prepare_dataset
-from energon_grain.sources.array_record import ArrayRecordSource
-from energon_grain.sources.prepared import PreparedSource, open_prepared
-from energon_grain.sources.webdataset import WebDatasetGroup, read_alike
+from energon_grain.prepare.containers import PreparedSource, open_prepared
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
@@ -170,8 +169,8 @@ def test_a_group_reads_what_its_sources_read(dataset: Path, parts: Any) -> None:
         {"start": 22},
     ]
     sources = [WebDatasetSource(dataset, parts=parts, **options) for options in chosen]
-    assert len(set(map(read_alike, sources))) == 1
-    group, lengths, rng = WebDatasetGroup(sources), np.array(list(map(len, sources))), np.random.default_rng(1)
+    assert len({source.read_alike() for source in sources}) == 1
+    group, lengths, rng = sources[0].group(sources), np.array(list(map(len, sources))), np.random.default_rng(1)
     for count in (1, 3, 100):
         which = rng.integers(0, len(sources), count)
         indices = rng.integers(0, 1 << 30, count) % lengths[which]

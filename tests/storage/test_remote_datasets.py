@@ -44,8 +44,8 @@ from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources import remote_runs
-from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.object_client import shared_client
 from energon_grain.testing import make_text_dataset, write_tars
 
 

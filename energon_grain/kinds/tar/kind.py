@@ -10,9 +10,10 @@ from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, naming
 from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepared, names_below
 from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
-from energon_grain.prepare.bare_tars import open_data
+from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
+from energon_grain.prepare.bare_tars import open_tars
+from energon_grain.prepare.containers import Container, Shards, open_data
 from energon_grain.sources.kinds import Kind, Listing
-from energon_grain.sources.webdataset import WebdatasetFileStore
 
 
 def _store(location: str) -> WebdatasetFileStore:
@@ -49,13 +50,13 @@ def _has_bare_tars(folder: str) -> bool:
     return False
 
 
+TARS = Container(name="tar", file="tar file", has_offsets=True, source=WebDatasetSource)
 WEBDATASET = Kind(
     name="webdataset",
     described="a prepared dataset",
     marked=_is_prepared,
-    has_shards=True,
+    shards=Shards(container=TARS),
     is_configured=True,
-    container="tar",
     store=_store,
 )
 BARE_TARS = Kind(
@@ -66,6 +67,7 @@ BARE_TARS = Kind(
     holds=_holds_bare_tars,
     files="tars",
     pattern="**/*.tar",
-    has_shards=True,
+    shards=Shards(container=TARS, open_folder=open_tars),
+    has_plain_bytes=True,
     store=_store,
 )

@@ -15,14 +15,14 @@ from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.seek_table import SeekTable, open_seek_table
 from energon_grain.formats.tar.index import check_shards
 from energon_grain.formats.tar.names import split_member_name
+from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.samplers.subset import select
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions, rows_of
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
 from energon_grain.sources.source import LazyFrom, RawBatch, in_range
 from energon_grain.storage.byte_store import Spans, coalesce
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 from energon_grain.tracebacks import public
 
 Int64Array = npt.NDArray[np.int64]
@@ -81,13 +81,12 @@ class WebDatasetSource(IndexedSource):
             owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
-    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
+    def read(self, indices: Int64Array) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`."""
+        return self.read_by_keys(indices, None)
 
-        Args:
-            indices: Of the samples.
-            keys: Theirs, where they are known.
-        """
+    def read_by_keys(self, indices: Int64Array, keys: list[str] | None) -> RawBatch:
+        """See `ReadsByKeys`; without keys they are looked up."""
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)
         owner, rows = self._part_rows(samples)
@@ -168,6 +167,16 @@ class WebDatasetSource(IndexedSource):
             check_shards(self._folder, self._index, numbers)
         self._verified[numbers] = True
 
+    def read_alike(self) -> Hashable:
+        """See `ReadInGroups`. A class made of this one may read in its own way, so it is not grouped."""
+        if type(self) is not WebDatasetSource:
+            return None
+        parts = [None if each is None else each.tobytes() for each in (self._wanted, self._lazy_from)]
+        return self._index.part_names, *parts, self._folder.is_remote, self.coalescing
+
+    def group(self, sources: Sequence[WebDatasetSource]) -> WebDatasetGroup:
+        return WebDatasetGroup(sources)
+
     def close(self) -> None:
         """Close the shards; reading again opens them anew."""
         self._store.close()
@@ -235,7 +244,7 @@ class WebDatasetGroup:
     """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
 
     Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many. All have
-    the same parts in the same order; see `read_alike`.
+    the same parts in the same order; see `WebDatasetSource.read_alike`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
@@ -382,12 +391,6 @@ class WebDatasetGroup:
 
         found = side_by_side(read, list(zip(numbers, cuts[:-1], cuts[1:], strict=True)), self._sources[0].remote_files)
         return list(chain.from_iterable(found))
-
-
-def read_alike(source: WebDatasetSource) -> Hashable:
-    """Equal for sources that a `WebDatasetGroup` may have together."""
-    parts = [None if each is None else each.tobytes() for each in (source._wanted, source._lazy_from)]
-    return source._index.part_names, *parts, source._folder.is_remote, source.coalescing
 
 
 def merged(

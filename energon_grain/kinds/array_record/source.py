@@ -19,11 +19,11 @@ from energon_grain.formats.array_record_ranges import RecordPlaces, find_places,
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
+from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedSource, SourceOptions
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.sources.indexed import IndexedFileStore, IndexedSource, SourceOptions
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -251,6 +251,7 @@ class ArrayRecordSource(IndexedSource):
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
+        options["lazy"] = None  # records are read whole
         super().__init__(path, **options)
         encoding = read_records_file(self._folder.local)
         if encoding is None:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar_build import open_columnar
-from energon_grain.formats.columnar_header import release_pages
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
@@ -24,6 +23,7 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import MediaFileStore, T_co, with_sources
+from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.source import (
     CLIP_BYTES,
@@ -38,55 +38,8 @@ from energon_grain.sources.source import (
 )
 from energon_grain.storage.cores import over_forks
 
-LEFT_ALONE_BYTES = 16 << 20
-RESIDENT_BYTES = 8 << 20
-_FAULT_BYTES = 64 << 10
-_ROW_BYTES = 8
 _SHORT_RUN = 256
 _NEVER = np.iinfo(np.int64).max
-
-
-class IndexPages:
-    """Keeps account of what reads have touched, in windows of as many samples as one page fault covers.
-
-    Args:
-        rows: Of the longest column.
-        left_alone_bytes: Indices up to this size stay resident.
-        resident_bytes: Pages are given back after a read that leaves more than about this many bytes touched.
-    """
-
-    def __init__(
-        self,
-        columns: Sequence[npt.NDArray[Any]],
-        *,
-        samples: int,
-        rows: int,
-        left_alone_bytes: int = LEFT_ALONE_BYTES,
-        resident_bytes: int = RESIDENT_BYTES,
-    ) -> None:
-        self._columns = columns
-        total_bytes = sum(column.nbytes for column in self._columns)
-        window = max(1, _FAULT_BYTES // _ROW_BYTES * samples // max(rows, 1))
-        self._shift = window.bit_length() - 1
-        self._touched = np.zeros((samples >> self._shift) + 1, np.bool_)
-        self._limit: int | None = None
-        if total_bytes > left_alone_bytes:
-            self._limit = resident_bytes * len(self._touched) // total_bytes
-
-    def touch(self, samples: npt.NDArray[np.int64]) -> None:
-        """Note that the index was read at these samples, and give pages back if that makes too many."""
-        if self._limit is None:
-            return
-        self._touched[samples >> self._shift] = True
-        if np.count_nonzero(self._touched) > self._limit:
-            self.release()
-
-    def release(self) -> None:
-        """Give all pages back."""
-        # Other threads may be reading: to them a page that went costs a page fault, nothing else.
-        self._touched[:] = False
-        for column in self._columns:
-            release_pages(column)
 
 
 Int64Array = npt.NDArray[np.int64]

@@ -1,0 +1,1 @@
+"""What the kinds of prepared shards share: an index of their parts, and the configuration beside them."""
