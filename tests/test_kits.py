@@ -46,6 +46,10 @@ from energon_grain import (
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.kinds import OWN
 from energon_grain.kinds.array_record.source import ArrayRecordSource
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.joins.build import build_join
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset
+from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.kinds.jsonl.kind import JSONL
 from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
@@ -54,12 +58,8 @@ from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableSource
 from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_build import JoinedArray, build_join
-from energon_grain.prepare.join_members import JoinedDataset
 from energon_grain.processes.pool import ProcessPool, process_pool
 from energon_grain.sources import kinds
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.kinds import kind_named
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.spec import StreamSpec

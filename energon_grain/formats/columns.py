@@ -44,7 +44,6 @@ from energon_grain.formats.columnar_header import (
     read_column,
 )
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
@@ -153,25 +152,6 @@ class ColumnFolder:
         with mirror.locked():
             mirror.refresh([COLUMNS_JSON])
         return replace(place, local=mirror.folder, mirrored=location)
-
-    @classmethod
-    def of_join(cls, index: JoinIndex) -> ColumnFolder | None:
-        """That of a join, with its index; None: it was made in memory. Raises ReadError."""
-        if index.folder is None:
-            return None
-        location = str(index.folder) if index.url is None else index.url
-        cache, name = os.path.split(location)
-        if index.url is not None:
-            mirror = mirror_of(cache)
-            with mirror.locked():
-                mirror.refresh([f"{name}/{COLUMNS_JSON}"])
-        return cls(
-            dataset=cache.removesuffix(".cache"),
-            location=location,
-            local=index.folder,
-            mirrored=None if index.url is None else cache,
-            known_as=(location,),
-        )
 
     @property
     def is_read_only(self) -> bool:

@@ -34,7 +34,8 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.columnar_header import ColumnWriter, index_cache_folder
-from energon_grain.formats.join_index import (
+from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
+from energon_grain.kinds.joins.index import (
     ROWS_NAME,
     JoinedMember,
     JoinHeader,
@@ -51,7 +52,6 @@ from energon_grain.formats.join_index import (
     write_join_header,
     write_join_index,
 )
-from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
 from energon_grain.kinds.jsonl import lines as jsonl_object
 from energon_grain.kinds.jsonl.lines import (
     JsonlFile,

@@ -412,7 +412,7 @@ def test_what_is_not_there(azure: AzureServer | Azurite) -> None:
 def test_arrays_are_refused(azure: AzureServer | Azurite, tmp_path: Path) -> None:
     from arrays import write_array
 
-    from energon_grain.sources.arrays import ArraySource
+    from energon_grain.kinds.arrays.source import ArraySource
 
     EPath(write_array(tmp_path / "a", np.arange(6), chunk=(2,))).copy(EPath("az://box/a"))
     with pytest.raises(ConfigError, match=r"^az://box/a: arrays are not read from Azure; copy them"):

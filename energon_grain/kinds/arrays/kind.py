@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.kinds.arrays.source import ArrayGroupSource
 from energon_grain.kinds.arrays.summary import summarize_arrays
-from energon_grain.sources.arrays import ArrayGroupSource
 from energon_grain.sources.kinds import Kind, Opened
 from energon_grain.sources.source import PartFilter
 
