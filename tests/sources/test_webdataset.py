@@ -92,13 +92,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared(tmp_path_factory.mktemp("irregular") / "dataset", samples, shards=3)
 
 
-def test_it_says_what_it_is(dataset: Path) -> None:
-    source = WebDatasetSource(dataset)
-    assert source.path == str(dataset)
-    assert set(source.part_names) == {"txt", "json", "seg.png", "empty"}
-    assert str(dataset) in repr(source)
-
-
 def test_batches_are_sequences(dataset: Path) -> None:
     batch = WebDatasetSource(dataset).read(np.array([4, 2, 9]))
     assert [raw.index for raw in batch] == [4, 2, 9]
@@ -317,17 +310,6 @@ def numbers(source: JsonlSource, indices: Sequence[int]) -> list[int]:
     return [json.loads(sample.parts["json"])["i"] for sample in source.read(np.array(indices, np.int64))]
 
 
-def test_subset(path: Path) -> None:
-    source = JsonlSource(path, start=5, stop=9)
-    batch = source.read(np.array([3, 0]))
-    assert batch.keys == ["8", "5"]
-    assert batch.indices.tolist() == [3, 0]
-    assert source.locate(1).key == "6"
-    for start, stop, error in ((3, 3, EmptyDatasetError), (0, 41, ConfigError)):
-        with pytest.raises(error):
-            JsonlSource(path, start=start, stop=stop)
-
-
 def test_where_samples_lie(path: Path) -> None:
     source, content = JsonlSource(path), path.read_bytes()
     for index in (0, 1, 19, 20, 39):
@@ -338,11 +320,6 @@ def test_where_samples_lie(path: Path) -> None:
         assert source.place_of(index) == f"notes.jsonl:{line}"
     assert source.sizes(np.array([1, 0])).tolist() == [len(LINES[1]) + 1, len(LINES[0]) + 4]
     assert source.sizes(np.arange(40)).sum() == len(content)
-
-
-def test_parts(path: Path) -> None:
-    assert JsonlSource(path, parts=["txt"]).read(np.arange(2))[1].parts == {}
-    assert len(JsonlSource(path, parts=lambda part: part == "json").read(np.arange(2))[1].parts) == 1
 
 
 def test_identity(path: Path, tmp_path: Path) -> None:
