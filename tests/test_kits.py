@@ -51,16 +51,17 @@ from energon_grain.kinds.joins.build import build_join
 from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset
 from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.kinds.jsonl.kind import JSONL
-from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlRows
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import TableSource
-from energon_grain.kinds.tokens.source import TokenSource
+from energon_grain.kinds.tables.source import TableRows
+from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.processes.pool import ProcessPool, process_pool
 from energon_grain.sources import kinds
 from energon_grain.sources.kinds import kind_named
+from energon_grain.sources.rows import SelectedSource, selected
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -102,8 +103,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TABLES = {"parquet": ParquetFiles, "arrow": ArrowFiles, "mds": MdsFiles}
 
 
-def tables(root: Path, name: str, kind: str) -> TableSource:
-    return TableSource(TABLES[kind](root / name))
+def tables(root: Path, name: str, kind: str, *chosen: Any) -> SelectedSource:
+    return selected(TableRows(TABLES[kind](root / name)), *chosen)
 
 
 def joined(root: Path, **options: Any) -> JoinedSource:
@@ -125,18 +126,18 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = 
         [*SAMPLES[15:], *SAMPLES[:7], *SAMPLES[15:]],
     ),
     "records": (lambda root: ArrayRecordSource(root / "records"), SAMPLES),
-    "lines": (lambda root: JsonlSource(root / "x.jsonl"), [{"json": line} for line in LINES]),
+    "lines": (lambda root: selected(JsonlRows(root / "x.jsonl")), [{"json": line} for line in LINES]),
     "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
     "parquet, runs": (
-        lambda root: tables(root, "parquet", "parquet").cut(runs=[(0, 3), (2, 4), (0, 13)], start=1),
+        lambda root: tables(root, "parquet", "parquet", 1, None, None, [(0, 3), (2, 4), (0, 13)]),
         None,
     ),
     "arrow": (lambda root: tables(root, "arrow", "arrow"), None),
-    "arrow, file format": (lambda root: tables(root, "feather", "arrow").cut(10, 30), None),
+    "arrow, file format": (lambda root: tables(root, "feather", "arrow", 10, 30), None),
     "arrow, compressed": (lambda root: tables(root, "zstd", "arrow"), None),
     "mds": (lambda root: tables(root, "mds", "mds"), None),
     "tokens": (
-        lambda root: TokenSource(root / "tokens"),
+        lambda root: selected(TokenRows(root / "tokens")),
         [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS],
     ),
     "join": (joined, None),
@@ -180,10 +181,10 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
     make: dict[str, Callable[[], Any]] = {
         "tars": lambda: WebDatasetSource(url),
         "records": lambda: ArrayRecordSource(url),
-        "x.jsonl": lambda: JsonlSource(url),
-        "tokens": lambda: TokenSource(url),
+        "x.jsonl": lambda: selected(JsonlRows(url)),
+        "tokens": lambda: selected(TokenRows(url)),
         "zarr3": lambda: ArrayGroupSource(url),
-        **{each: lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
+        **{each: lambda files=files: selected(TableRows(files(url))) for each, files in TABLES.items()},
     }
     name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)
     check_source(make[kind], SOURCES[name][1], fork=False)
@@ -243,7 +244,7 @@ def test_broken_kinds_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, wro
         check_kind(kind, data / "x.jsonl", fork=False)
 
 
-class Faulty(JsonlSource):
+class Faulty(SelectedSource):
     """Lines that break the contract in one way."""
 
     fault = ""
@@ -294,16 +295,16 @@ class Faulty(JsonlSource):
 def test_broken_sources_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, fault: str, says: str) -> None:
     monkeypatch.setattr(Faulty, "fault", fault)
     with pytest.raises(AssertionError, match=says):
-        check_source(lambda: Faulty(data / "x.jsonl"), fork=False)
+        check_source(lambda: Faulty(JsonlRows(data / "x.jsonl")), fork=False)
 
 
 def test_other_contents_are_found(data: Path) -> None:
     wrong = [{"json": line} for line in LINES]
     wrong[3] = {"json": b"{}\n"}
     with pytest.raises(AssertionError, match=r"sample 3 has .*, expected"):
-        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong, fork=False)
+        check_source(lambda: selected(JsonlRows(data / "x.jsonl")), wrong, fork=False)
     with pytest.raises(AssertionError, match="has 40 samples, expected 39"):
-        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong[1:], fork=False)
+        check_source(lambda: selected(JsonlRows(data / "x.jsonl")), wrong[1:], fork=False)
 
 
 # Stores.

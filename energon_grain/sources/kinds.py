@@ -24,6 +24,7 @@ from energon_grain.formats.data_folder import mirror_dataset
 from energon_grain.formats.nv_meta import HINTS, INDEX_SQLITE, META_FOLDER, is_prepared
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.rows import Rows, selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.location import is_file_of, is_url, join
 
@@ -55,18 +56,23 @@ class Opened:
     """Data that are read as they are, opened.
 
     Attributes:
-        source: All samples.
+        rows: All samples.
+        source: The same as a source.
         part_names: Names of all parts.
         has_lists: Whether parts are also entries of lists, so that more names mean something.
         endings: Which ends of names decode parts that are not decoded by their own.
         decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
     """
 
-    source: FileSource
+    rows: Rows | FileSource
+    source: Any = field(init=False)
     part_names: tuple[str, ...]
     has_lists: bool = False
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
     decoded: Literal["as asked", "always", "never"] = "as asked"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", selected(self.rows) if isinstance(self.rows, Rows) else self.rows)
 
 
 class Described(Protocol):

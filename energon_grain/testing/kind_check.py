@@ -230,7 +230,7 @@ def _check_reports(data: _Data, source: Source) -> None:
     else:
         opened = kind.open(path, None)
         total = len(opened.source)
-        found = sum(getattr(opened, "rows", opened.source).shard_counts.values())
+        found = sum(opened.rows.shard_counts.values())
         assert found == total, f"{path}: its files hold {found} samples of {total}"
         summary: Any = summarize_samples(opened) if kind.summary is None else kind.summary(path)
         report = lint_samples(kind, path, ask) if kind.lint is None else kind.lint(path, ask)

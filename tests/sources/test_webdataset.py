@@ -31,9 +31,10 @@ from energon_grain.errors import (
 )
 from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.jsonl.lines import jsonl_index_path, open_jsonl
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.containers import PreparedSource, open_prepared
+from energon_grain.sources.rows import SelectedSource, selected
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
@@ -294,12 +295,12 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def numbers(source: JsonlSource, indices: Sequence[int]) -> list[int]:
+def numbers(source: SelectedSource, indices: Sequence[int]) -> list[int]:
     return [json.loads(sample.parts["json"])["i"] for sample in source.read(np.array(indices, np.int64))]
 
 
 def test_where_samples_lie(path: Path) -> None:
-    source, content = JsonlSource(path), path.read_bytes()
+    source, content = selected(JsonlRows(path)), path.read_bytes()
     for index in (0, 1, 19, 20, 39):
         place = source.locate(index)
         assert json.loads(content[place.start : place.stop])["i"] == index
@@ -311,14 +312,14 @@ def test_where_samples_lie(path: Path) -> None:
 
 
 def test_identity(path: Path, tmp_path: Path) -> None:
-    source = JsonlSource(path)
+    source = selected(JsonlRows(path))
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(path.read_bytes())
-    assert JsonlSource(moved).content_id == source.content_id
-    assert JsonlSource(path, start=1).content_id != source.content_id
+    assert selected(JsonlRows(moved)).content_id == source.content_id
+    assert selected(JsonlRows(path), start=1).content_id != source.content_id
     moved.write_bytes(path.read_bytes() + b"\n{}")
     jsonl_index_path(moved).unlink()
-    assert JsonlSource(moved).content_id != source.content_id
+    assert selected(JsonlRows(moved)).content_id != source.content_id
 
 
 class Counting(LocalFiles):
@@ -337,7 +338,7 @@ class Counting(LocalFiles):
 
 def test_neighbours_are_read_together(path: Path) -> None:
     store = Counting()
-    source = JsonlSource(replace(open_jsonl(path), store=store))
+    source = selected(JsonlRows(replace(open_jsonl(path), store=store)))
     source.read(np.array([0]))
     before = store.spans
     assert numbers(source, [7, 5, 6, 4]) == [7, 5, 6, 4]
@@ -346,23 +347,23 @@ def test_neighbours_are_read_together(path: Path) -> None:
 
 def test_files_that_changed(path: Path) -> None:
     content = path.read_bytes()
-    JsonlSource(path)
-    opened = JsonlSource(path)
+    selected(JsonlRows(path))
+    opened = selected(JsonlRows(path))
     path.write_bytes(content + b"\n")
     with pytest.raises(StaleIndexError, match="energon-grain prepare"):
         opened.read(np.array([0]))
     path.write_bytes(content.replace(b"\n", b" ").replace(b"}", b"}\n", 39)[: len(content)])
     with pytest.raises(StaleIndexError, match="no line ends here"):
-        JsonlSource(path).read(np.array([0]))
+        selected(JsonlRows(path)).read(np.array([0]))
 
 
 def test_damaged_index(path: Path) -> None:
-    JsonlSource(path)
+    selected(JsonlRows(path))
     index = jsonl_index_path(path)
     starts = np.fromfile(index, "<u8")
     starts[5] = starts[4]
     starts.tofile(index)
-    source = JsonlSource(path)
+    source = selected(JsonlRows(path))
     assert numbers(source, [1]) == [1]
     with pytest.raises(IndexFileError, match="do not ascend"):
         source.read(np.array([4]))
@@ -372,7 +373,7 @@ def test_damaged_index(path: Path) -> None:
 def test_the_index_is_given_back(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     path.write_bytes(b"{}\n" * 8_000_000)
-    source = JsonlSource(path)
+    source = selected(JsonlRows(path))
     rng = np.random.default_rng(0)
     resident: list[int] = []
     for _ in range(4):
