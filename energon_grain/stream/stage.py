@@ -548,7 +548,7 @@ class Kind:
         self._loader = LeafLoader(resolved, hook_keys, spec.failure_tolerance)
         if len(leaves) > 1:
             sources = [each.source for each in resolved.values()]
-            self._together = cast("ReadInGroups", sources[0]).group(sources)
+            self._together = cast("ReadInGroups", sources[0])._group(sources)
             self._numbers = np.array([*leaves], np.int32)
 
     def read(self, draws: Draws) -> RawBatch:
@@ -574,7 +574,7 @@ def _what_makes(spec: LeafSpec) -> Hashable:
     leaf = spec.leaf
     if isinstance(leaf, ResolvedJoin) or not isinstance(leaf.source, ReadInGroups):
         return None
-    read_alike = leaf.source.read_alike()
+    read_alike = leaf.source._read_alike()
     if read_alike is None:
         return None
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
