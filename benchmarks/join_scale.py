@@ -69,8 +69,8 @@ def _scans(keys: int, order: str, seed: int) -> Iterator[ShardScan]:
 
 def step(folder: str, name: str, keys: int, order: str, memory_mb: int) -> dict[str, float]:
     """Make one of the two indices in a folder, or join them; seconds, and the highest resident memory in MiB."""
-    from energon_grain.prepare.join_build import build_join
-    from energon_grain.prepare.join_members import JoinedDataset
+    from energon_grain.kinds.joins.build import build_join
+    from energon_grain.kinds.joins.members import JoinedDataset
 
     started, root = time.perf_counter(), Path(folder)
     if name == "join":

@@ -10,8 +10,8 @@ from benchmarks.child import serve
 from benchmarks.object_store import server_here
 from benchmarks.ours import CrudeBlob, weigh
 from energon_grain import WorkerConfig, get_loader, get_train_dataset
-from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import StorageSettings, use_storage
+from energon_grain.stores.object_client import shared_client
 
 
 class _Host:

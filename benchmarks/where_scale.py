@@ -50,8 +50,8 @@ def highest_mb() -> float:
 
 def evaluate(root: str, where: str, shuffled: bool) -> dict[str, float]:
     """Open a view and use it."""
-    from energon_grain.samplers.expression import Expression
     from energon_grain.kinds.tar.source import WebDatasetSource
+    from energon_grain.samplers.expression import Expression
 
     whole = WebDatasetSource(root)
     shards = list(whole.all_shards)

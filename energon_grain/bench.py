@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.sources.joined import JoinedSource, MemberSource
+from energon_grain.kinds.joins.source import JoinedSource, MemberSource
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.cores import usable_cores

@@ -6,34 +6,28 @@ saved states of the old one. In the second, samples are cut into shards of as ma
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from energon_grain.errors import (
     ConfigError,
-    DecodingError,
     DuplicateKeyError,
     EmptyDatasetError,
-    EnergonGrainError,
     SplitError,
 )
-from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
-from energon_grain.formats.jsonl import is_object
 from energon_grain.formats.key_order import duplicate_keys
 from energon_grain.formats.nv_meta import (
     COMPATIBLE_ENERGON_VERSION,
@@ -49,18 +43,24 @@ from energon_grain.formats.splits import SplitConfig, excluded_sample, read_spli
 from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
-from energon_grain.prepare.write_shards import ShardJob, check_container, parts_of, records_of, write_shards
+from energon_grain.prepare.write_shards import (
+    ShardJob,
+    WrittenSample,
+    check_container,
+    parts_of,
+    records_of,
+    write_shards,
+)
 from energon_grain.prepare.writing import begin_writing, end_writing
-from energon_grain.sources.kinds import METADATASET, Kind, kind_at
+from energon_grain.sources.kinds import METADATASET, Kind, Streamed, kind_at, streaming_kind
 from energon_grain.sources.source import Source
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
-from energon_grain.storage.location import is_file_of, is_url, located
+from energon_grain.storage.location import is_url, located
 from energon_grain.tracebacks import public
 from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 
-LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _AT_ONCE = 4096
 _AT_ONCE_BYTES = 16 << 20
 _SHARD_SAMPLES = 5000
@@ -209,9 +209,9 @@ def convert_dataset(
 
 def _origin(location: str, to: Container | None, shard_samples: int | None) -> _Shards | _Samples:
     """What lies at a path or URL, as it is to be converted."""
-    if is_file_of(location, LINES):
-        return _Samples.of_lines(location, to or "tar", shard_samples or _SHARD_SAMPLES)
-    kind = kind_at(location)
+    kind = streaming_kind(location) or kind_at(location)
+    if kind.streamed is not None:
+        return _Samples.of_stream(location, kind.streamed, to or "tar", shard_samples or _SHARD_SAMPLES)
     if kind is METADATASET:
         raise ConfigError(
             f"{location}: a conversion takes one dataset, but this is a metadataset: convert its datasets one by one, "
@@ -406,27 +406,13 @@ class _Samples:
         )
 
     @classmethod
-    def of_lines(cls, location: str, container: Container, count: int) -> _Samples:
-        """A JSONL file, compressed or not, which is read once, front to back."""
-        path = EPath(location)
-        size_bytes = path.stat().content_length
+    def of_stream(cls, location: str, streamed: Streamed, container: Container, count: int) -> _Samples:
+        """A file that is read once, front to back."""
+        size_bytes = EPath(location).stat().content_length
 
         def runs() -> Iterator[tuple[int, Callable[[], Iterator[Sample]]]]:
-            lines: list[tuple[int, bytes]] = []
-            first = read_bytes = 0
-            with path.open("rb") as file:
-                for number, line in enumerate(_lines_of(file, location), 1):
-                    text = line.strip()
-                    if text:
-                        if not is_object(text):
-                            raise DecodingError(f"{location}: line {number} holds no JSON object, {{…}}")
-                        lines.append((number, text))
-                    if len(lines) == count:
-                        at = file.tell()
-                        yield at - read_bytes, partial(line_samples, first, lines)
-                        first, read_bytes, lines = first + count, at, []
-            if lines:
-                yield size_bytes - read_bytes, partial(line_samples, first, lines)
+            for read_bytes, samples in streamed.runs(location, count):
+                yield read_bytes, partial(_encoded, samples)
 
         plan = {"file": location, "size_bytes": size_bytes, "shard_samples": count}
         return cls(location, plan, container, runs, shards=None, size_bytes=size_bytes)
@@ -514,24 +500,5 @@ def _named(part: str, value: Any, endings: Mapping[str, str]) -> tuple[str, byte
     return name, encode_part(name, value)
 
 
-def line_samples(first: int, lines: list[tuple[int, bytes]]) -> Iterator[Sample]:
-    """Samples of lines, by their numbers among those that are not blank, from `first` on."""
-    return (parts_of({"__key__": str(number), "json": text}) for number, (_, text) in enumerate(lines, first))
-
-
-def _lines_of(file: BinaryIO, location: str) -> Iterator[bytes]:
-    """The lines of a file, compressed or not. Raises DecodingError where it cannot be decompressed."""
-    opened: Any = file
-    if location.endswith(".gz"):
-        opened = gzip.GzipFile(fileobj=file)
-    elif location.endswith(".zst"):
-        with needed_for("reading .zst files"):
-            import pyarrow
-
-        opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
-    try:
-        yield from opened if opened is file else io.BufferedReader(opened, 1 << 20)
-    except EnergonGrainError:
-        raise
-    except (OSError, EOFError, ValueError) as error:
-        raise DecodingError(f"{location}: cannot be decompressed: {error}; copy the file again") from error
+def _encoded(samples: Callable[[], Iterable[WrittenSample]]) -> Iterator[Sample]:
+    return map(parts_of, samples())

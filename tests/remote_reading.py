@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.stores.remote_files import RemoteFiles
 
 
 def read(files: RemoteFiles, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

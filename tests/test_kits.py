@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +35,7 @@ from energon_grain import (
     PackingDataset,
     RepeatDataset,
     ShuffleBufferDataset,
+    SkipSample,
     SourceInfo,
     WebDatasetSource,
     WorkerConfig,
@@ -41,20 +44,28 @@ from energon_grain import (
     homogeneous_concat_mix,
 )
 from energon_grain.errors import KeyNotFoundError
+from energon_grain.kinds import OWN
 from energon_grain.kinds.array_record.source import ArrayRecordSource
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.joins.build import build_join
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset
+from energon_grain.kinds.joins.source import JoinedSource
+from energon_grain.kinds.jsonl.kind import JSONL
+from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableSource
 from energon_grain.kinds.tokens.source import TokenSource
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_build import JoinedArray, build_join
-from energon_grain.prepare.join_members import JoinedDataset
-from energon_grain.samplers.expression import Expression
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
-from energon_grain.sources.joined import JoinedSource
-from energon_grain.testing import check_node, check_source, check_store, write_tars
+from energon_grain.processes.pool import ProcessPool, process_pool
+from energon_grain.sources import kinds
+from energon_grain.sources.kinds import kind_named
+from energon_grain.stream.drops import Dropped
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.workers import ThreadPool
+from energon_grain.testing import check_kind, check_node, check_pool, check_source, check_store, write_tars
 
 COUNT = 23
 NAMES = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
@@ -69,7 +80,7 @@ def samples() -> list[dict[str, Any]]:
         if i % 3 == 0:
             sample["json"] = b"{}"
         if i % 5 == 1:
-            sample["seg.png"] = rng.bytes(i * 1000)
+            sample["seg.bin"] = rng.bytes(i * 1000)
         if i % 7 == 2:
             sample["empty"] = b""
         found.append(sample)
@@ -99,6 +110,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokens(root / "tokens", DOCUMENTS, dtype="<i4", sequence=4)
     for driver in DRIVERS:
         write_group(root / driver, driver, image=numbered(40, 3, 2), n=np.arange(40))
+    write_tars(root / "bare" / "deep", samples(), shards=3)
     write_array(root / "score", numbered(COUNT, 2))
     write_tars(
         root / "other", [{"__key__": each["__key__"], "bin": b"%d" % i} for i, each in enumerate(samples())][::-2]
@@ -121,11 +133,6 @@ def joined(root: Path, **options: Any) -> JoinedSource:
     return JoinedSource(index, sources, **options)
 
 
-LARGE = Expression.parse("bytes >= 8", where="here")
-IN_LINES = Expression.parse("bytes > 25", where="here")
-WHERE = Expression.parse("n % 3 == 1", where="here")
-
-
 def group(root: Path) -> list[dict[str, Any]]:
     del root
     return [{"image": row, "n": np.int64(i)} for i, row in enumerate(numbered(40, 3, 2))]
@@ -133,42 +140,25 @@ def group(root: Path) -> list[dict[str, Any]]:
 
 SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = {
     "tars": (lambda root: WebDatasetSource(root / "tars"), samples()),
-    "tars, parts": (lambda root: WebDatasetSource(root / "tars", parts=["empty"]), None),
-    "tars, subset": (lambda root: WebDatasetSource(root / "tars", start=3, stop=20), samples()[3:20]),
-    "tars, where": (lambda root: WebDatasetSource(root / "tars", where=LARGE), None),
     "tars, shards": (
         lambda root: WebDatasetSource(root / "tars", shards=["shard_002.tar", "shard_000.tar", "shard_002.tar"]),
         [*samples()[15:], *samples()[:7], *samples()[15:]],
     ),
     "records": (lambda root: ArrayRecordSource(root / "records"), samples()),
-    "records, subset": (lambda root: ArrayRecordSource(root / "records", start=2, stop=20), samples()[2:20]),
-    "records, where": (lambda root: ArrayRecordSource(root / "records", where=LARGE), None),
     "lines": (lambda root: JsonlSource(root / "x.jsonl"), [{"json": line} for line in LINES]),
-    "lines, subset": (lambda root: JsonlSource(root / "x.jsonl", start=2, stop=7), [{"json": x} for x in LINES[2:7]]),
-    "lines, where": (
-        lambda root: JsonlSource(root / "x.jsonl").cut(where=IN_LINES),
-        [{"json": line} for line in LINES if len(line) > 25],
-    ),
     "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
     "parquet, runs": (
         lambda root: tables(root, "parquet", "parquet").cut(runs=[(0, 3), (2, 4), (0, 13)], start=1),
         None,
     ),
-    "parquet, where": (lambda root: tables(root, "parquet", "parquet").cut(where=WHERE), None),
     "arrow": (lambda root: tables(root, "arrow", "arrow"), None),
     "arrow, file format": (lambda root: tables(root, "feather", "arrow").cut(10, 30), None),
     "arrow, compressed": (lambda root: tables(root, "zstd", "arrow"), None),
     "mds": (lambda root: tables(root, "mds", "mds"), None),
-    "mds, subset": (lambda root: tables(root, "mds", "mds").cut(10, 30), None),
     "tokens": (
         lambda root: TokenSource(root / "tokens"),
         [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS],
     ),
-    "tokens, subset": (
-        lambda root: TokenSource(root / "tokens").cut(10, 20),
-        [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS[10:20]],
-    ),
-    "arrays, where": (lambda root: ArrayGroupSource(root / "zarr3").cut(5, where=WHERE), None),
     "join": (joined, None),
     "join, subset": (lambda root: joined(root, start=4, stop=20), None),
     **{
@@ -217,6 +207,60 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
     }
     name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)
     check_source(make[kind], SOURCES[name][1], fork=False)
+
+
+KINDS: dict[str, tuple[str, list[dict[str, Any]] | None]] = {
+    "webdataset": ("tars", samples()),
+    "bare tars": ("bare", None),  # keys are prefixed
+    "array_record": ("records", samples()),
+    "jsonl": ("x.jsonl", [{"json": line} for line in LINES]),
+    "parquet": ("parquet", None),
+    "arrow": ("arrow", None),
+    "mds": ("mds", None),
+    "tokens": ("tokens.bin", [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS]),
+    "array": ("zarr3", group(Path())),
+}
+
+
+def test_every_kind_is_listed() -> None:
+    assert {kind.name for kind in OWN} == {*KINDS}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind(data: Path, name: str) -> None:
+    where, expected = KINDS[name]
+    check_kind(kind_named(name), data / where, expected, fork=name != "array")
+
+
+def other_parts(location: str, parts: Any) -> Any:
+    return JSONL.open(location, None)  # type: ignore[misc]
+
+
+def no_summary(location: str) -> Any:
+    return replace(JSONL.summary(location), samples=41)  # type: ignore[misc,type-var]
+
+
+class NoStore(JsonlFileStore):
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"endings": (".lines",)}, "is found to be no dataset, not a JSONL file"),
+        ({"open": other_parts}, r"a part filter .* reads other samples"),
+        ({"summary": no_summary}, "`summary` counts 41 samples, lint 40"),
+        ({"store": NoStore}, "'' should not be in the store"),
+        ({"described": ""}, "`described` is empty"),
+    ],
+)
+def test_broken_kinds_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], says: str) -> None:
+    kind = replace(JSONL, **wrong)
+    monkeypatch.setattr(kinds, "_own_kinds", lambda: (kind,))
+    monkeypatch.setattr(kinds, "_other_kinds", lambda: ())
+    with pytest.raises(AssertionError, match=says):
+        check_kind(kind, data / "x.jsonl", fork=False)
 
 
 class Faulty(JsonlSource):
@@ -418,6 +462,56 @@ def test_broken_nodes_are_found(text_dataset: Callable[..., Path], wrong: str, s
     }
     with pytest.raises(AssertionError, match=says):
         check_node(lambda config: node[wrong](small(folder, config, endless=wrong == "counts")), steps=20)
+
+
+# Pools.
+
+
+def threads(spec: StreamSpec, stage: PureStage) -> ThreadPool:
+    return ThreadPool(stage, 2, 1 << 30)
+
+
+def processes(spec: StreamSpec, stage: PureStage) -> ProcessPool:
+    return process_pool(spec, stage, WorkerConfig(0, 1, 2), 2)
+
+
+@pytest.mark.parametrize("make_pool", [threads, processes])
+def test_every_pool(make_pool: Any) -> None:
+    check_pool(make_pool)
+
+
+class FaultyPool(ThreadPool):
+    """Threads that break the contract in one way."""
+
+    fault = ""
+
+    def _run(self, chunk: Any) -> Any:
+        encoded = super()._run(chunk)
+        if self.fault == "order":
+            encoded.outcomes.reverse()
+        if self.fault == "errors":
+            for place, outcome in enumerate(encoded.outcomes):
+                if isinstance(outcome, Dropped):
+                    encoded.outcomes[place] = replace(outcome, error=SkipSample())
+        return encoded
+
+    def close(self) -> None:
+        if self.fault == "close":
+            threading.Timer(1.0, lambda: None).start()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("order", r"step 0 of 12 differs: it is \['key'\]"),
+        ("errors", "the error handler gets .*, expected .*ValueError: hook of 4"),
+        ("close", "leaves threads"),
+    ],
+)
+def test_broken_pools_are_found(monkeypatch: pytest.MonkeyPatch, fault: str, says: str) -> None:
+    monkeypatch.setattr(FaultyPool, "fault", fault)
+    with pytest.raises(AssertionError, match=says):
+        check_pool(lambda _, stage: FaultyPool(stage, 2, 1 << 30))
 
 
 def test_what_is_no_dataset() -> None:

@@ -33,7 +33,7 @@ from energon_grain import (
 )
 from energon_grain.errors import MissingPackageError
 from energon_grain.extras import needed_for
-from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare import measure_dataset, prepare_dataset
 from energon_grain.transforms.batching import batch_samples
 
 _SHUFFLE: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
@@ -140,6 +140,14 @@ def test_a_full_disk_says_what_to_do(text_dataset: Callable[..., Path], tmp_path
     [note] = caught.value.__notes__
     assert "MB are free on the disk of" in note
     assert "--no-sqlite" in note
+    with size_limit(60_000), pytest.raises(OSError, match=r"is there room on the disk\?: '.*index.sqlite'") as caught:
+        prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
+    needed = re.search(r"about ([\d,]+) MB are needed in all for \d+ shards", caught.value.__notes__[0])
+    assert needed is not None
+    prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
+    with size_limit(2000), pytest.raises(OSError, match="too large") as caught:
+        measure_dataset(tmp_path / "data", {"length": len})
+    assert "a column takes 8 bytes a sample" in caught.value.__notes__[0]
 
 
 def test_a_full_cache_folder_is_named(

@@ -26,12 +26,12 @@ from torch.utils.data import _utils
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError
+from energon_grain.kinds.joins.source import holds_arrays
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.samples.sample import pin_memory as pinned
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.joined import holds_arrays
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.stream.cursor import with_agreement

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from energon_grain.cli.terminal import Answer
-from energon_grain.storage.cache_check import check_sums, compare, pages_folder
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.page_cache import PageCache
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.cache_check import check_sums, compare, pages_folder
+from energon_grain.stores.object_client import shared_client
+from energon_grain.stores.page_cache import PageCache
 from energon_grain.words import counted, format_bytes
 
 

@@ -21,6 +21,7 @@ from energon_grain.cli.terminal import Answer, DataPath, significant
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.loader.checkpoint_file import FILE_NAME, GRAIN_FILE, read_state
 from energon_grain.samplers.share_tree import RUN
+from energon_grain.sources.kinds import holds_plain_bytes
 from energon_grain.stream.cursor import check_cursor, differences, from_cursor, merge_cursors, saved_manifest
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import leaf_draws, pass_length
@@ -488,10 +489,6 @@ def _leaf_lines(leaves: Sequence[LeafState]) -> list[str]:
     return lines
 
 
-_PLAIN_ENDINGS = (".tar", ".jsonl")
-"""Of files whose bytes are those of their samples."""
-
-
 @of_a_run
 def which(
     path: DataPath,
@@ -526,7 +523,7 @@ def which(
 
 def _lines_of_records(records: list[SampleRecord]) -> list[str]:
     """A table; it names the datasets where they are several, shortened by what they have in common."""
-    in_files = all(record.shard.endswith(_PLAIN_ENDINGS) for record in records)
+    in_files = all(holds_plain_bytes(record.shard) for record in records)
     datasets = sorted({record.dataset for record in records})
     several = len(datasets) > 1
     common = os.path.commonprefix(datasets).rpartition("/")[0] if several else "".join(datasets)  # noqa: RUF071

@@ -12,10 +12,10 @@ import typer
 
 from energon_grain.cli.terminal import Answer, DatasetConfig, ProgressBar, SplitConfig, note, own_modules
 from energon_grain.datasets.aux_stores import open_aux
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.documents import datasets_of, leaf_maker, load_metadataset, read_document
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.samples import open_columns

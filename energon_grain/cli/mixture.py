@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.get_datasets import get_train_dataset
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import Course, FlatLeaf, changes, children_of, flatten, share_at
 from energon_grain.metadataset.resolve import Leaf

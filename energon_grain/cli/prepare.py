@@ -24,7 +24,7 @@ from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.nv_meta import RECORD_SUFFIX, compressed_lines, is_prepared
+from energon_grain.formats.nv_meta import RECORD_SUFFIX, is_prepared
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.metadataset.documents import find_joins, prepare_metadataset
 from energon_grain.metadataset.prepare_joins import plan_joins
@@ -48,7 +48,7 @@ from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
 from energon_grain.prepare.summary import column_rows
 from energon_grain.prepare.writing import check_written, open_to_prepare
 from energon_grain.samplers.split_ratio import parse_ratio
-from energon_grain.sources.kinds import kind_at, kind_by_name
+from energon_grain.sources.kinds import hint_at, kind_at, kind_by_name
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, join, located, no_such_path
 from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
 from energon_grain.words import counted, format_bytes, table, visible
@@ -501,7 +501,7 @@ def _check_kind(path: str) -> None:
         return
     if os.path.isfile(path):
         taken = "prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
-        raise ConfigError(f"{path}: {compressed_lines(path) or taken}")
+        raise ConfigError(f"{path}: {hint_at(path) or taken}")
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
 

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 from energon_grain.datasets.aux_stores import open_primary
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset, Joiner, JoinMember
 from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, SampleFactory
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.forms import Place
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset, Joiner, JoinMember
+from energon_grain.kinds.joins.members import Nonmatch
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.add_media import prepare_media
-from energon_grain.prepare.join_members import Nonmatch
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress
 from energon_grain.samplers.subset import Subset

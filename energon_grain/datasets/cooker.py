@@ -17,7 +17,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.sources.cache_pool import CachePool, NoCachePool
 from energon_grain.sources.file_store import FileStore
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.spec import ResolvedJoin, ResolvedLeaf
+from energon_grain.stream.spec import Resolved
 from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
 
@@ -127,7 +127,7 @@ class SampleMaker(HookOwner, Protocol):
 
 def cooking(
     encoder: SampleMaker,
-    leaf: ResolvedLeaf | ResolvedJoin,
+    leaf: Resolved,
     aux: Mapping[str, AuxReference],
     path: str,
     cache_pool: CachePool | None,

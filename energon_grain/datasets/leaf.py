@@ -13,7 +13,6 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Place, asked_at
-from energon_grain.prepare.join_members import JoinedDataset, JoinedFiles, JoinMember, Keys, Nonmatch
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset, part_of
@@ -23,10 +22,10 @@ from energon_grain.sources.kinds import FileSource, Kind, Opened, kind_at, opene
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located, without_revision
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.spec import Ordering, ResolvedJoin, ResolvedLeaf
+from energon_grain.stream.spec import Ordering, Resolved, ResolvedLeaf
 from energon_grain.transforms.decode import ColumnDecoder, SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
@@ -181,30 +180,9 @@ class LeafDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         return to.leaf(self)
 
-    def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
+    def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
         """What turns its crude samples into samples. See `cooking`."""
         return cooking(self.task_encoder, leaf, self.aux, self.path, cache_pool)
-
-    def joined(self, nonmatch: Nonmatch, keys: Keys) -> JoinMember:
-        """What a join is made of it. Raises as `JoinedDataset`, or `JoinedFiles`."""
-        if self.split_ratio is not None:
-            raise ConfigError(
-                f"{self.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
-                "take a `subset` of the join, or `where` with a column that says which part a sample is in"
-            )
-        if self.kind_there.open is not None:
-            source = open_leaf(self, True).source
-            return JoinedFiles(source, keys, nonmatch=nonmatch, written=self.written)
-        if keys != Keys():
-            raise ConfigError(f"{self.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
-        return JoinedDataset(
-            self.path,
-            self.split_part,
-            split_config=self.split_config,
-            dataset_config=self.dataset_config,
-            nonmatch=nonmatch,
-            written=self.written,
-        )
 
     def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.

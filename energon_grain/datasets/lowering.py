@@ -34,8 +34,7 @@ from energon_grain.stream.spec import (
     LeafSpec,
     PackSpec,
     Program,
-    ResolvedJoin,
-    ResolvedLeaf,
+    Resolved,
     StreamSpec,
     wanted_block,
 )
@@ -78,7 +77,7 @@ class LeafNode(Node, Protocol):
         """Whose failure tolerance holds for decoding."""
         ...
 
-    def resolve(self) -> ResolvedLeaf | ResolvedJoin:
+    def resolve(self) -> Resolved:
         """Read its configuration and open its index."""
         ...
 
@@ -99,7 +98,7 @@ class LeafPart:
     """
 
     node: LeafNode
-    resolved: ResolvedLeaf | ResolvedJoin
+    resolved: Resolved
     key: tuple[str, ...]
     seed: int
     number: int
@@ -325,7 +324,7 @@ class _Graph:
 
     lanes: int
     hosts: int
-    resolved: Sequence[ResolvedLeaf | ResolvedJoin] | None = None
+    resolved: Sequence[Resolved] | None = None
     leaves: list[LeafPart] = field(default_factory=list[LeafPart])
     feeds: list[Feed] = field(default_factory=list[Feed])
     parts_of: list[IndexPart] = field(default_factory=list["IndexPart"])

@@ -15,8 +15,7 @@ import msgspec
 from energon_grain.errors import DatasetNotFoundError, FormatError, ReadError
 from energon_grain.forms import Form
 from energon_grain.storage.location import is_url, join, name_of
-from energon_grain.storage.object_bytes import read_whole
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import read_whole, shared_client
 from energon_grain.storage.settings import storage_settings
 
 METADATA_FILES = ("zarr.json", ".zarray", "attributes.json")

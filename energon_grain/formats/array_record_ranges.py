@@ -19,7 +19,7 @@ import numpy.typing as npt
 from energon_grain.errors import FormatError, ReadError
 from energon_grain.extras import needed_for
 from energon_grain.storage.byte_store import ByteStore, coalesce
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import remote_files
 from energon_grain.storage.settings import storage_settings
 
 Field = tuple[str, str]
@@ -381,10 +381,9 @@ class ArrayRecordObject:
     """One file in an object store, as `ArrayRecordFile` is one on this machine. Raises ReadError."""
 
     def __init__(self, url: str) -> None:
-        self._store = RemoteFiles(storage_settings())
+        self._store = remote_files(storage_settings())
         self._url = url
-        self.size_bytes = self._store.size(url)
-        self.generation = self._store.versions.of(url).generation
+        self.size_bytes, self.generation = self._store.version(url)
         self._places = find_places(self._store, [url], [self.size_bytes])
         self.records = self._places[0].records
 

@@ -2,8 +2,8 @@
 
     .nv-meta/columnar/columns.json               names the file of each column; replaced atomically
     .nv-meta/columnar/columns/<name>-<hex>.npy   (N,) a number a sample; NaN where a sample has none
-    x.jsonl.columns/…                            the same two, of a JSONL file; x.parquet.columns/… of a Parquet file,
-                                                 and data/.columns/… of a folder of these
+    x.jsonl.columns/…                            the same two, of a file that is read as it is
+    data/.columns/…                              of a folder of these
     meta.yaml.cache/.join_<name>/…               of a join, beside its index
     ~/.cache/energon-grain/columns/<id>/…        for this machine, of data beside which nothing can be written
 
@@ -44,18 +44,13 @@ from energon_grain.formats.columnar_header import (
     read_column,
 )
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.join_index import JoinIndex
-from energon_grain.formats.jsonl import JsonlFile, lines_id
 from energon_grain.formats.nv_meta import META_FOLDER
-from energon_grain.formats.table_files import TableFiles
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
-from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import is_writable, sync_folder
 from energon_grain.storage.location import is_url, join, without_revision
 from energon_grain.storage.memory_maps import release_pages
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import address_of, mirror_of, shared_client
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
@@ -119,6 +114,7 @@ class ColumnFolder:
         local: That folder on this machine: the same, or a copy of it.
         mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
         locked: The folder on this machine that those who measure or prepare lock; None: `local`.
+        has_media_headers: Whether `prepare-media` makes columns, too.
         known_as: What the samples are known as on this machine: where they lie, first, and which of these they are.
     """
 
@@ -127,6 +123,7 @@ class ColumnFolder:
     local: Path
     mirrored: str | None = None
     locked: Path | None = None
+    has_media_headers: bool = True
     known_as: tuple[str, ...]
 
     @classmethod
@@ -141,43 +138,20 @@ class ColumnFolder:
         )
 
     @classmethod
-    def of_jsonl(cls, file: JsonlFile) -> ColumnFolder:
-        """That of a JSONL file; of an object, `columns.json` is brought up to date. Raises ReadError."""
-        location = f"{file.location}.columns"
-        known_as = (file.location,)
+    def beside(cls, dataset: str, location: str) -> ColumnFolder:
+        """The folder at `location`, of data that are read as they are; of a URL, brings `columns.json` up to date.
+
+        Raises ReadError.
+        """
+        place = cls(
+            dataset=dataset, location=location, local=Path(location), has_media_headers=False, known_as=(dataset,)
+        )
         if not is_url(location):
-            return cls(dataset=file.location, location=location, local=Path(location), known_as=known_as)
+            return place
         mirror = mirror_of(location)
         with mirror.locked():
             mirror.refresh([COLUMNS_JSON])
-        return cls(dataset=file.location, location=location, local=mirror.folder, mirrored=location, known_as=known_as)
-
-    @classmethod
-    def of_tables(cls, files: TableFiles) -> ColumnFolder:
-        """That of files of tables: beside them; of files in a store, or named by a pattern, in the cache folder."""
-        path = Path(files.location)
-        beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
-        local = beside if path.exists() else files.kept_ever.with_suffix(".columns")
-        return cls(dataset=files.location, location=str(local), local=local, known_as=(files.location,))
-
-    @classmethod
-    def of_join(cls, index: JoinIndex) -> ColumnFolder | None:
-        """That of a join, with its index; None: it was made in memory. Raises ReadError."""
-        if index.folder is None:
-            return None
-        location = str(index.folder) if index.url is None else index.url
-        cache, name = os.path.split(location)
-        if index.url is not None:
-            mirror = mirror_of(cache)
-            with mirror.locked():
-                mirror.refresh([f"{name}/{COLUMNS_JSON}"])
-        return cls(
-            dataset=cache.removesuffix(".cache"),
-            location=location,
-            local=index.folder,
-            mirrored=None if index.url is None else cache,
-            known_as=(location,),
-        )
+        return replace(place, local=mirror.folder, mirrored=location)
 
     @property
     def is_read_only(self) -> bool:
@@ -212,7 +186,7 @@ class ColumnFolder:
     def read(self) -> dict[str, StoredColumn]:
         """The columns that have files, those of other samples too. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
-        mending = f"remove it, and make the columns again; {_made_by(self.dataset)}"
+        mending = f"remove it, and make the columns again; {self._made_by}"
         try:
             found = _FILE.from_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -240,7 +214,7 @@ class ColumnFolder:
 
     def no_column(self, name: str, known: Iterable[str]) -> str:
         """What messages say of a column that is not among those that there are, with the command that makes it."""
-        made_by = _made_by(self.dataset).replace("NAME=", f"{name}=").replace("makes any", "makes it")
+        made_by = self._made_by.replace("NAME=", f"{name}=").replace("makes any", "makes it")
         return f"there is no column {name!r}; there are {', '.join(known)}; {made_by}{self.kept_by}"
 
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
@@ -296,21 +270,21 @@ class ColumnFolder:
         for name in remove:
             (self.local / name).unlink(missing_ok=True)
 
+    @property
+    def _made_by(self) -> str:
+        any_of_them = f"`energon-grain measure {self.dataset} --column NAME=module:function` makes any"
+        if not self.has_media_headers:
+            return any_of_them
+        return (
+            f"{any_of_them}, and those of media are made by `energon-grain prepare-media {self.dataset} "
+            "--media-metadata-by-extension`"
+        )
+
     def _remove_others(self, copies: Path) -> None:
         named = {each.file for each in self.read().values()}
         for old in copies.glob("*.npy"):
             if old.name not in named:
                 old.unlink(missing_ok=True)
-
-
-def _made_by(dataset: str) -> str:
-    any_of_them = f"`energon-grain measure {dataset} --column NAME=module:function` makes any"
-    if dataset.endswith(".jsonl"):
-        return any_of_them
-    return (
-        f"{any_of_them}, and those of media are made by `energon-grain prepare-media {dataset} "
-        "--media-metadata-by-extension`"
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,21 +317,6 @@ class Measured:
             earlier=tuple(content_id for _, content_id in index.earlier),
             sizes=partial(_part_sizes, index),
             release=index.release,
-        )
-
-    @classmethod
-    def of_jsonl(cls, starts: Int64Array) -> Measured:
-        def sizes(numbers: Int64Array | slice, _: int | None) -> Int64Array:
-            if isinstance(numbers, slice):
-                return np.diff(starts[numbers.start : numbers.stop + 1])
-            return starts[numbers + 1] - starts[numbers]
-
-        return cls(
-            content_id=f"{lines_id(starts):016x}",
-            samples=len(starts) - 1,
-            parts=("json",),
-            sizes=sizes,
-            release=partial(release_pages, starts),
         )
 
 

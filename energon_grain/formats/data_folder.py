@@ -35,14 +35,11 @@ from energon_grain.formats.nv_meta import (
     META_FOLDER,
     not_prepared,
 )
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.digests import DIGESTS_JSON, KnownDigests
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
-from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import ObjectClient, shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import Mirror, ObjectClient, has_lists, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
 
 _logger = logging.getLogger("energon_grain")
@@ -126,7 +123,7 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
     settings = storage_settings()
     mirror = mirror_dataset(location)
     digests = _digests_of(mirror) if settings.verify else None
-    return DataFolder(location=mirror.url, local=mirror.folder, store=RemoteFiles(settings, digests))
+    return DataFolder(location=mirror.url, local=mirror.folder, store=remote_files(settings, digests))
 
 
 def _digests_of(mirror: Mirror) -> KnownDigests | None:
@@ -151,7 +148,7 @@ def mirror_dataset(url: str) -> Mirror:
     Raises ConfigError if the URL is of no store that can be read, and ReadError if the store cannot be reached.
     """
     client = shared_client(storage_settings())
-    mirror = Mirror(url, client)
+    mirror = mirror_of(url)
     by, when = _up_to_date.get(str(mirror.folder), (None, 0.0))
     if by is client and time.monotonic() - when < _FRESH_SECONDS and mirror.folder.is_dir() and mirror.is_whole():
         return mirror
@@ -172,7 +169,7 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
 
     Raises ReadError if the store cannot be reached.
     """
-    mirror = Mirror(folder.location, shared_client(storage_settings()))
+    mirror = mirror_of(folder.location)
     with contextlib.suppress(MissingObjectError), mirror.locked():
         mirror.fetch_again(path.relative_to(folder.local).as_posix(), size_bytes)
 
@@ -186,18 +183,17 @@ def copy_database(location: str) -> Path | None:
     if not is_url(location):
         path = Path(location, name)
         return path if path.is_file() else None
-    settings = storage_settings()
     try:
-        version = RemoteFiles(settings).versions.of(join(location, name))
+        size_bytes, generation = remote_files(storage_settings()).version(join(location, name))
     except MissingObjectError:
         return None
-    mirror = Mirror(location, shared_client(settings))
-    copy = mirror.folder / f"{INDEX_SQLITE}-{version.generation.hex()[-32:]}"
+    mirror = mirror_of(location)
+    copy = mirror.folder / f"{INDEX_SQLITE}-{generation.hex()[-32:]}"
     with mirror.locked():
         for old in mirror.folder.glob(f"{INDEX_SQLITE}-*"):
             if old != copy:
                 old.unlink(missing_ok=True)
-        mirror.copy_file(name, copy, version.size_bytes)
+        mirror.copy_file(name, copy, size_bytes)
     return copy
 
 

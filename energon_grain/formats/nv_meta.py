@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from os.path import isfile
 from pathlib import Path
@@ -17,13 +17,10 @@ import msgspec
 import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
-from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.forms import Form
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_text
-from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, name_of, no_such_path
-from energon_grain.storage.object_bytes import read_beginning
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
+from energon_grain.storage.remote import has_lists, read_beginning, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.yaml_dialect import parse_yaml
 
@@ -40,15 +37,25 @@ def not_prepared(location: str) -> str:
     names = names_below(location)
     if names is not None and not names:
         found = _file_at(location) if read_beginning(location, 1) else "nothing lies below that URL"
-    elif is_array_folder(location):
-        found = IS_ARRAY
+    elif hint := _hint(location, [name for name in names or () if "/" not in name]):
+        found = hint
     elif not has_lists(location, storage_settings()):
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
         records = any(map(is_record_file, names or ()))
-        lines = _lines_in(location, [name for name in names or () if "/" not in name])
-        found = lines or _NOT_PREPARED.format(preparing(location, records=records))
+        found = _NOT_PREPARED.format(preparing(location, records=records))
     return f"{location}: {found}"
+
+
+HINTS: list[Callable[[str, Collection[str]], str | None]] = []
+"""Say more of a path at which no prepared dataset is, given the names of files right below it, where these are no
+shards; none: it is a file, or they are not known. The registry of kinds, which is above this module, is one."""
+
+
+def _hint(location: str, names: Collection[str]) -> str | None:
+    if any(name.endswith(".tar") or is_record_file(name) for name in names):
+        names = ()
+    return next((said for hint in HINTS if (said := hint(location, names))), None)
 
 
 def names_below(url: str) -> list[str] | None:
@@ -85,9 +92,6 @@ _LOOSE = (
 )
 """How names of images, videos and sounds end, which people keep in folders."""
 _MOST_LISTED = 10_000
-_UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
-"""Commands that unpack a file and keep it, by its ending."""
-IS_ARRAY = "is an array, which is read as it is: it has no shards, indices or splits"
 
 
 def is_record_file(name: str) -> bool:
@@ -224,13 +228,13 @@ def not_prepared_here(root: Path) -> str:
         return no_such_path(root)
     if root.is_file():
         return f"{root}: {_file_at(str(root))}"
-    if is_array_folder(str(root)):
-        return f"{root}: {IS_ARRAY}"
+    names = os.listdir(root) if root.is_dir() else []
+    if hint := _hint(str(root), names):
+        return f"{root}: {hint}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
-    names = os.listdir(root) if root.is_dir() else []
-    found = _lines_in(str(root), names)
-    if found is None and not any(root.rglob("*.tar")):
+    found = None
+    if not any(root.rglob("*.tar")):
         found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MOST_LISTED)))
     return f"{root}: {found or _NOT_PREPARED.format(preparing(root))}"
 
@@ -264,31 +268,7 @@ def loose_files(folder: str, names: Iterable[str]) -> str | None:
 
 
 def _file_at(location: str) -> str:
-    return compressed_lines(location) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
-
-
-def _lines_in(folder: str, names: Collection[str]) -> str | None:
-    """What a folder is that has JSONL files and no shards; None: it is something else."""
-    lines = sorted(name for name in names if name.endswith(".jsonl"))
-    if not lines or any(name.endswith(".tar") or is_record_file(name) for name in names):
-        return None
-    one = f"{folder.rstrip('/')}/{lines[0]}"
-    return (
-        f"holds JSONL files, each of which is a dataset, read as it is: give one, as {one}, or a metadataset that "
-        "names them, in a `concat` or a `blend`"
-    )
-
-
-def compressed_lines(location: str) -> str | None:
-    """Of a JSONL file that is compressed, that it is, and the command that unpacks it; None: it is not called so."""
-    plain, ending = os.path.splitext(location)
-    if ending not in _UNPACK or not plain.endswith((".jsonl", ".ndjson", ".json")):
-        return None
-    here, copied = (location, "") if not is_url(location) else (name_of(location), "copy it to this machine, and ")
-    return (
-        f"is compressed as a whole, so that no line of it can be read by itself; {copied}unpack it by "
-        f"`{_UNPACK[ending]} {shlex.quote(here)}` into a .jsonl file"
-    )
+    return _hint(location, ()) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
 
 
 def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:

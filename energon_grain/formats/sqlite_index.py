@@ -6,6 +6,7 @@ The schema is that of Energon 7.3 and later. Iterating over a dataset does not n
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import sqlite3
@@ -202,7 +203,9 @@ def keep_media_tables(path: Path, old: Path, media: MediaFilterConfig | None, *,
                     _take_over(database, other, media)
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-                raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
+                raise OSError(
+                    errno.ENOSPC, f"cannot be written: {error}; is there room on the disk?", str(path)
+                ) from error
             return False  # the old one is damaged, or of another schema, and on its way out
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -355,6 +358,10 @@ def _texts(texts: list[str]) -> tuple[list[Any], str]:
     return texts, "?"
 
 
+def _no_room(path: Path, error: sqlite3.Error) -> OSError:
+    return OSError(errno.ENOSPC, f"cannot be written: {error}; is there room on the disk?", str(path))
+
+
 @contextlib.contextmanager
 def _new_database(path: Path) -> Generator[sqlite3.Connection]:
     """Give a connection to a new database that takes the place of `path` when the block ends without an error."""
@@ -365,7 +372,7 @@ def _new_database(path: Path) -> Generator[sqlite3.Connection]:
         try:
             yield database
         except sqlite3.OperationalError as error:
-            raise OSError(f"{path}: cannot be written: {error}; is there room on the disk?") from error
+            raise _no_room(path, error) from error
         finally:
             database.close()
         with open(temporary, "rb") as file:

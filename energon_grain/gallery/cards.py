@@ -16,13 +16,13 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Shown, show_part
+from energon_grain.kinds.joins.source import JoinedBatch
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.sample import Fields
-from energon_grain.sources.joined import JoinedBatch
 from energon_grain.sources.source import RawBatch, Source
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.run import SampleRecord
-from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec, leaf_draws
+from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
 from energon_grain.stream.stream import Stream
 
 _SAMPLE_BYTES = 1 << 30
@@ -292,9 +292,8 @@ def _read(number: int, leaf: LeafSpec, run: Sequence[_Chosen], most_bytes: int) 
 
 def _fields_of(leaf: LeafSpec) -> dict[str, str]:
     """What each part of a leaf's samples becomes: fields, and of what is inside of it which."""
-    resolved = leaf.leaf if isinstance(leaf.leaf, ResolvedLeaf) else leaf.leaf.primary
     found: dict[str, list[str]] = {}
-    for name, options in ({} if resolved.field_map is None else resolved.field_map.fields).items():
+    for name, options in ({} if leaf.leaf.field_map is None else leaf.leaf.field_map.fields).items():
         for option in options:
             found.setdefault(option.part, []).append(f"{name} = {option}" if option.access else name)
     return {part: ", ".join(names) for part, names in found.items()}

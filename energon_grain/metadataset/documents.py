@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import (
     BlendDataset,
@@ -24,8 +23,10 @@ from energon_grain.datasets.mixtures import (
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.join_index import index_file_name
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
+from energon_grain.kinds.joins.build import JOIN_MEMORY_BYTES
+from energon_grain.kinds.joins.index import index_file_name
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.kinds.tar.tar_list import one_text
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
 from energon_grain.metadataset.forms import (
@@ -43,14 +44,13 @@ from energon_grain.metadataset.forms import (
 )
 from energon_grain.metadataset.prepare_joins import JoinProgress, MetadatasetReport, prepare_joins
 from energon_grain.metadataset.resolve import Inherited, Leaf, Resolver
-from energon_grain.prepare.join_build import JOIN_MEMORY_BYTES
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset
 from energon_grain.sources.kinds import NOTHING, kind_at
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public

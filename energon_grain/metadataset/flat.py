@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.resolve import Leaf
 from energon_grain.samplers.weights import exact
 

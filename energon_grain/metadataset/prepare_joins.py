@@ -11,17 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
 from energon_grain.errors import ConfigError, IndexFileError
-from energon_grain.formats.join_index import (
-    JoinIndex,
-    cache_folder,
-    index_file_name,
-    join_folder,
-    open_join_index,
-    writing_joins,
-)
-from energon_grain.prepare.join_build import (
+from energon_grain.kinds.joins.build import (
     JOIN_MEMORY_BYTES,
     build_join,
     energon_name_of,
@@ -29,7 +20,16 @@ from energon_grain.prepare.join_build import (
     only_datasets,
     write_energon_form,
 )
-from energon_grain.prepare.join_members import JoinMember
+from energon_grain.kinds.joins.index import (
+    JoinIndex,
+    cache_folder,
+    index_file_name,
+    join_folder,
+    open_join_index,
+    writing_joins,
+)
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
+from energon_grain.kinds.joins.members import JoinMember
 from energon_grain.storage.location import absolute, is_url
 from energon_grain.words import counted
 

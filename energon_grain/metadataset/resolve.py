@@ -15,12 +15,13 @@ from typing import Any, Protocol, TypeAlias
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.nv_meta import not_prepared, of_plain_folder
 from energon_grain.forms import Place, asked_at, wrong
+from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset, JoinMember
+from energon_grain.kinds.joins.members import Keys
 from energon_grain.kinds.tar.tar_list import BETWEEN
 from energon_grain.metadataset.forms import (
     DatasetReference,
@@ -33,7 +34,6 @@ from energon_grain.metadataset.forms import (
     Node,
     read_node,
 )
-from energon_grain.prepare.join_members import Keys
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
 from energon_grain.sources.kinds import FILESYSTEM, METADATASET, NOTHING, Kind, kind_at, kind_by_name

@@ -54,15 +54,14 @@ from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files
-from energon_grain.prepare.measure import Measurement, Parts, measured, parts_of
+from energon_grain.prepare.measure import Measurement, Parts, measured
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.repeated_members import RepeatedMembers
 from energon_grain.prepare.samples import Columns, columns_of
 from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url
-from energon_grain.storage.object_bytes import read_beginning
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import read_beginning, remote_files
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -237,7 +236,7 @@ def _scan_records(
 def _is_gone(folder: DataFolder, location: str) -> bool:
     try:
         if folder.is_remote:
-            RemoteFiles(storage_settings()).size(location)
+            remote_files(storage_settings()).size(location)
     except MissingObjectError:
         return True
     return False
@@ -825,7 +824,7 @@ def _compare_columns(
     source = columns.source
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
-        again = _MeasuredAgain(location, source, rows, parts_of(source, source.read(rows)), trusted_modules)
+        again = _MeasuredAgain(location, source, rows, source.read(rows)._parts_of_each(), trusted_modules)
         for name in names:
             if not (stored := columns.stored[name]).function.startswith(ATTACHED):
                 differs = again.headers_differ if stored.function == HEADER_FUNCTION else again.function_differs

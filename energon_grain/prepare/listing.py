@@ -15,7 +15,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX, is_record_
 from energon_grain.samplers.split_ratio import name_ratio
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import first_leading_out, is_url, located
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted
 

@@ -44,10 +44,9 @@ from energon_grain.prepare.scan import RecordLog, as_record, take_apart
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.joined import JoinedBatch, JoinedSource
 from energon_grain.sources.kinds import kind_at
-from energon_grain.sources.source import PartValue, RawBatch, Source
-from energon_grain.storage.atomic import naming_when_full, remove_temporaries
+from energon_grain.sources.source import PartValue
+from energon_grain.storage.atomic import explaining_writes, naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
@@ -73,6 +72,14 @@ _COMPARED = 32
 _COST_BYTES = 512
 """Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
 _LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
+_WHEN_FULL = (
+    "a column takes 8 bytes a sample, and as much again while it is made: free some and run the command again, which "
+    "continues"
+)
+_WHEN_READ_ONLY = (
+    "columns are kept beside the data, or in the cache folder ($XDG_CACHE_HOME, else ~/.cache) where nothing can be "
+    "written there: let one of the two be writable"
+)
 _NUMBERS = Form(tuple[int, int, bytes])
 
 
@@ -271,7 +278,7 @@ def _check_names(path: str | os.PathLike[str], names: Sequence[str]) -> None:
 def _staging(folder: ColumnFolder, location: str) -> Generator[Path]:
     """An empty folder for new columns, under the lock of the dataset; it is removed at the end."""
     local = folder.local
-    with naming_when_full(local):
+    with explaining_writes(local, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY), naming_when_full(local):
         local.mkdir(parents=True, exist_ok=True)
         with preparation_lock(folder.locked or local, of=location):
             staging = local / _STAGING
@@ -388,7 +395,7 @@ def _begin_with(
         known.append(found[1])
     first = min(map(len, known))
     some = np.unique(np.linspace(0, first - 1, _COMPARED).astype(np.int64))
-    samples = parts_of(source, source.read(some))
+    samples = source.read(some)._parts_of_each()
     for measure, numbers in zip(measures, known, strict=True):
         now = measured(measure, samples, lambda row: source.place_of(int(some[row])))
         if not np.array_equal(now, numbers[some], equal_nan=True):
@@ -499,7 +506,7 @@ def measure_piece(
             block = np.arange(at, min(at + most, stop))
             block = block[: max(1, int(np.searchsorted(np.cumsum(source.sizes(block)), _READ_BYTES, side="right")))]
             batch = source.read(block)
-            samples = parts_of(source, batch)
+            samples = batch._parts_of_each()
 
             def where(row: int, first: int = at) -> str:
                 return f"{source.path}: {source.place_of(first + row)}"
@@ -512,37 +519,6 @@ def measure_piece(
     except (EnergonGrainError, OSError) as error:
         return error
     return [np.concatenate(numbers) for numbers in found]
-
-
-def parts_of(source: Source, batch: RawBatch) -> list[Parts]:
-    """The parts of each sample, as functions get them."""
-    samples = _own_parts(batch)
-    if isinstance(source, JoinedSource) and isinstance(batch, JoinedBatch):
-        for name, member in source.others(batch):
-            _add_member(samples, name, member.batch, member.places.tolist())
-        if (wanted := source.wanted) is not None:  # of some kinds of members more is read
-            samples = [{part: value for part, value in each.items() if part in wanted} for each in samples]
-    return samples
-
-
-def _add_member(
-    samples: list[Parts], name: str, read: RawBatch | list[npt.NDArray[Any]] | None, places: Sequence[int]
-) -> None:
-    """Add the parts of a member of a join to samples, or the rows of an array."""
-    if isinstance(read, RawBatch):
-        for place, parts in zip(places, _own_parts(read), strict=True):
-            samples[place].update({f"{name}.{part}": value for part, value in parts.items()})
-    else:
-        for place, row in zip(places, read or (), strict=True):
-            samples[place][name] = row
-
-
-def _own_parts(batch: RawBatch) -> list[Parts]:
-    names = [*batch.columns]
-    if batch.orders is None and all(map(batch.is_complete, names)):
-        rows = zip(*batch.columns.values(), strict=True) if names else [()] * len(batch)
-        return [dict(zip(names, row, strict=True)) for row in rows]  # type: ignore[arg-type]
-    return [dict(raw.parts) for raw in batch]
 
 
 def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], str]) -> Numbers:

@@ -29,7 +29,7 @@ from energon_grain.media.seek_index import missing_index
 from energon_grain.prepare.containers import container_in
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
-from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.remote import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.tracebacks import public
 

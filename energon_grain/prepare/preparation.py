@@ -131,6 +131,8 @@ _WHEN_FULL = (
     "free some and run the command again, which continues; --no-sqlite (sqlite=False) leaves out index.sqlite, the "
     "largest file, which only Energon's joins and auxiliary data need"
 )
+_SPACE, _SPACE_WITH_SQLITE = 2.2, 5
+"""What `prepare` writes, as a multiple of the scans alone: text and pictures of two parts a sample were measured."""
 _WHEN_READ_ONLY = (
     "prepare writes its index beside the tars. Tars in a folder that cannot be written are read without it: give the "
     "folder to get_train_dataset, which keeps an index in the cache folder ($XDG_CACHE_HOME, else ~/.cache), and "
@@ -346,7 +348,10 @@ def _working_on(plan: PreparePlan) -> Generator[_Work]:
     """Hold the lock of a dataset, with the marks of a run that has not ended; they go when all is in place."""
     dataset, root = plan.dataset, plan.root
     with contextlib.ExitStack() as stack:
-        stack.enter_context(explaining_writes(root, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY))
+        opened: list[ScanLog] = []
+        stack.enter_context(
+            explaining_writes(root, full=lambda: f"{_space(plan, opened)}{_WHEN_FULL}", read_only=_WHEN_READ_ONLY)
+        )
         (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
         stack.enter_context(naming(dataset))
         stack.enter_context(naming_when_full(root / META_FOLDER))
@@ -358,9 +363,20 @@ def _working_on(plan: PreparePlan) -> Generator[_Work]:
         # Indexed shards are known by the index, and shards of a writer by its log.
         known = open_columnar(dataset) if plan.mode == "append" else None
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
+        opened.append(log)
         take_over(root, log)
         yield _Work(log, known)
         _remove_marks(plan)
+
+
+def _space(plan: PreparePlan, opened: Sequence[ScanLog]) -> str:
+    """How much the run needs, by the shards that were scanned so far."""
+    scans = [size_bytes for log in opened for size_bytes in log.scan_bytes]
+    if not scans:
+        return ""
+    of_scans = sum(scans) / len(scans) * len(plan.shards)
+    needed = of_scans * (_SPACE_WITH_SQLITE if plan.sqlite else _SPACE)
+    return f"about {max(1, needed / 1e6):,.0f} MB are needed in all for {len(plan.shards):,} shards; "
 
 
 def _scan(plan: PreparePlan, means: Means, work: _Work) -> ScannedDataset:

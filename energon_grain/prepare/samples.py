@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.columns import KeptColumns, StoredColumn
-from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
-from energon_grain.sources.joined import JoinedSource
-from energon_grain.sources.kinds import FileSource, kind_at
+from energon_grain.prepare.containers import open_data, open_prepared
+from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import Source, release_mapped
 from energon_grain.tracebacks import public
 
 
-class MeasurableFiles(FileSource, Protocol):
-    """A source of files with which columns are kept."""
+class MeasurableSource(Source, Protocol):
+    """A source with which columns are kept."""
 
     @property
-    def kept(self) -> KeptColumns:
-        """What is known of all its samples."""
+    def kept(self) -> KeptColumns | None:
+        """What is known of all its samples; None: there is no place to keep it."""
         ...
 
 
-MeasurableSource: TypeAlias = PreparedSource | MeasurableFiles | JoinedSource
 _BLOCK_SAMPLES = 1 << 20
 
 

@@ -50,8 +50,7 @@ from energon_grain.prepare.listing import printable
 from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_tar
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
-from energon_grain.storage.object_bytes import is_unchanged
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import is_unchanged, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 
 MAX_PART_NAMES = 50
@@ -289,6 +288,11 @@ class ScanLog(RecordLog):
     @property
     def shards(self) -> list[ScannedShard]:
         return [shard for shard, _, _ in self._found.values()]
+
+    @property
+    def scan_bytes(self) -> list[int]:
+        """Of each shard, what its scan takes in the log."""
+        return [size_bytes for _, _, size_bytes in self._found.values()]
 
     def records(self) -> Iterator[bytes]:
         return (self._read(start, size_bytes) for _, start, size_bytes in self._found.values())

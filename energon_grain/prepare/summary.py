@@ -27,7 +27,7 @@ from energon_grain.sources.kinds import Opened
 from energon_grain.sources.source import Source
 from energon_grain.storage.location import join
 from energon_grain.storage.memory_maps import release_pages
-from energon_grain.storage.object_bytes import read_beginning
+from energon_grain.storage.remote import read_beginning
 from energon_grain.words import binary_bytes, counted, format_bytes, table
 
 _BLOCK_SAMPLES = 1 << 20

@@ -40,10 +40,9 @@ from energon_grain.formats.data_folder import DataFolder, look_again, open_folde
 from energon_grain.formats.nv_meta import INFO_JSON, META_FOLDER, is_prepared
 from energon_grain.forms import Form
 from energon_grain.prepare.scan import ScanLog
-from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries, sync_folder
 from energon_grain.storage.location import is_url, join, located
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import address_of, shared_client
 from energon_grain.storage.settings import storage_settings
 
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"

@@ -28,13 +28,11 @@ from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.media.metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
-from energon_grain.storage.addresses import address_of
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import ObjectClient, ObjectRange, address_of, remote_files, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings
 from energon_grain.tracebacks import public
 
@@ -337,7 +335,7 @@ class ObjectFileStore(MediaFileStore[bytes]):
     def _content(self, item: tuple[str, str, int | None]) -> bytes | ByteStream:
         key, url, lazy_bytes = item
         if lazy_bytes is not None:
-            files = RemoteFiles(self._client.settings)
+            files = remote_files(self._client.settings)
             with suppress(MissingObjectError):
                 if (size := files.size(url)) >= lazy_bytes:
                     return ByteStream(files, url, 0, size)

@@ -8,7 +8,7 @@ path away from us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
@@ -19,13 +19,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.data_files import names_at
 from energon_grain.formats.data_folder import mirror_dataset
-from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, is_prepared
-from energon_grain.formats.table_files import names_at
+from energon_grain.formats.nv_meta import HINTS, INDEX_SQLITE, META_FOLDER, is_prepared
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.source import PartFilter, Source
-from energon_grain.storage.location import is_url, join
+from energon_grain.storage.location import is_file_of, is_url, join
 
 _OWN = "energon_grain.kinds"
 _ENTRY_POINTS = "energon_grain.kinds"
@@ -93,6 +93,23 @@ class LintAsk:
     progress: Callable[[int, int, int, str], None]
 
 
+StreamedRun: TypeAlias = tuple[int, Callable[[], Iterator[Mapping[str, Any]]]]
+"""Bytes of the file that were read for it, and what gives its samples in a process: parts, and the key as `__key__`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streamed:
+    """Files that a conversion reads once, from front to back, also those of which no sample can be read by itself.
+
+    Attributes:
+        endings: Of their names.
+        runs: Gives the samples of a file in runs of a number of them.
+    """
+
+    endings: tuple[str, ...]
+    runs: Callable[[str, int], Iterator[StreamedRun]]
+
+
 IndexProgress: TypeAlias = Callable[[int, int, int], None]
 """Called with (bytes read, of how many, samples found)."""
 
@@ -125,6 +142,10 @@ class Kind:
         lint: Checks it; None: every sample is read and decoded.
         index: Indexes it; None: there is nothing to prepare.
         index_plan: Says what `index` would do, without writing anything.
+        hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
+            is a file, or they are not known, or are shards); None: nothing.
+        has_plain_bytes: Whether its files hold the bytes of samples as they are read.
+        streamed: Files that a conversion reads as a stream; None: it opens them.
     """
 
     name: str
@@ -146,6 +167,9 @@ class Kind:
     lint: Callable[[str, LintAsk], Any] | None = None
     index: Callable[[str, IndexProgress], Described] | None = None
     index_plan: Callable[[str], Described] | None = None
+    hint: Callable[[str, Collection[str]], str | None] | None = None
+    has_plain_bytes: bool = False
+    streamed: Streamed | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return kind_named, (self.name,)
@@ -254,6 +278,12 @@ def kind_by_name(location: str) -> Kind | None:
     return None if _is_folder(location) else _named_by(location, _own_kinds())
 
 
+def streaming_kind(location: str) -> Kind | None:
+    """Our own kind that a conversion streams a file of this name as; None: `kind_at` says what it is."""
+    kinds = (kind for kind in _own_kinds() if kind.streamed and is_file_of(location, kind.streamed.endings))
+    return next(kinds, None)
+
+
 def kind_at(location: str) -> Kind:
     """Say what is at a path or URL; what is not there is `NOTHING`.
 
@@ -271,6 +301,20 @@ def kind_at(location: str) -> Kind:
     if found is None and (others := _other_kinds()):
         found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
     return found or NOTHING
+
+
+def hint_at(location: str, names: Collection[str] = ()) -> str | None:
+    """See `Kind.hint`: what the first kind says that says anything."""
+    hints = (kind.hint(location, names) for kind in all_kinds() if kind.hint is not None)
+    return next(filter(None, hints), None)
+
+
+HINTS.append(hint_at)
+
+
+def holds_plain_bytes(file: str) -> bool:
+    """Whether the name of a file is that of one which holds the bytes of samples as they are read."""
+    return any(kind.has_plain_bytes and file.endswith(kind.endings) for kind in all_kinds())
 
 
 def _is_folder(location: str) -> bool:

@@ -14,7 +14,7 @@ from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, rem
 from energon_grain.sources.source import Cut, PartValue, RawBatch, SampleLocation
 from energon_grain.storage.byte_store import ByteStore, coalesce
 from energon_grain.storage.location import is_url, name_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
 

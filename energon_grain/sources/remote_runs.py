@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
 from energon_grain.storage.given_up import wanted_for, wanted_until
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
 _Item = TypeVar("_Item")

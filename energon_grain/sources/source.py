@@ -359,6 +359,14 @@ class RawBatch(Sequence[RawSample]):
         for place in range(len(self)):
             yield self[place]
 
+    def _parts_of_each(self) -> list[dict[str, PartValue]]:
+        """The parts of each sample by name, those that it lacks left out."""
+        names = [*self.columns]
+        if self.orders is None and all(map(self.is_complete, names)):
+            rows: Iterable[Any] = zip(*self.columns.values(), strict=True) if names else [()] * len(self)
+            return [dict(zip(names, row, strict=True)) for row in rows]
+        return [dict(raw.parts) for raw in self]
+
     def nbytes(self) -> int:
         """Payload bytes of all parts that were read."""
         values = (value for column in self.columns.values() for value in column if value is not None)

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,12 +68,14 @@ def naming_when_full(path: str | os.PathLike[str]) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def explaining_writes(folder: str | os.PathLike[str], *, full: str, read_only: str) -> Generator[None]:
+def explaining_writes(
+    folder: str | os.PathLike[str], *, full: str | Callable[[], str], read_only: str
+) -> Generator[None]:
     """Add a note to errors of a disk that is full, or of a folder that cannot be written: what to do about it.
 
     Args:
         folder: What is written into.
-        full: The way out where the disk is full; how much is free is said before it.
+        full: The way out where the disk is full; the note begins with how much is free. Or a function that gives it.
         read_only: The way out where the folder cannot be written.
     """
     try:
@@ -83,7 +85,7 @@ def explaining_writes(folder: str | os.PathLike[str], *, full: str, read_only: s
             free = ""
             with contextlib.suppress(OSError):
                 free = f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free on the disk of {os.fspath(folder)}; "
-            error.add_note(f"{free}{full}")
+            error.add_note(f"{free}{full if isinstance(full, str) else full()}")
         elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             error.add_note(read_only)
         raise

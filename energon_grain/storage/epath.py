@@ -13,15 +13,22 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, NamedTuple, TextIO, overload
 
 from energon_grain.errors import ConfigError, MissingObjectError, RangeError
-from energon_grain.storage.addresses import address_of
 from energon_grain.storage.location import absolute, located
-from energon_grain.storage.object_bytes import create_object, open_object, read_whole
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import (
+    ObjectClient,
+    ObjectRange,
+    address_of,
+    create_object,
+    open_object,
+    read_whole,
+    remote_files,
+    shared_client,
+)
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.urls import is_url, scheme_of
 from energon_grain.tracebacks import public
 
+_BUFFER_BYTES = 1 << 20
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
 """The folders that a pattern names before its first sign with a meaning."""
 
@@ -199,7 +206,7 @@ class EPath:
             FileNotFoundError: There is none.
             ReadError: The store cannot be reached.
         """
-        return os.path.getsize(self._location) if self.is_local() else RemoteFiles(storage_settings()).size(str(self))
+        return os.path.getsize(self._location) if self.is_local() else remote_files(storage_settings()).size(str(self))
 
     def stat(self) -> FileStat:
         """Size and time of the file.
@@ -253,7 +260,7 @@ class EPath:
             return open(self._location, mode, encoding="utf-8" if text else None, newline="" if text else None)
         if writes:
             return create_object(self._location, text=text)
-        file = io.BytesIO(self.read_bytes()) if prefetch_file else open_object(self._location)
+        file = io.BytesIO(self.read_bytes()) if prefetch_file else open_object(self._location, _BUFFER_BYTES)
         return io.TextIOWrapper(file, encoding="utf-8", newline="") if text else file
 
     def read_bytes(self) -> bytes:

@@ -12,7 +12,7 @@ from itertools import islice
 from urllib.parse import quote, unquote
 
 from energon_grain.errors import ConfigError
-from energon_grain.storage.addresses import local_path
+from energon_grain.storage.store import stores_module
 from energon_grain.storage.urls import HUB, STORE_SCHEMES, URL, check_url, is_url, scheme_of, without_revision
 
 METADATASET_ENDINGS = (".yaml", ".yml")
@@ -71,7 +71,7 @@ def located(path: str | os.PathLike[str]) -> str:
     if url[1].lower() == "file":
         return os.path.abspath(rest)
     if url[1].lower() not in STORE_SCHEMES:
-        mapped = local_path(text)
+        mapped = stores_module("addresses").local_path(text)
         if mapped is not None:
             return mapped
     return text[: url.end()] + rest.rstrip("/")

@@ -24,7 +24,7 @@ from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_by_side
 from energon_grain.sources.source import Source
 from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.observer import Outlet

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -19,14 +19,13 @@ from energon_grain.errors import ConfigError, StateError
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
-from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.costs import Costs
-from energon_grain.sources.joined import JoinedSource
 from energon_grain.sources.remote_runs import ReadInRuns
 from energon_grain.sources.source import Selected, Source
 from energon_grain.storage.urls import revision_of
 from energon_grain.stream.cost_shares import CostShares
+from energon_grain.stream.flow import SampleLoader
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
 from energon_grain.stream.lanes import Feed, LaneOperator
@@ -78,6 +77,49 @@ class Ordering:
             raise ConfigError(f"{self.said_by}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
 
 
+class Resolved(Protocol):
+    """A node with samples of its own, once its configuration was read. Picklable: the copy opens its files again."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def ordering(self) -> Ordering: ...
+
+    @property
+    def sample_type(self) -> type[Any] | None:
+        """None: samples are crude."""
+        ...
+
+    @property
+    def field_map(self) -> FieldMap | None:
+        """Where the fields of its samples are found, as far as a map says that."""
+        ...
+
+    @property
+    def decoder(self) -> SampleDecoder | None:
+        """None leaves parts as bytes."""
+        ...
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """Tags of every sample."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The folder or file, for provenance."""
+        ...
+
+    @property
+    def loader(self) -> Callable[[int, int, int], SampleLoader] | None:
+        """Makes what makes its samples, by (number of the leaf, key of its hooks, failure tolerance).
+
+        None: it is a `ResolvedLeaf`, whose samples the engine makes.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedLeaf:
     """A leaf whose configuration was read and whose index is open. Picklable: the copy opens its files anew.
@@ -103,78 +145,9 @@ class ResolvedLeaf:
         """The dataset's folder or file, for provenance."""
         return os.fspath(self.source.path)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedArray:
-    """An array that is there. Picklable."""
-
-    source: ArraySource
-    field: str
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRow:
-    """A joiner, as a function of a row.
-
-    Attributes:
-        function: The user's, or a sample type's `from_joined`.
-        names: Keywords that it gets its samples by; None: by position.
-        sample_type: What it makes, as far as is known; None: crude samples.
-        merges: Whether it is the default merge, of fields by name into `sample_type` or of the parts of crude samples.
-    """
-
-    function: Callable[..., Any]
-    names: tuple[str, ...] | None
-    sample_type: type[Any] | None
-    merges: bool = False
-
-    def __call__(self, row: tuple[Any, ...]) -> Any:
-        """The sample of a row, whose missing samples are None."""
-        if self.names is None:
-            return self.function(*row)
-        return self.function(**dict(zip(self.names, row, strict=True)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedJoin:
-    """A joined leaf whose configuration was read and whose indices are open. Picklable.
-
-    Attributes:
-        members: How samples of each dataset are made, the primary first; and the arrays.
-        row: Makes one sample of a row's.
-    """
-
-    source: JoinedSource
-    members: tuple[ResolvedLeaf | ResolvedArray, ...]
-    row: JoinRow
-    ordering: Ordering
-
     @property
-    def primary(self) -> ResolvedLeaf:
-        """The first dataset."""
-        primary = self.members[0]
-        assert isinstance(primary, ResolvedLeaf)
-        return primary
-
-    @property
-    def sample_type(self) -> type[Any] | None:
-        """What rows are made into; None for crude samples, which are cooked."""
-        return self.row.sample_type
-
-    @property
-    def subflavors(self) -> dict[str, Any]:
-        """Tags of the primary's samples."""
-        return self.primary.subflavors
-
-    @property
-    def decoder(self) -> SampleDecoder | None:
-        """The primary's."""
-        return self.primary.decoder
-
-    @property
-    def path(self) -> str:
-        """The primary's folder, for provenance."""
-        return os.fspath(self.source.path)
+    def loader(self) -> None:
+        """None: the engine makes its samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +163,7 @@ class LeafSpec:
     """
 
     key: tuple[str, ...]
-    leaf: ResolvedLeaf | ResolvedJoin
+    leaf: Resolved
     order: LeafOrder
     hook_key: int
     cook: HookSpec | None
@@ -198,7 +171,7 @@ class LeafSpec:
     failure_tolerance: int
 
 
-def wanted_block(leaf: ResolvedLeaf | ResolvedJoin) -> int | None:
+def wanted_block(leaf: Resolved) -> int | None:
     """Consecutive samples to read together where there are enough of them; None: each by itself."""
     if leaf.ordering.block is None and isinstance(leaf.source, ReadInRuns):
         return leaf.source.run_samples

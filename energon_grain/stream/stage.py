@@ -7,224 +7,37 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import partial
 from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import MethodType
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import DecodingError, SkipSample
-from energon_grain.samplers.hashing import fold
+from energon_grain.errors import DecodingError
 from energon_grain.samples.columns import column_constructor
-from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
-from energon_grain.sources.joined import JoinedBatch, MemberBatch
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.given_up import require_wanted, while_wanted
+from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.drops import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.extensions import PACK_MAKER, extension
-from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
+from energon_grain.stream.flow import Flow, Numbers, SampleLoader
+from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Packs, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
-from energon_grain.stream.spec import JoinRow, LeafSpec, ResolvedArray, ResolvedJoin, ResolvedLeaf, StreamSpec
+from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
 
 _logger = logging.getLogger("energon_grain")
-_hook_key = lru_cache(maxsize=4096)(fold)
-"""64-bit key of a hook's random numbers on a leaf."""
-
-
-Numbers: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
-
-
-@dataclass(slots=True, eq=False)
-class Flow:
-    """Samples of leaves whose samples are made alike, hook by hook.
-
-    Attributes:
-        raw: What was read; place i of the flow is sample i of it.
-        restore_keys: One a place.
-        draws: (leaf, child position, index, epoch) of each place, as four lists.
-        hook_keys: 64-bit key of a leaf's random numbers, by its number.
-        values: What the samples have become so far.
-        places: Place of each value; shorter than the chunk once samples were dropped.
-        dropped: What was dropped, by place.
-        sources: Provenance of the sample at a place.
-        batch_of: Number of the batch that the sample at a place belongs to; None: nobody can tell.
-        anew: Makes the samples again, as they were before the first hook.
-        applied: Hooks that they went through.
-    """
-
-    raw: RawBatch
-    restore_keys: list[tuple[Any, ...]]
-    draws: Numbers
-    hook_keys: Mapping[int, int]
-    values: list[Any]
-    places: list[int]
-    dropped: dict[int, Dropped]
-    sources: Callable[[int], Any]
-    batch_of: Callable[[int], int] | None = None
-    anew: Callable[[], Flow] | None = None
-    applied: list[HookSpec] = dataclasses.field(default_factory=list[HookSpec])
-
-    def apply(self, hook: HookSpec, *, one_by_one: bool = False) -> Exception | None:
-        """Call a hook on every value, or one that takes lists on the list of them; those that it fails on are dropped.
-
-        Args:
-            hook: What to call.
-            one_by_one: Give each value to it alone, if it takes lists.
-
-        Returns:
-            What it raised on a list; nobody knows then which values it has changed, and these samples are of no use.
-
-        Raises:
-            FatalSampleError: The hook raised what no policy may skip.
-            GivenUp: Nobody waits for the samples any more.
-        """
-        if hook.lists and len(self.values) > 1 and not one_by_one:
-            return self._apply_at_once(hook)
-        draw = _FlowDraw(self, hook.name)
-        function = seeded_globals(hook.function, draw) if hook.restore_seeds else hook.function
-        function = hook.one if hook.lists else function
-        results: list[Any] = []
-        append = results.append
-        failed: set[int] = set()
-        value: Any = None
-        # One iterator over all attempts: after a failure the loop goes on behind it, and no call pays for a `try`.
-        pending = zip(self.places, self.values, strict=True)
-        outer, current.draw = current.draw, (lambda: [draw]) if hook.lists else draw
-        try:
-            with while_wanted(pending):
-                while True:
-                    try:
-                        for draw.place, value in pending:
-                            append(function(value))
-                        break
-                    except Exception as error:
-                        self.drop(draw.place, hook.name, hook.failure_tolerance, error, value)
-                        failed.add(draw.place)
-        finally:
-            current.draw = outer
-        if failed:
-            self.places = [place for place in self.places if place not in failed]
-        self.values = results
-        return None
-
-    def _apply_at_once(self, hook: HookSpec) -> Exception | None:
-        require_wanted()
-        places, values = self.places, self.values
-        # Made when they are asked for, and the same ones when they are asked for again.
-        draws = cache(lambda: [_FlowDraw(self, hook.name, place) for place in places])
-        outer, current.draw = current.draw, draws
-        try:
-            entries = hook.many(values)
-        except Exception as error:
-            first = f"{self.raw.shards[places[0]]}: {self.raw.keys[places[0]]}"
-            raise_if_fatal(error, hook.name, f"{len(values)} samples ({first}, …)")
-            return error
-        finally:
-            current.draw = outer
-        self.places, self.values = [], []
-        for place, entry, value in zip(places, entries, values, strict=True):
-            if isinstance(entry, Exception):
-                self.drop(place, hook.name, hook.failure_tolerance, entry, value)
-            else:
-                self.places.append(place)
-                self.values.append(entry)
-        return None
-
-    def drop(self, place: int, hook: str, failure_tolerance: int, error: Exception, sample: Any) -> None:
-        """Record that the sample at `place` is dropped.
-
-        Raises FatalSampleError if the error is one that no policy may skip.
-        """
-        key, shard = self.raw.keys[place], self.raw.shards[place]
-        raise_if_fatal(error, hook, f"{shard}: {key}")
-        if skipped := isinstance(error, SkipSample):
-            release_frames(error)
-        self.dropped[place] = Dropped(
-            leaf=self.draws[0][place],
-            hook=hook,
-            failure_tolerance=failure_tolerance,
-            error=error,
-            key=key,
-            shard=shard,
-            sample=None if skipped else sample,
-            sources=self.sources(place),
-        )
-
-    def outcomes(self) -> list[Any]:
-        """One entry a place: the encoded sample, or the `Dropped` in its stead."""
-        if not self.dropped:
-            return self.values
-        entries: list[Any] = [None] * len(self.raw)
-        for place, value in zip(self.places, self.values, strict=True):
-            entries[place] = value
-        for place, dropped in self.dropped.items():
-            entries[place] = dropped
-        return entries
-
-
-class _FlowDraw(Draw):
-    """The draw of a hook that runs over a flow. Which leaf it is of matters only where somebody asks for numbers."""
-
-    __slots__ = ("_hook", "_hook_keys", "_leaves")
-
-    def __init__(self, flow: Flow, hook: str, place: int = 0) -> None:
-        self._leaves, positions, indices, epochs = flow.draws
-        super().__init__(0, positions, indices, epochs, flow.batch_of)
-        self.place = place
-        self._hook_keys, self._hook = flow.hook_keys, hook
-
-    @property
-    def seed(self) -> int:
-        return fold(_hook_key(self._hook_keys[self._leaves[self.place]], self._hook), self.position)
-
-
-class ArrayColumn:
-    """Makes what the joiner gets of an array.
-
-    A joiner of the user's gets the bare rows. The default merge gets samples of one field, or crude samples of one
-    part, so that rows are merged as samples of datasets are.
-    """
-
-    def __init__(self, array: ResolvedArray, row: JoinRow) -> None:
-        self._source, self._field = array.source, array.field
-        self._merges, self._crude = row.merges, row.sample_type is None
-        if self._merges and not self._crude:
-            fields = [(self._field, Any), ("__sources__", Any)]
-            self._construct = column_constructor(dataclasses.make_dataclass("ArrayRow", fields, slots=True))
-
-    def values(self, member: MemberBatch, rows: int) -> list[Any]:
-        """One value for each of the joined rows, None where the array has none."""
-        found = cast("list[Any]", member.batch or [])
-        if self._merges:
-            sources = map(LazySources, repeat(self._source), member.samples.tolist())
-            if self._crude:
-                parts = zip(found, sources, strict=True)
-                found = [CrudeSample({self._field: row, "__sources__": source}) for row, source in parts]
-            else:
-                found = self._construct(len(found), {self._field: found, "__sources__": sources})
-        if len(found) == rows:
-            return found
-        column: list[Any] = [None] * rows
-        for place, value in zip(member.places.tolist(), found, strict=True):
-            column[place] = value
-        return column
-
-
 _Value = TypeVar("_Value")
 _OURS = f"{__name__.partition('.')[0]}."
 _ENCODED = frozenset({bytes, ByteStream})
-_own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
+own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
 class LeafLoader:
@@ -242,7 +55,7 @@ class LeafLoader:
         self._construct = None if made is None else column_constructor(made)
         self._load = None
         if leaf.load is not None:
-            self._load = _own_hook(name="load_sample", function=leaf.load, failure_tolerance=failure_tolerance)
+            self._load = own_hook(name="load_sample", function=leaf.load, failure_tolerance=failure_tolerance)
 
     def load(
         self,
@@ -409,130 +222,6 @@ def _of_each(of_leaf: Mapping[int, _Value], leaves: list[int]) -> Iterable[_Valu
     return map(of_leaf.__getitem__, leaves)
 
 
-class JoinLoader:
-    """Makes the samples of one joined leaf: those of each dataset, and then one of each row.
-
-    A row is dropped if the sample of any of its datasets is. Arguments are those of `LeafLoader`, but of one leaf.
-    """
-
-    def __init__(self, number: int, leaf: ResolvedJoin, hook_key: int, failure_tolerance: int) -> None:
-        row = leaf.row
-        self._merge = ColumnMerge(row.sample_type) if row.merges and row.sample_type is not None else None
-        self._members = [
-            ArrayColumn(member, row)
-            if isinstance(member, ResolvedArray)
-            else LeafLoader({number: member}, {number: hook_key}, failure_tolerance)
-            for member in leaf.members
-        ]
-        self._source = leaf.source
-        self._joins_sources = not row.merges
-        function = row if row.names is not None else lambda samples, function=row.function: function(*samples)
-        self._hook = _own_hook(name="join", function=function, failure_tolerance=failure_tolerance)
-
-    def load(self, raw: RawBatch, draws: Numbers, groups: tuple[range, ...] = ()) -> Flow:
-        """Decode, construct and join. See `LeafLoader.load`."""
-        del groups  # samples of different datasets stand between the rows of a batch
-        joined = cast("JoinedBatch", raw)
-        rows = len(joined)
-        columns: list[list[Any]] = []
-        flow: Flow | None = None
-        for loader, member in zip(self._members, joined.members, strict=True):
-            if isinstance(loader, ArrayColumn):
-                columns.append(loader.values(member, rows))
-            elif member.batch is None:
-                columns.append([None] * rows)
-            else:
-                column, flow = self._of_member(loader, member, draws, rows, flow)
-                columns.append(column)
-        assert flow is not None
-        sources = list(map(LazySources, repeat(self._source), joined.indices.tolist()))
-        flow.sources = sources.__getitem__
-        merged = None if self._merge is None or flow.dropped else self._merge(columns, sources)
-        if merged is not None:
-            flow.values = merged
-            return flow
-        flow.values = list(zip(*columns, strict=True))
-        if flow.dropped:
-            flow.places = [place for place in range(rows) if place not in flow.dropped]
-            flow.values = [flow.values[place] for place in flow.places]
-        flow.apply(self._hook)
-        if self._joins_sources:
-            _add_sources(flow, columns[0], sources)
-        return flow
-
-    def _of_member(
-        self, loader: LeafLoader, member: MemberBatch, draws: Numbers, rows: int, flow: Flow | None
-    ) -> tuple[list[Any], Flow]:
-        """The samples of a member, one a row, and the flow of the first member, which notes what all of them drop."""
-        assert isinstance(member.batch, RawBatch)
-        whole = len(member.places) == rows
-        places = range(rows) if whole else member.places.tolist()
-        own = draws if whole else cast("Any", tuple([numbers[place] for place in places] for numbers in draws))
-        part = loader.load(member.batch, own, restore_keys=flow.restore_keys if flow and whole else None)
-        flow = flow or part
-        if whole and not part.dropped:
-            return part.values, flow
-        column: list[Any] = [None] * rows
-        for place, value in zip(part.places, part.values, strict=True):
-            column[places[place]] = value
-        for place, dropped in part.dropped.items():
-            flow.dropped.setdefault(places[place], dropped)
-        return column, flow
-
-
-def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> None:
-    """Name the sources of all members at the samples of a joiner that took over the primary's."""
-    if flow.dropped:
-        primary = [primary[place] for place in flow.places]
-        sources = [sources[place] for place in flow.places]
-    before, after = _sources_of(primary), _sources_of(flow.values)
-    for value, given, found, row in zip(flow.values, before, after, sources, strict=True):
-        if found is not given or found is None:
-            continue
-        if isinstance(value, dict):
-            value["__sources__"] = row
-        else:
-            value.__sources__ = row
-
-
-class ColumnMerge:
-    """The default merge, field by field for all rows at once: what `Sample.from_joined` does for each."""
-
-    def __init__(self, sample_type: type[Any]) -> None:
-        self._construct = column_constructor(sample_type)
-        self._fields = {field.name for field in dataclasses.fields(sample_type)}
-
-    def __call__(self, columns: list[list[Any]], sources: list[LazySources]) -> list[Any] | None:
-        """Samples of the rows; None where they must be merged one by one."""
-        merged: dict[str, Any] = {}
-        for column in columns:
-            types = set(map(type, column))
-            if len(types) != 1 or not dataclasses.is_dataclass(next(iter(types))):
-                return None  # a sample is missing, or types differ
-            for field in dataclasses.fields(types.pop()):
-                if field.name not in BASE_FIELDS:
-                    merged[field.name] = list(map(attrgetter(field.name), column))
-        for name in BASE_FIELDS:
-            merged[name] = list(map(attrgetter(name), columns[0]))
-        merged["__sources__"] = sources
-        if merged.keys() - self._fields:
-            return None
-        try:
-            return self._construct(len(columns[0]), merged)
-        except TypeError:
-            return None  # a field has no value: each row says so by itself
-
-
-def _sources_of(samples: list[Any]) -> list[Any]:
-    """The sources of whatever a joiner takes or makes; None where it has none."""
-    with suppress(AttributeError):
-        return list(map(attrgetter("__sources__"), samples))
-    return [
-        sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
-        for sample in samples
-    ]
-
-
 class Kind:
     """Leaves whose samples are read together and made alike."""
 
@@ -540,8 +229,8 @@ class Kind:
         number, spec = next(iter(leaves.items()))
         self.hooks = spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
         self._source, self._together = spec.leaf.source, None
-        if isinstance(spec.leaf, ResolvedJoin):
-            self._loader = JoinLoader(number, spec.leaf, spec.hook_key, spec.failure_tolerance)
+        if spec.leaf.loader is not None:
+            self._loader: SampleLoader = spec.leaf.loader(number, spec.hook_key, spec.failure_tolerance)
             return
         resolved = {number: cast("ResolvedLeaf", each.leaf) for number, each in leaves.items()}
         hook_keys = {number: each.hook_key for number, each in leaves.items()}
@@ -571,12 +260,13 @@ class Kind:
 
 def _what_makes(spec: LeafSpec) -> Hashable:
     """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
-    leaf = spec.leaf
-    if isinstance(leaf, ResolvedJoin) or not isinstance(leaf.source, ReadInGroups):
+    source = spec.leaf.source
+    if spec.leaf.loader is not None or not isinstance(source, ReadInGroups):
         return None
-    read_alike = leaf.source._read_alike()
+    read_alike = source._read_alike()
     if read_alike is None:
         return None
+    leaf = cast("ResolvedLeaf", spec.leaf)
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
     hooks = [(_which(hook.function), dataclasses.replace(hook, function=_nothing)) for hook in spec.hooks]
     if spec.cook is not None:

@@ -47,7 +47,7 @@ def check_source(
     count = len(source)
     assert count > 0, f"{source.path}: is empty, so nothing was checked"
     some = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64))
-    rows = _rows(source, some)
+    rows = rows_of(source, some)
     if expected is not None:
         _check_contents(source, rows, expected)
     _check_orders(source, some, rows)
@@ -58,23 +58,25 @@ def check_source(
     _check_unknown_column(source)
     _check_copies(source, open_source, some, rows)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda place: _rows(source, some[place : place + 1])[0], range(len(some))))
+        found = list(threads.map(lambda place: rows_of(source, some[place : place + 1])[0], range(len(some))))
     assert found == rows, f"{source.path}: reads other samples in several threads"
     if fork:
         _check_forked(source, some, rows)
     source.close()
-    assert _rows(source, some) == rows, f"{source.path}: reads other samples after close"
+    assert rows_of(source, some) == rows, f"{source.path}: reads other samples after close"
 
 
-def _rows(source: Source, indices: Int64Array) -> list[Row]:
+def rows_of(source: Source, indices: Int64Array) -> list[Row]:
+    """What a source reads at indices, in a form that can be compared."""
     batch = source.read(indices)
     assert len(batch) == len(indices), f"{source.path}: {len(batch)} samples for {len(indices)} indices"
     return [
-        (raw.index, raw.key, raw.shard, {name: _value(value) for name, value in raw.parts.items()}) for raw in batch
+        (raw.index, raw.key, raw.shard, {name: value_of(value) for name, value in raw.parts.items()}) for raw in batch
     ]
 
 
-def _value(value: Any) -> Any:
+def value_of(value: Any) -> Any:
+    """A part in a form that can be compared: an array as dtype, shape and bytes, a stream as all its bytes."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return array.dtype.str, array.shape, array.tolist() if array.dtype.hasobject else array.tobytes()
@@ -87,7 +89,7 @@ def _value(value: Any) -> Any:
 def _check_contents(source: Source, rows: list[Row], expected: Sequence[Mapping[str, Any]]) -> None:
     assert len(source) == len(expected), f"{source.path}: has {len(source)} samples, expected {len(expected)}"
     for index, key, _, parts in rows:
-        wanted = {name: _value(value) for name, value in expected[index].items() if name != "__key__"}
+        wanted = {name: value_of(value) for name, value in expected[index].items() if name != "__key__"}
         assert parts == wanted, f"{source.path}: sample {index} has {parts!r}, expected {wanted!r}"
         named = expected[index].get("__key__", key)
         assert key == named, f"{source.path}: sample {index} has the key {key!r}, expected {named!r}"
@@ -99,7 +101,7 @@ def _check_orders(source: Source, some: Int64Array, rows: list[Row]) -> None:
     for order in (np.arange(len(some))[::-1], shuffled, shuffled[:1], shuffled[:0]):
         indices = some[order]
         wanted = [rows[place] for place in order.tolist()]
-        assert _rows(source, indices) == wanted, f"{source.path}: reads other samples at {indices.tolist()}"
+        assert rows_of(source, indices) == wanted, f"{source.path}: reads other samples at {indices.tolist()}"
         keys = source.keys(indices)
         assert keys == [row[1] for row in wanted], f"{source.path}: keys() names other keys than read()"
         sizes = source.sizes(indices)
@@ -120,10 +122,11 @@ def _check_range(source: Source) -> None:
     }
     for way, ask in ways.items():
         for index in (-1, len(source), len(source) + 2**40):
-            _must_raise(IndexError, lambda ask=ask, index=index: ask(index), f"{source.path}: {way} of index {index}")
+            must_raise(IndexError, lambda ask=ask, index=index: ask(index), f"{source.path}: {way} of index {index}")
 
 
-def _must_raise(error: type[Exception], ask: Callable[[], Any], what: str) -> None:
+def must_raise(error: type[Exception], ask: Callable[[], Any], what: str) -> None:
+    """Raise AssertionError unless `ask` raises `error`."""
     try:
         ask()
     except error:
@@ -137,6 +140,9 @@ def _check_places(source: Source, some: Int64Array, rows: list[Row]) -> None:
         found = (place.index, place.key, place.shard)
         assert found == (index, key, shard), f"{source.path}: locate({index}) is {found}, read {(index, key, shard)}"
         assert place.start <= place.stop, f"{source.path}: locate({index}) ends at {place.stop}, before {place.start}"
+    named = {(place.shard, place.key): (place.start, place.stop) for place in places}
+    apart = {(shard, *bounds, key if bounds[0] == bounds[1] else "") for (shard, key), bounds in named.items()}
+    assert len(apart) == len(named), f"{source.path}: locate() gives two samples the same place"
     for index in some.tolist():
         assert source.place_of(index), f"{source.path}: place_of({index}) is empty"
 
@@ -153,8 +159,8 @@ def _check_column(source: Source, name: str) -> None:
 
 def _check_unknown_column(source: Source) -> None:
     name = "no such column"
-    _must_raise(KeyNotFoundError, lambda: source.column(name, slice(None)), f"{source.path}: column({name!r})")
-    _must_raise(KeyNotFoundError, lambda: source.column_id(name), f"{source.path}: column_id({name!r})")
+    must_raise(KeyNotFoundError, lambda: source.column(name, slice(None)), f"{source.path}: column({name!r})")
+    must_raise(KeyNotFoundError, lambda: source.column_id(name), f"{source.path}: column_id({name!r})")
 
 
 def _check_copies(source: Source, open_source: Callable[[], Source], some: Int64Array, rows: list[Row]) -> None:
@@ -165,7 +171,7 @@ def _check_copies(source: Source, open_source: Callable[[], Source], some: Int64
         assert other.content_id == source.content_id, f"{what} has another content id"
         assert (len(other), other.columns) == (len(source), source.columns), f"{what} has another length or columns"
         assert [other.column_id(name) for name in other.columns] == ids, f"{what} has other column ids"
-        assert _rows(other, some) == rows, f"{what} reads other samples"
+        assert rows_of(other, some) == rows, f"{what} reads other samples"
         other.close()
 
 
@@ -176,7 +182,7 @@ def _check_forked(source: Source, some: Int64Array, rows: list[Row]) -> None:
     if child == 0:
         status = 1
         try:
-            status = 0 if _rows(source, some) == rows else 2
+            status = 0 if rows_of(source, some) == rows else 2
         finally:
             os._exit(status)
     deadline = time.monotonic() + _CHILD_S

@@ -40,8 +40,8 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.formats.data_folder import look_again, open_folder
-from energon_grain.formats.jsonl import write_jsonl_index
 from energon_grain.kinds.array_record.source import ArrayRecordFileStore, ArrayRecordSource
+from energon_grain.kinds.jsonl.lines import write_jsonl_index
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
 from energon_grain.prepare import prepare_dataset

@@ -32,10 +32,10 @@ from energon_grain.formats.data_folder import look_again, mirror_dataset, naming
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.mirror import Mirror
+from energon_grain.stores.object_client import shared_client
+from energon_grain.stores.remote_files import RemoteFiles
 from energon_grain.testing import make_text_dataset
 
 META = ".nv-meta"
@@ -233,8 +233,8 @@ import sys
 from pathlib import Path
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import read_info
-from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import shared_client
+from energon_grain.stores.mirror import Mirror
+from energon_grain.stores.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.testing import make_text_dataset
 

@@ -33,9 +33,9 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats import jsonl as jsonl_object
 from energon_grain.formats.columnar_header import ColumnWriter, index_cache_folder
-from energon_grain.formats.join_index import (
+from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
+from energon_grain.kinds.joins.index import (
     ROWS_NAME,
     JoinedMember,
     JoinHeader,
@@ -52,7 +52,8 @@ from energon_grain.formats.join_index import (
     write_join_header,
     write_join_index,
 )
-from energon_grain.formats.jsonl import (
+from energon_grain.kinds.jsonl import lines as jsonl_object
+from energon_grain.kinds.jsonl.lines import (
     JsonlFile,
     LineNumbers,
     find_jsonl_index,
@@ -62,7 +63,6 @@ from energon_grain.formats.jsonl import (
     scan_lines,
     write_jsonl_index,
 )
-from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.storage.local import LocalFiles
@@ -123,7 +123,7 @@ def test_any_mixture_of_lines(
     content = b"\n".join(lines) + (b"\n" if ends else b"")
     path = put(tmp_path_factory.mktemp("lines") / "x.jsonl", content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("energon_grain.formats.jsonl._BLOCK_BYTES", block)
+        patch.setattr("energon_grain.kinds.jsonl.lines._BLOCK_BYTES", block)
         if any(line.strip() for line in lines):
             assert opened(path).tolist() == by_hand(content)
         else:
@@ -208,7 +208,7 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 MEMORY = """
 import resource, sys
-from energon_grain.formats.jsonl import write_jsonl_index
+from energon_grain.kinds.jsonl.lines import write_jsonl_index
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert write_jsonl_index(sys.argv[1]) == 3_000_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -227,7 +227,7 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("energon_grain.formats.jsonl._COUNTED_BYTES", block)
+    monkeypatch.setattr("energon_grain.kinds.jsonl.lines._COUNTED_BYTES", block)
     path = tmp_path / "x.jsonl"
     content = b"".join(b"{" + b" " * (i % 13) + b"}\n" * (i % 3) for i in range(200))
     path.write_bytes(content)
@@ -237,7 +237,7 @@ def test_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: in
 
 
 def test_blocks_cover_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_grain.formats.jsonl._BLOCK_BYTES", 10)
+    monkeypatch.setattr("energon_grain.kinds.jsonl.lines._BLOCK_BYTES", 10)
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 12345678901234567890}\n\n{}')
     blocks = list(scan_lines(path))

@@ -32,7 +32,7 @@ def write_all(root: Path) -> None:
     _halves(root)
     _jsonl(root / "lines.jsonl", 70)
     convert_dataset(root / "books", root / "records")
-    _arrays(root)
+    write_digits(root / "digits.zarr")
     for name, content in DOCUMENTS.items():
         (root / name).write_text("__module__: megatron.energon\n" + content)
     for name in ("join.yaml", "blended_join.yaml"):
@@ -114,9 +114,8 @@ def _jsonl(path: Path, n: int) -> None:
     path.write_text("".join(json.dumps({"n": i, "text": f"line {i}"}) + "\n" for i in range(n)))
 
 
-def _arrays(root: Path) -> None:
+def write_digits(group: Path) -> None:
     """A group of two zarr v2 arrays, written by hand: uncompressed chunks of 16 rows."""
-    group = root / "digits.zarr"
     group.mkdir()
     (group / ".zgroup").write_text('{"zarr_format": 2}')
     values = {

@@ -197,6 +197,11 @@ def encoders(api: ModuleType) -> dict[str, type[Any]]:
         return Noted(**basic_sample_keys(sample), text=text, draw=np.float64(0))
 
     @stateless
+    def cook_row(sample: Any) -> Noted:
+        parts = [(name, np.asarray(sample[name]).tolist()) for name in sorted(sample) if not name.startswith("__")]
+        return Noted(**basic_sample_keys(sample), text=repr(parts), draw=np.float64(0))
+
+    @stateless
     @cooker(need_primary=True)
     def cook_aux(sample: Any, primary: Any, sides: Any, texts: Any) -> Noted:
         number = sample["json"]["n"]
@@ -227,7 +232,14 @@ def encoders(api: ModuleType) -> dict[str, type[Any]]:
         Pictures,
         Floats,
     )
-    cooks = {"Cooking": cook, "Texts": cook_text, "Lines": cook_line, "Digits": cook_digit, "Aux": cook_aux}
+    cooks = {
+        "Cooking": cook,
+        "Texts": cook_text,
+        "Lines": cook_line,
+        "Digits": cook_digit,
+        "Rows": cook_row,
+        "Aux": cook_aux,
+    }
     return {one.__name__: one for one in (*made, Pictures, Floats)} | {
         name: cooking(name, one) for name, one in cooks.items()
     }

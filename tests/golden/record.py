@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from golden import answers, golden_data, states, streams
+from golden import answers, golden_data, states, streams, views
 from golden.configurations import CONFIGURATIONS
 
 import energon_grain
@@ -43,6 +43,7 @@ WHAT: dict[str, Callable[[], Any]] = {
     "names": lambda: answers.names(energon_grain),
     "torch_names": lambda: answers.names(energon_grain_torch),
     "streams": all_streams,
+    "views": views.views,
 }
 """Name of a recording to what makes it, in a folder with the golden data."""
 

@@ -16,8 +16,8 @@ from metadatasets import V2, node
 
 from energon_grain import DatasetLoaderInterface, MetadatasetV2
 from energon_grain.datasets.aux_stores import AuxReference
-from energon_grain.datasets.joined_leaf import Joiner
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.kinds.joins.leaf import Joiner
 from energon_grain.metadataset.documents import load_metadataset, parse_document, read_document
 from energon_grain.metadataset.flat import leaves_of
 from energon_grain.metadataset.forms import (

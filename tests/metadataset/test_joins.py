@@ -19,14 +19,14 @@ from stream_hosts import quiet
 from web_server import running_web_server
 
 from energon_grain import EPath, Stream, WorkerConfig, get_train_dataset, prepare_metadataset
-from energon_grain.datasets.joined_leaf import JoinedLeafDataset, open_join
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.formats.splits import SplitConfig, write_split_config
+from energon_grain.kinds.joins.build import energon_name_of
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset, open_join
 from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.join_build import energon_name_of
 from energon_grain.testing import write_tars
 
 PARTS = {"train": ("s0.tar", "s1.tar"), "val": ("s2.tar",)}

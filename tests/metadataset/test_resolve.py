@@ -27,9 +27,9 @@ from energon_grain import (
     traverse_metadataset,
 )
 from energon_grain.datasets.aux_stores import AuxReference
-from energon_grain.datasets.joined_leaf import ArrayDataset, JoinedLeafDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset
 from energon_grain.metadataset.documents import TraversedDatasetReference, leaf_maker, load_metadataset
 from energon_grain.metadataset.flat import FlatLeaf, flatten, flatten_blend, flatten_epochized, leaves_of
 from energon_grain.metadataset.resolve import combine_passes

@@ -17,12 +17,13 @@ from hypothesis import given, settings, strategies as st
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, EmptyDatasetError
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.join_index import JoinIndex
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.prepare import join_build, prepare_dataset
-from energon_grain.prepare.join_build import build_join
-from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, Nonmatch, read_key_lines
+from energon_grain.kinds.joins import build as join_build
+from energon_grain.kinds.joins.build import build_join
+from energon_grain.kinds.joins.index import JoinIndex
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, Nonmatch, read_key_lines
+from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 
 Rows = list[tuple[str | None, ...]]

@@ -33,8 +33,8 @@ from energon_grain.errors import ConfigError, FatalSampleError, FormatError, Key
 from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.prepare import MeasureProgress, prepare_dataset
 from energon_grain.prepare.writing import preparation_lock
-from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.object_client import shared_client
 from energon_grain.testing import make_text_dataset, write_tars
 
 N = 700

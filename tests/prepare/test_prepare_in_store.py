@@ -35,8 +35,9 @@ from energon_grain.formats.nv_meta import read_info
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.prepare import PrepareProgress, prepare_dataset
 from energon_grain.prepare.writing import preparation_lock
-from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.storage.remote import ObjectRange
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.object_client import shared_client
 from energon_grain.testing import write_tars
 
 HEADER = ".nv-meta/columnar/header.json"
@@ -176,7 +177,7 @@ def test_a_killed_run_goes_on(url: str, root: Path, stage: str, reused: int) -> 
 KILLED_LATE = """
 import os, signal, sys
 from energon_grain.prepare import prepare_dataset
-from energon_grain.storage.object_client import ObjectClient
+from energon_grain.stores.object_client import ObjectClient
 ObjectClient.delete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 prepare_dataset(sys.argv[1], sqlite=False)
 """

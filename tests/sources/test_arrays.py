@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 
-import energon_grain.sources.arrays as module
+import energon_grain.kinds.arrays.source as module
 from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import (
     ConfigError,
@@ -29,7 +29,7 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
 
 ROWS = 50
 
@@ -151,7 +151,7 @@ FORKED = """
 import os, sys
 import numpy as np
 from energon_grain.errors import WorkerError
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
 
 source, group = ArraySource(sys.argv[1]), ArrayGroupSource(sys.argv[1])
 if sys.argv[2] == "read":
@@ -486,7 +486,7 @@ def test_failures_that_stay(stored: Path, bucket: Bucket) -> None:
 STALLED = """
 import os, sys
 import numpy as np
-from energon_grain.sources.arrays import ArraySource
+from energon_grain.kinds.arrays.source import ArraySource
 from energon_grain.storage.settings import StorageSettings, use_storage
 
 use_storage(StorageSettings(timeout_s=1, first_pause_s=0.01, longest_pause_s=0.05))

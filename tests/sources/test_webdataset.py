@@ -29,8 +29,8 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.jsonl import jsonl_index_path, open_jsonl
 from energon_grain.kinds.array_record.source import ArrayRecordSource
+from energon_grain.kinds.jsonl.lines import jsonl_index_path, open_jsonl
 from energon_grain.kinds.jsonl.source import JsonlSource
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.containers import PreparedSource, open_prepared

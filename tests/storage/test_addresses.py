@@ -17,7 +17,6 @@ from object_server import Bucket
 
 from energon_grain import EPath, StorageSettings, StoreSettings, use_storage
 from energon_grain.errors import ConfigError
-from energon_grain.storage.addresses import _profile, address_of, aws_section, has_lists, open_store
 from energon_grain.storage.location import (
     METADATASET_ENDINGS,
     absolute,
@@ -30,6 +29,7 @@ from energon_grain.storage.location import (
     no_such_path,
     scheme_of,
 )
+from energon_grain.stores.addresses import _profile, address_of, aws_section, has_lists, open_store
 
 VARIABLES = (
     *("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"),

@@ -13,9 +13,9 @@ from cli_runs import run
 from storage.faults import FaultyServer, running_faulty_server
 
 from energon_grain import StorageSettings, use_storage
-from energon_grain.storage import remote_files
-from energon_grain.storage.remote_files import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores import remote_files
+from energon_grain.stores.remote_files import RemoteFiles
 
 PAGE = 256 << 10
 CONTENT = np.random.default_rng(0).bytes(5 * PAGE + 777)

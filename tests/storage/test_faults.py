@@ -17,9 +17,10 @@ from storage.faults import FAULTS, KEY, SECRET, FaultyServer, running_faulty_ser
 
 from energon_grain import EPath, StorageSettings, Stream, get_train_dataset, use_storage
 from energon_grain.errors import EnergonGrainError, ReadError
-from energon_grain.storage.cache_check import check_sums
-from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.storage.remote import ObjectRange
 from energon_grain.storage.traffic import traffic
+from energon_grain.stores.cache_check import check_sums
+from energon_grain.stores.object_client import ObjectClient
 from energon_grain.testing import make_text_dataset
 
 BATCHES = 12
@@ -213,7 +214,7 @@ def test_a_stream_is_closed_while_its_store_is_busy(server: FaultyServer, tmp_pa
 def test_a_store_that_never_answered_is_given_up_sooner(
     server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("energon_grain.storage.retries.UNREACHABLE_SECONDS", 0.2)
+    monkeypatch.setattr("energon_grain.stores.retries.UNREACHABLE_SECONDS", 0.2)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(ReadError, match=r"nothing answers there \(\d+ attempts in"):
         client(tmp_path, timeout_s=PATIENCE_S).read(ObjectRange("s3://bkt/x"))
@@ -258,7 +259,7 @@ def test_a_list_that_is_a_page_to_sign_in_at_is_no_empty_folder(server: FaultySe
 def test_a_list_that_is_cut_without_a_token_is_continued(
     server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("energon_grain.storage.object_stores._FULL_PAGE", 2)
+    monkeypatch.setattr("energon_grain.stores.object_stores._FULL_PAGE", 2)
     answers = [listed("d/a", "d/b"), listed("d/c")]
 
     def cut(answer: Any) -> None:

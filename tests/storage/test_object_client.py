@@ -22,14 +22,15 @@ from stream_hosts import open_share
 
 from energon_grain import StorageSettings, StoreSettings, use_storage
 from energon_grain.errors import ConfigError, RangeError, ReadError, StaleIndexError
-from energon_grain.storage import object_client
 from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
-from energon_grain.storage.object_bytes import ObjectBytes, read_beginning, read_whole
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import Fetched, ObjectError, ObjectStores
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import Fetched, ObjectRange, read_beginning, read_whole
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.traffic import Traffic
+from energon_grain.stores import object_client
+from energon_grain.stores.object_bytes import ObjectBytes
+from energon_grain.stores.object_client import ObjectClient, shared_client
+from energon_grain.stores.object_stores import ObjectError, ObjectStores
+from energon_grain.stores.remote_files import RemoteFiles
 from energon_grain.testing import make_text_dataset
 
 CONTENT = bytes(range(256)) * 4096
@@ -355,7 +356,7 @@ def test_a_thread_that_cannot_be_started_hinders_no_later_request(
 STALLS = """
 import sys, time
 from energon_grain.errors import ReadError
-from energon_grain.storage.object_client import ObjectClient, ObjectRange
+from energon_grain.stores.object_client import ObjectClient, ObjectRange
 from energon_grain.storage.settings import StorageSettings
 client = ObjectClient(StorageSettings(timeout_s=1, attempts=2, first_pause_s=0.01, requests_in_flight=2))
 try:

@@ -27,10 +27,11 @@ from patience import PATIENCE_S
 
 from energon_grain import StorageSettings, StoreSettings
 from energon_grain.errors import ConfigError, ReadError
-from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import ObjectClient, ObjectRange
-from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import ObjectRange
+from energon_grain.stores.mirror import Mirror
+from energon_grain.stores.object_client import ObjectClient
+from energon_grain.stores.page_cache import CachedObject, PageCache, PageWriter
+from energon_grain.stores.remote_files import RemoteFiles
 
 PAGE = 8192
 SIZE = 10 * PAGE + 77
@@ -272,13 +273,14 @@ def test_a_full_disk_keeps_nothing_and_is_said_once(tmp_path: Path, caplog: pyte
         assert not keep(cached, 1, 2)
         assert not keep(cached, 3)
     assert len(caplog.records) == 1
+    assert "a smaller `cache_bytes`" in caplog.text
     assert cached.read(0, PAGE) == CONTENT[:PAGE]
     assert opened(tmp_path).missing(0, 4) == [1, 2, 3]
 
 
 PROGRAM = """
 import os, random, signal, sys, time
-from energon_grain.storage.page_cache import PageCache
+from energon_grain.stores.page_cache import PageCache
 
 folder, content, PAGE, limit = sys.argv[1], open(sys.argv[2], "rb").read(), int(sys.argv[3]), int(sys.argv[4])
 SIZE, choose = len(content), random.Random(0)
@@ -613,8 +615,8 @@ def test_what_comes_after_a_failure_is_written_nowhere_else(
 
 MIRRORING = """
 import hashlib, sys
-from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_client import shared_client
+from energon_grain.stores.mirror import Mirror
+from energon_grain.stores.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
 
 mirror = Mirror(sys.argv[1], shared_client(storage_settings()))

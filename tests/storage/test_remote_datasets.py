@@ -44,8 +44,8 @@ from energon_grain.errors import EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
 from energon_grain.prepare import prepare_dataset
 from energon_grain.sources import remote_runs
-from energon_grain.storage.object_client import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.object_client import shared_client
 from energon_grain.testing import make_text_dataset, write_tars
 
 
@@ -412,7 +412,7 @@ def test_what_is_not_there(azure: AzureServer | Azurite) -> None:
 def test_arrays_are_refused(azure: AzureServer | Azurite, tmp_path: Path) -> None:
     from arrays import write_array
 
-    from energon_grain.sources.arrays import ArraySource
+    from energon_grain.kinds.arrays.source import ArraySource
 
     EPath(write_array(tmp_path / "a", np.arange(6), chunk=(2,))).copy(EPath("az://box/a"))
     with pytest.raises(ConfigError, match=r"^az://box/a: arrays are not read from Azure; copy them"):

@@ -26,7 +26,7 @@ from remote_reading import digest, read, read_for_ever
 
 from energon_grain import StorageSettings
 from energon_grain.errors import RangeError, ReadError, StaleIndexError, WorkerError
-from energon_grain.storage.remote_files import BLOCK_BYTES, HeldRanges, RemoteFiles, held_ranges
+from energon_grain.stores.remote_files import BLOCK_BYTES, HeldRanges, RemoteFiles, held_ranges
 from energon_grain.testing import make_text_dataset
 
 SIZE = 20 * BLOCK_BYTES + 777
@@ -354,7 +354,7 @@ def test_objects_beyond_the_descriptors_of_a_process(bucket: Bucket, tmp_path: P
     script = """
 import resource, sys
 import numpy as np
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.stores.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings
 resource.setrlimit(resource.RLIMIT_NOFILE, (240, 240))
 files, count = RemoteFiles(StorageSettings(cache_dir=sys.argv[2])), 150
@@ -527,7 +527,7 @@ def test_a_fork_of_a_process_that_has_read_nothing_reads(bucket: Bucket, run_scr
 UNTOUCHED = """
 import os, sys
 import numpy as np
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.stores.remote_files import RemoteFiles
 from energon_grain.storage.settings import StorageSettings
 files = RemoteFiles(StorageSettings())
 zero = np.zeros(1, np.int64)
@@ -543,7 +543,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from energon_grain.storage.object_client import ObjectRange, shared_client
+from energon_grain.stores.object_client import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 
 url = sys.argv[1]

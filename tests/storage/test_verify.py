@@ -20,7 +20,7 @@ from storage.test_faults import QUICK, URL, attempted, batches
 from energon_grain import StorageSettings, use_storage
 from energon_grain.errors import ConfigError, EnergonGrainError, ReadError, StaleIndexError
 from energon_grain.prepare import prepare_dataset
-from energon_grain.storage.cache_check import check_sums
+from energon_grain.stores.cache_check import check_sums
 from energon_grain.testing import make_text_dataset
 
 DIGESTS = ".nv-meta/columnar/digests.json"

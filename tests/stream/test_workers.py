@@ -46,31 +46,6 @@ from energon_grain.watch import auto_workers, stream as stream_module
 from energon_grain.watch.auto_workers import Window, climb
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(text_dataset: MakeDataset, workers: int, worker_type: str) -> None:
-    path = text_dataset(97, broken={5, 50})
-
-    def batches(number: int) -> list[Any]:
-        dataset = get_train_dataset(
-            path,
-            worker_config=config(num_workers=number, worker_type=worker_type),
-            batch_size=5,
-            shuffle_buffer_size=100,
-            max_samples_per_sequence=10,
-        )
-        with Stream.of(dataset) as stream:
-            stream._workers = number
-            return [(next(stream), stream.cursor()) for _ in range(60)]
-
-    for (batch, cursor), (expected, expected_cursor) in zip(batches(workers), batches(0), strict=True):
-        assert batch.__key__ == expected.__key__
-        assert batch.text == expected.text
-        assert batch.__restore_key__ == expected.__restore_key__
-        assert [tuple(s) for s in batch.__sources__] == [tuple(s) for s in expected.__sources__]
-        assert cursor == expected_cursor
-
-
 class Noisy(TaskEncoder):
     """Encodes with random numbers, and skips some samples."""
 

@@ -19,7 +19,9 @@ from patience import PATIENCE_S
 from torch_encoders import Everything, Slow
 
 from energon_grain import SavableDataset
+from energon_grain.testing import check_pool
 from energon_grain_torch import ConfigError, TaskEncoder, WorkerError, get_loader
+from energon_grain_torch.loader import process_pool
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +40,11 @@ def _nothing_left() -> Iterator[None]:
     yield
     for worker in workers():
         worker.kill()
+
+
+@pytest.mark.parametrize("how", ["fork", "forkserver"])
+def test_the_kit_of_pools(how: str) -> None:
+    check_pool(lambda spec, stage: process_pool(spec, stage.sources, 2, 1 << 30, how))
 
 
 def require_it_goes_on(loader: Any, train: Train) -> None:

@@ -25,7 +25,7 @@ from energon_grain.formats.tar.header import (
     text,
 )
 from energon_grain.formats.tar.walk import HeaderHops, TarBytes
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 
 
 def tar_index_path(tar: str | os.PathLike[str]) -> Path:

@@ -42,7 +42,8 @@ from energon_grain.formats.tar.header import (
     text,
 )
 from energon_grain.storage.location import is_url, located
-from energon_grain.storage.object_bytes import FileBytes, ScannedBytes
+from energon_grain.storage.remote import scan_object
+from energon_grain.storage.scanned_bytes import FileBytes, ScannedBytes
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class TarBytes:
 
     def __init__(self, path: str | os.PathLike[str], *, keep: bool = False) -> None:
         self.path = located(path)
-        self.data: ScannedBytes = _open_object(self.path, keep) if is_url(self.path) else self._open_file()
+        self.data: ScannedBytes = scan_object(self.path, keep=keep) if is_url(self.path) else self._open_file()
         self.size_bytes = self.data.size_bytes
         try:
             self._check_start()
@@ -174,12 +175,6 @@ class TarBytes:
                     f"the file is compressed with {name}",
                     "Samples are read at random offsets, so shards must be plain tar files: decompress it.",
                 )
-
-
-def _open_object(url: str, keep: bool) -> ScannedBytes:
-    from energon_grain.storage.object_bytes import ObjectBytes  # a process that scans files needs none of it
-
-    return ObjectBytes(url, keep=keep)
 
 
 EXTENSION_TYPES: Final = frozenset((GNU_LONG_NAME, GNU_LONG_LINK, PAX_MEMBER, PAX_SOLARIS, PAX_GLOBAL))

@@ -23,7 +23,7 @@ from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedSource,
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
 

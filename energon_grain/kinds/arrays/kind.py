@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.sources.arrays import ArrayGroupSource
-from energon_grain.sources.kinds import Described, Kind, Opened
+from energon_grain.kinds.arrays.source import ArrayGroupSource
+from energon_grain.kinds.arrays.summary import summarize_arrays
+from energon_grain.sources.kinds import Kind, Opened
 from energon_grain.sources.source import PartFilter
 
 
@@ -13,10 +16,9 @@ def _open(location: str, parts: PartFilter) -> Opened:
     return Opened(source=source, part_names=source.part_names, decoded="never")
 
 
-def _summary(location: str) -> Described:
-    from energon_grain.kinds.arrays.summary import summarize_arrays
-
-    return summarize_arrays(location)
+def _hint(location: str, _: Collection[str]) -> str | None:
+    is_array = is_array_folder(location)
+    return "is an array, which is read as it is: it has no shards, indices or splits" if is_array else None
 
 
 ARRAY = Kind(
@@ -26,5 +28,6 @@ ARRAY = Kind(
     marked=lambda at: is_array_folder(at.location),
     takes_no_columns="; one with a number a row, in the same group, is a column of it",
     joined_by="array",
-    summary=_summary,
+    hint=_hint,
+    summary=summarize_arrays,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from energon_grain.sources.arrays import ArrayGroupSource
+from energon_grain.kinds.arrays.source import ArrayGroupSource
 from energon_grain.words import counted, format_bytes, table
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_grain.kinds.jsonl.hint import hint_of_lines
+from energon_grain.kinds.jsonl.prepare import plan_jsonl, prepare_jsonl
 from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
-from energon_grain.sources.kinds import Described, IndexProgress, Kind, LintAsk, Opened
+from energon_grain.kinds.jsonl.streamed import ENDINGS, runs_of_lines
+from energon_grain.kinds.jsonl.summary import summarize_jsonl
+from energon_grain.sources.kinds import Described, IndexProgress, Kind, LintAsk, Opened, Streamed
 from energon_grain.sources.source import PartFilter
 
 
@@ -13,28 +17,14 @@ def _open(location: str, parts: PartFilter) -> Opened:
     return Opened(source=JsonlSource(location, parts=parts), part_names=(PART,), decoded="always")
 
 
-def _summary(location: str) -> Described:
-    from energon_grain.kinds.jsonl.summary import summarize_jsonl
-
-    return summarize_jsonl(location)
-
-
 def _lint(location: str, ask: LintAsk) -> Any:
-    from energon_grain.kinds.jsonl.lint import lint_jsonl
+    from energon_grain.kinds.jsonl.lint import lint_jsonl  # with what checks any dataset, 30 ms of imports
 
     return lint_jsonl(location, ask)
 
 
 def _index(location: str, progress: IndexProgress) -> Described:
-    from energon_grain.kinds.jsonl.prepare import prepare_jsonl
-
     return prepare_jsonl(location, progress=progress)
-
-
-def _plan(location: str) -> Described:
-    from energon_grain.kinds.jsonl.prepare import plan_jsonl
-
-    return plan_jsonl(location)
 
 
 JSONL = Kind(
@@ -43,8 +33,11 @@ JSONL = Kind(
     open=_open,
     endings=(".jsonl",),
     store=JsonlFileStore,
-    summary=_summary,
+    summary=summarize_jsonl,
     lint=_lint,
     index=_index,
-    index_plan=_plan,
+    index_plan=plan_jsonl,
+    hint=hint_of_lines,
+    has_plain_bytes=True,
+    streamed=Streamed(endings=ENDINGS, runs=runs_of_lines),
 )

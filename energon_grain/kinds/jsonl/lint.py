@@ -16,13 +16,12 @@ from energon_grain.errors import (
     EnergonGrainError,
     MissingObjectError,
 )
-from energon_grain.formats.jsonl import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
+from energon_grain.kinds.jsonl.lines import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.prepare.lint import LISTED_FINDINGS, LintFinding, LintReport, about_columns, opened
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.kinds import LintAsk
 from energon_grain.storage.location import is_url, located, name_of
-from energon_grain.storage.object_bytes import ObjectStream, read_whole
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import open_object, read_whole, remote_files
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import json_codec
 
@@ -71,7 +70,7 @@ def _size_of(location: str) -> int:
     if not is_url(location):
         return existing_file(location).stat().st_size
     try:
-        return RemoteFiles(storage_settings()).size(location)
+        return remote_files(storage_settings()).size(location)
     except MissingObjectError:
         raise DatasetNotFoundError(f"{location}: no such object") from None
 
@@ -132,7 +131,7 @@ def _lines(location: str) -> Iterator[bytes]:
             yield from file
         return
     rest = b""
-    with ObjectStream(location) as stream:
+    with open_object(location) as stream:
         while block := stream.read(_READ_BYTES):
             *whole, rest = (rest + block).split(b"\n")
             yield from (line + b"\n" for line in whole)

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_grain.formats.jsonl import jsonl_index_path, write_jsonl_index
+from energon_grain.kinds.jsonl.lines import jsonl_index_path, write_jsonl_index
 from energon_grain.prepare.preparation import existing_file
 from energon_grain.storage.location import is_url, located
-from energon_grain.storage.object_bytes import ObjectBytes
-from energon_grain.storage.object_client import shared_client
+from energon_grain.storage.remote import scan_object, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted, format_bytes
 
@@ -102,6 +101,6 @@ def prepare_jsonl(
 def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
     """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
     location = located(path)
-    size_bytes = ObjectBytes(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
+    size_bytes = scan_object(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
     index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
     return JsonlPlan(path=location, size_bytes=size_bytes, write=index)

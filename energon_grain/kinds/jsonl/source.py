@@ -14,8 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
-from energon_grain.formats.jsonl import JsonlFile, LineNumbers, check_jsonl_size, lines_id, open_jsonl
+from energon_grain.formats.columns import ColumnFolder, KeptColumns
+from energon_grain.kinds.jsonl.lines import (
+    JsonlFile,
+    LineNumbers,
+    check_jsonl_size,
+    lines_id,
+    measured_lines,
+    open_jsonl,
+)
 from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -138,7 +145,7 @@ class JsonlSource(OneFile):
 
     @cached_property
     def kept(self) -> KeptColumns:
-        return KeptColumns(ColumnFolder.of_jsonl(self.file), Measured.of_jsonl(self._starts))
+        return KeptColumns(ColumnFolder.beside(self.path, f"{self.path}.columns"), measured_lines(self._starts))
 
     @property
     def columns(self) -> tuple[str, ...]:

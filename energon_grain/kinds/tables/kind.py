@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from energon_grain.formats.nv_meta import INDEX_JSON
-from energon_grain.formats.table_files import TableFiles
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.files import TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableFileStore, TableSource
+from energon_grain.kinds.tables.summary import summarize_tables
 from energon_grain.sources.kinds import Described, Kind, Listing, Opened
 from energon_grain.sources.source import PartFilter
 
@@ -27,8 +28,6 @@ def _store(location: str, *, files: type[TableFiles]) -> TableFileStore:
 
 
 def _summary(location: str, *, files: type[TableFiles]) -> Described:
-    from energon_grain.kinds.tables.summary import summarize_tables
-
     return summarize_tables(files(location))
 
 

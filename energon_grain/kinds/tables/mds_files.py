@@ -20,14 +20,15 @@ import numpy as np
 import xxhash
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
+from energon_grain.formats.data_files import Version
 from energon_grain.formats.nv_meta import INDEX_JSON
-from energon_grain.formats.table_files import DAMAGED, Int64Array, Record, TableFiles, Version
 from energon_grain.forms import Form
+from energon_grain.kinds.tables.files import DAMAGED, Int64Array, Record, TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS, COMPRESSION, decompress
 from energon_grain.kinds.tables.mds_hashes import refuse_wrong_hash
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, join
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 
 _GROUP_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20

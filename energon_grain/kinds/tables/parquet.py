@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon_grain.errors import FormatError
-from energon_grain.formats.table_files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
+from energon_grain.kinds.tables.files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
 from energon_grain.kinds.tables.parquet_pages import Chunk, Leaf, Reading, plan_reading
 from energon_grain.kinds.tables.parquet_thrift import number, read_struct, structs
 from energon_grain.storage.cores import over_forks

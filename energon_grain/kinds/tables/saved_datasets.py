@@ -14,7 +14,7 @@ import msgspec
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FormatError
 from energon_grain.forms import Form
 from energon_grain.storage.location import join
-from energon_grain.storage.object_bytes import read_beginning, read_whole
+from energon_grain.storage.remote import read_beginning, read_whole
 
 STATE_JSON = "state.json"
 _SPLITS_JSON = "dataset_dict.json"

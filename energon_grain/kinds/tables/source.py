@@ -29,15 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
-from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
-from energon_grain.formats.table_files import TableFiles, is_memory_short, named_error
+from energon_grain.formats.columns import KeptColumns, Measured
 from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
+from energon_grain.kinds.tables.files import TableFiles, is_memory_short, named_error
 from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted
 
@@ -594,7 +594,7 @@ class TableSource(Cut):
     @cached_property
     def kept(self) -> KeptColumns:
         of = Measured(content_id=self.files.content_id, samples=len(self.files), parts=())
-        return KeptColumns(ColumnFolder.of_tables(self.files), of)
+        return KeptColumns(self.files.column_folder(), of)
 
     def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
         """See `Cut`. Raises as `read` too.

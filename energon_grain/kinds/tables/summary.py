@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energon_grain.formats.table_files import TableFiles
+from energon_grain.kinds.tables.files import TableFiles
 from energon_grain.kinds.tables.source import TableSource
 from energon_grain.prepare.samples import Columns
 from energon_grain.prepare.summary import TableSummary, summarize_columns

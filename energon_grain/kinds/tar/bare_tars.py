@@ -50,14 +50,11 @@ from energon_grain.kinds.prepared.leaf import ALL_OF_THEM
 from energon_grain.kinds.tar.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write_bytes, explaining_writes, is_writable, locked, open_unlinked
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import has_lists, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
 
 _STATE, _LOG, _LOCK = "state.json", "scan.log", ".lock"
@@ -138,7 +135,7 @@ class BareTars:
     def folder(self, local: Path) -> DataFolder:
         """The dataset that an index makes of them."""
         location = self.listed.base
-        bare = DataFolder(location=location, local=local, store=RemoteFiles(storage_settings()), bare=self.listed.text)
+        bare = DataFolder(location=location, local=local, store=remote_files(storage_settings()), bare=self.listed.text)
         if is_url(location):
             return bare
         return DataFolder(

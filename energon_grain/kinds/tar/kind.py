@@ -71,5 +71,6 @@ BARE_TARS = Kind(
     pattern="**/*.tar",
     shards=Shards(container=TARS, open_folder=open_tars),
     opener=BareLeaves("tars", find_tars, open_tars),
+    has_plain_bytes=True,
     store=_store,
 )

@@ -22,7 +22,7 @@ from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, sid
 from energon_grain.sources.source import LazyFrom, RawBatch, in_range
 from energon_grain.storage.byte_store import Spans, coalesce
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles
 from energon_grain.tracebacks import public
 
 Int64Array = npt.NDArray[np.int64]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from os.path import isfile
 
 from energon_grain.kinds.tokens.source import PART, TokenSource
-from energon_grain.sources.kinds import Described, Kind, Listing, Opened
+from energon_grain.kinds.tokens.summary import summarize_tokens
+from energon_grain.sources.kinds import Kind, Listing, Opened
 from energon_grain.sources.source import PartFilter
 
 
@@ -17,12 +18,6 @@ def _are_two_files(at: Listing) -> bool:
     return not at.is_url and isfile(f"{at.location}.idx") and isfile(f"{at.location}.bin")
 
 
-def _summary(location: str) -> Described:
-    from energon_grain.kinds.tokens.summary import summarize_tokens
-
-    return summarize_tokens(location)
-
-
 TOKENS = Kind(
     name="tokens",
     described="an indexed dataset of Megatron",
@@ -30,5 +25,5 @@ TOKENS = Kind(
     endings=(".bin", ".idx"),
     marked=_are_two_files,
     takes_no_columns=", to which no columns are added; write the numbers into it",
-    summary=_summary,
+    summary=summarize_tokens,
 )

@@ -18,15 +18,21 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from energon_grain.errors import ConfigError, FormatError, KeyNotFoundError, ReadError, StaleIndexError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FormatError,
+    KeyNotFoundError,
+    ReadError,
+    StaleIndexError,
+)
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.one_file import OneFile
 from energon_grain.sources.source import PartFilter, PartValue, accepts
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
@@ -63,10 +69,16 @@ class TokenSource(OneFile):
         self.path, self._parts = f"{self._stem}.bin", parts
         if not accepts(parts, PART):
             raise ConfigError(f"{self.path}: part_filter does not let its one part pass, {PART!r}")
-        self._store = RemoteFiles(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
-        self._version: Any = self._store.version(self.path)
-        self.size_bytes = self._store.size(self.path)
-        self._map(self._local_index())
+        self._store = remote_files(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
+        try:
+            self._version: Any = self._store.version(self.path)
+            self.size_bytes = self._store.size(self.path)
+            index = self._local_index()
+        except ReadError as error:
+            if isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError):
+                raise DatasetNotFoundError(f"{error}") from error
+            raise
+        self._map(index)
         self._serve()
 
     def _local_index(self) -> Path:
@@ -74,10 +86,10 @@ class TokenSource(OneFile):
         if not isinstance(self._store, RemoteFiles):
             self._store.size(index)  # says that it is missing
             return Path(index)
-        mirror, name, version = mirror_of(folder_of(index)), name_of(index), self._store.versions.of(index)
-        copy = mirror.folder / f"{name}-{version.generation.hex()[-32:]}"
+        mirror, name, (size_bytes, generation) = mirror_of(folder_of(index)), name_of(index), self._store.version(index)
+        copy = mirror.folder / f"{name}-{generation.hex()[-32:]}"
         with mirror.locked():
-            mirror.copy_file(name, copy, version.size_bytes)
+            mirror.copy_file(name, copy, size_bytes)
         return copy
 
     def _map(self, index: Path) -> None:

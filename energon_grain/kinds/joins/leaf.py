@@ -19,7 +19,7 @@ from typing import Any, cast
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.leaf import LeafDataset, LoadSample
+from energon_grain.datasets.leaf import LeafDataset, LoadSample, open_leaf
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import (
     ConfigError,
@@ -30,7 +30,11 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.formats.join_index import (
+from energon_grain.forms import Place, asked_at
+from energon_grain.kinds.arrays.source import ArraySource
+from energon_grain.kinds.joins import members as joining
+from energon_grain.kinds.joins.build import build_join, energon_name_of, name_of, primary_of
+from energon_grain.kinds.joins.index import (
     HEADER_NAME,
     JoinedMember,
     JoinHeader,
@@ -43,27 +47,22 @@ from energon_grain.formats.join_index import (
     open_join_index,
     stored_headers,
 )
-from energon_grain.forms import Place, asked_at
-from energon_grain.prepare import join_members as joining
-from energon_grain.prepare.join_build import build_join, energon_name_of, name_of, primary_of
-from energon_grain.prepare.join_members import JoinedArray, Keys, Nonmatch
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinedFiles, Keys, Nonmatch
+from energon_grain.kinds.joins.rows import JoinRow, ResolvedArray, ResolvedJoin
+from energon_grain.kinds.joins.source import JoinedSource, MemberSource
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import BASE_FIELDS, Sample
 from energon_grain.samples.types import CrudeSample
-from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.joined import JoinedSource, MemberSource
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url
-from energon_grain.storage.mirror import Mirror, mirror_of
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.remote import Mirror, ObjectClient, ObjectRange, has_lists, mirror_of, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.spec import JoinRow, ResolvedArray, ResolvedJoin, ResolvedLeaf
+from energon_grain.stream.spec import Resolved, ResolvedLeaf
 
 _TAIL_BYTES = 64 << 10
 JOINED_ON_USE = 1_000_000
@@ -313,10 +312,28 @@ class JoinMember:
     keys: Keys | None = None
 
     def opened(self) -> joining.JoinMember:
-        """What a join is made of."""
-        if isinstance(self.leaf, ArrayDataset):
-            return self.leaf.joined(self.nonmatch)
-        return self.leaf.joined(self.nonmatch, self.keys or Keys())
+        """What a join is made of. Raises as `JoinedDataset`, `JoinedFiles` or `JoinedArray`."""
+        leaf, keys = self.leaf, self.keys or Keys()
+        if isinstance(leaf, ArrayDataset):
+            return leaf.joined(self.nonmatch)
+        if leaf.split_ratio is not None:
+            raise ConfigError(
+                f"{leaf.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
+                "take a `subset` of the join, or `where` with a column that says which part a sample is in"
+            )
+        if leaf.kind_there.open is not None:
+            source = open_leaf(leaf, True).source
+            return JoinedFiles(source, keys, nonmatch=self.nonmatch, written=leaf.written)
+        if keys != Keys():
+            raise ConfigError(f"{leaf.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
+        return JoinedDataset(
+            leaf.path,
+            leaf.split_part,
+            split_config=leaf.split_config,
+            dataset_config=leaf.dataset_config,
+            nonmatch=self.nonmatch,
+            written=leaf.written,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -419,7 +436,7 @@ class JoinedLeafDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         return to.leaf(self)
 
-    def cook(self, leaf: ResolvedLeaf | ResolvedJoin, cache_pool: CachePool | None) -> HookSpec | None:
+    def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
         """What turns crude samples of rows into samples. Joined samples have no auxiliary stores."""
         return cooking(self.task_encoder, leaf, {}, self.path, cache_pool)
 

@@ -25,22 +25,22 @@ from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import ColumnWriter, read_column
 from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
-from energon_grain.formats.join_index import JoinedMember, shards_digest
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
+from energon_grain.kinds.arrays.source import ArraySource
+from energon_grain.kinds.joins.index import JoinedMember, shards_digest
 from energon_grain.prepare.containers import open_data
-from energon_grain.sources.arrays import ArraySource
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.memory_maps import release_pages
-from energon_grain.storage.object_bytes import read_whole
+from energon_grain.storage.remote import read_whole
 
 Int64Array = npt.NDArray[np.int64]
 Nonmatch = Literal["error", "skip", "none"]
 """What happens to a row whose key a member lacks: it is an error, the row is left out, or None takes its place."""
 Identity: TypeAlias = tuple[str, str, Sequence[str], Sequence[str], str]
-"""What the name of a join is made of: see `formats.join_index.join_name`."""
+"""What the name of a join is made of: see `kinds.joins.index.join_name`."""
 _TEXT_BYTES = 16 << 20
 _KEYS_AT_ONCE = 1 << 16
 

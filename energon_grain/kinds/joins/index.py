@@ -51,7 +51,7 @@ from energon_grain.forms import Form, encode_json
 from energon_grain.storage.atomic import atomic_write, sweep, sync_folder, writing_in
 from energon_grain.storage.location import is_url
 from energon_grain.storage.memory_maps import release_pages
-from energon_grain.storage.mirror import mirror_of
+from energon_grain.storage.remote import mirror_of
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from http.client import HTTPException
 from urllib.parse import urlencode
 
-from energon_grain.storage.addresses import NO_HOST, Address
+from energon_grain.stores.addresses import NO_HOST, Address
 
 ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
 """How obstore ends the message of a failure that a server told."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.given_up import pause
-from energon_grain.storage.object_error import ObjectError
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.traffic import count
+from energon_grain.stores.object_error import ObjectError
 
 _logger = logging.getLogger("energon_grain")
 LOG_SECONDS = 10.0

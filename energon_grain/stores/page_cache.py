@@ -212,7 +212,12 @@ class PageCache:
         if not self._warned:
             self._warned = True
             _logger.warning(
-                "the page cache %s cannot be written (%s); reading goes on without adding to it", self.folder, error
+                "the page cache %s cannot be written (%s); reading goes on without adding to it. Up to %.1f GB of "
+                "pages are kept there: give it that much room, a smaller `cache_bytes`, or another `cache_dir` in the "
+                "storage settings",
+                self.folder,
+                error,
+                self.limit_bytes / 1e9,
             )
 
     def _max_open(self) -> int:

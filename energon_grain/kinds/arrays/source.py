@@ -39,10 +39,8 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
 from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts, in_range
-from energon_grain.storage.addresses import address_of, aws_section
 from energon_grain.storage.location import is_url, join, located, name_of
-from energon_grain.storage.object_bytes import read_beginning
-from energon_grain.storage.retries import most_attempts
+from energon_grain.storage.remote import address_of, aws_section, most_attempts, read_beginning
 from energon_grain.storage.settings import StorageSettings, storage_settings
 
 Int64Array = npt.NDArray[np.int64]

@@ -30,15 +30,17 @@ import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.cores import over_forks
-from energon_grain.storage.digests import Compared, KnownDigests, ShardDigest
+from energon_grain.storage.digests import KnownDigests, ShardDigest
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_error import ObjectError
-from energon_grain.storage.object_stores import GIVEN_UP, UNVERSIONED, Fetched, Pieces
-from energon_grain.storage.page_cache import CachedObject, PageCache, PageWriter
+from energon_grain.storage.remote import UNVERSIONED, Fetched, ObjectRange
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
 from energon_grain.storage.urls import scheme_of, without_revision
+from energon_grain.stores.compared import Compared
+from energon_grain.stores.object_client import ObjectClient, shared_client
+from energon_grain.stores.object_error import ObjectError
+from energon_grain.stores.object_stores import GIVEN_UP, Pieces
+from energon_grain.stores.page_cache import CachedObject, PageCache, PageWriter
 
 BLOCK_BYTES = 256 << 10
 """A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""

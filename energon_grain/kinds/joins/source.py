@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -12,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columns import SIZES, ColumnFolder, KeptColumns, Measured
-from energon_grain.formats.join_index import JoinIndex
+from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
+from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.joins.index import JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.arrays import ArrayGroupSource, ArraySource
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.source import (
@@ -32,7 +33,7 @@ from energon_grain.sources.source import (
     in_range,
 )
 from energon_grain.storage.location import name_of
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import RemoteFiles, mirror_of
 
 Int64Array = npt.NDArray[np.int64]
 MemberSource: TypeAlias = Source | ArraySource
@@ -64,9 +65,11 @@ class JoinedBatch(RawBatch):
     Attributes:
         indices: (n,) index of each row in its source.
         members: What each dataset and array has, the primary first.
+        names: What parts of each member are called, before a dot; None: those of the member are left out.
+        wanted: The parts that were asked for; None: all. Of some kinds of members more is read.
     """
 
-    __slots__ = ("members",)
+    __slots__ = ("members", "names", "wanted")
 
     def __init__(
         self,
@@ -77,9 +80,28 @@ class JoinedBatch(RawBatch):
         columns: Mapping[str, Sequence[PartValue | None]],
         orders: Sequence[tuple[str, ...]] | None,
         members: list[MemberBatch],
+        names: Sequence[str | None],
+        wanted: frozenset[str] | None,
     ) -> None:
         super().__init__(indices=indices, keys=keys, shards=shards, columns=columns, orders=orders)
-        self.members = members
+        self.members, self.names, self.wanted = members, names, wanted
+
+    def _parts_of_each(self) -> list[dict[str, PartValue]]:
+        """The parts of each row, those of members other than the primary as `JoinedSource.part_names` has them."""
+        found = super()._parts_of_each()
+        for name, member in zip(self.names[1:], self.members[1:], strict=True):
+            if name is None or member.batch is None:
+                continue
+            places = member.places.tolist()
+            if isinstance(member.batch, RawBatch):
+                for place, parts in zip(places, member.batch._parts_of_each(), strict=True):
+                    found[place].update({f"{name}.{part}": value for part, value in parts.items()})
+            else:
+                for place, row in zip(places, member.batch, strict=True):
+                    found[place][name] = row
+        if self.wanted is None:
+            return found
+        return [{part: value for part, value in each.items() if part in self.wanted} for each in found]
 
     def nbytes(self) -> int:
         """Payload bytes of all parts of all datasets, and of the rows of arrays."""
@@ -148,10 +170,8 @@ class JoinedSource(Selected):
         self._narrow(where)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        called = {number: name for name, number in self._names.items()}
-        names = [called.get(number) for number in range(len(self._members))]
         return (
-            partial(JoinedSource, names=names),
+            partial(JoinedSource, names=self._called),
             (self._index, self._members),
             {**self._state(), "wanted": self.wanted},
         )
@@ -176,7 +196,7 @@ class JoinedSource(Selected):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of all parts of the primary, and of those of others, and of arrays, as `others` names them."""
+        """Names of all parts of the primary, of other members and of arrays whose names are no other's."""
         found = [*_part_names(self.primary)]
         for name, number in self._names.items():
             member = self._members[number]
@@ -188,22 +208,20 @@ class JoinedSource(Selected):
 
     def with_parts(self, parts: frozenset[str]) -> JoinedSource:
         """All rows, of which these parts alone are `wanted`; of members that are prepared no others are read."""
-        called = {number: name for name, number in self._names.items()}
         members: list[MemberSource] = []
-        for number, member in enumerate(self._members):
-            before = f"{called.get(number)}." if number else ""
+        for name, member in zip(self._called, self._members, strict=True):
+            before = f"{name}." if members else ""
             own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
             members.append(member.with_parts(own) if isinstance(member, HasParts) else member)
-        names = [called.get(number) for number in range(len(members))]
-        source = JoinedSource(self._index, members, names=names)
+        source = JoinedSource(self._index, members, names=self._called)
         source.wanted = parts
         return source
 
-    def others(self, batch: JoinedBatch) -> Iterator[tuple[str, MemberBatch]]:
-        """What each member but the primary has for a batch, and its name; of those whose name is no other's."""
-        for name, number in self._names.items():
-            if number:
-                yield name, batch.members[number]
+    @property
+    def _called(self) -> list[str | None]:
+        """The name of each member; None: another one is called alike."""
+        called = {number: name for name, number in self._names.items()}
+        return [called.get(number) for number in range(len(self._members))]
 
     @property
     def members(self) -> tuple[MemberSource, ...]:
@@ -276,6 +294,8 @@ class JoinedSource(Selected):
             columns=primary.columns,
             orders=primary.orders,
             members=members,
+            names=self._called,
+            wanted=self.wanted,
         )
 
     def sizes(self, indices: Int64Array) -> Int64Array:
@@ -305,10 +325,14 @@ class JoinedSource(Selected):
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
-    @cached_property
+    @property
     def kept(self) -> KeptColumns | None:
         """What was measured of all rows, by their numbers: it lies with the index. None: that was made in memory."""
-        folder = ColumnFolder.of_join(self._index)
+        return self._kept
+
+    @cached_property
+    def _kept(self) -> KeptColumns | None:
+        folder = _column_folder(self._index)
         of = Measured(content_id=self._index.content_id, samples=len(self._index), parts=())
         return None if folder is None else KeptColumns(folder, of)
 
@@ -376,6 +400,25 @@ class JoinedSource(Selected):
     def close(self) -> None:
         for member in self._members:
             member.close()
+
+
+def _column_folder(index: JoinIndex) -> ColumnFolder | None:
+    """Where columns of rows are, with their index; None: that was made in memory. Raises ReadError."""
+    if index.folder is None:
+        return None
+    location = str(index.folder) if index.url is None else index.url
+    cache, name = os.path.split(location)
+    if index.url is not None:
+        mirror = mirror_of(cache)
+        with mirror.locked():
+            mirror.refresh([f"{name}/{COLUMNS_JSON}"])
+    return ColumnFolder(
+        dataset=cache.removesuffix(".cache"),
+        location=location,
+        local=index.folder,
+        mirrored=None if index.url is None else cache,
+        known_as=(location,),
+    )
 
 
 def holds_arrays(source: object) -> bool:

@@ -25,7 +25,9 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, EmptyDatasetError
 from energon_grain.formats.columnar_header import ColumnWriter
-from energon_grain.formats.join_index import (
+from energon_grain.formats.key_order import hash_keys
+from energon_grain.formats.nv_meta import read_uuid
+from energon_grain.kinds.joins.index import (
     ROWS_NAME,
     JoinHeader,
     JoinIndex,
@@ -39,9 +41,7 @@ from energon_grain.formats.join_index import (
     write_join_index,
     writing_joins,
 )
-from energon_grain.formats.key_order import hash_keys
-from energon_grain.formats.nv_meta import read_uuid
-from energon_grain.prepare.join_members import JoinedArray, JoinedDataset, JoinMember, Primary
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinMember, Primary
 from energon_grain.storage.memory_maps import release_pages
 
 Int64Array = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ def only_datasets(members: Sequence[JoinMember]) -> list[JoinedDataset] | None:
 
 
 def name_of(members: Sequence[JoinMember]) -> str:
-    """Return the name of the join of these members: see `formats.join_index.join_name`."""
+    """Return the name of the join of these members: see `kinds.joins.index.join_name`."""
     return join_name([member.identity for member in members])
 
 
@@ -91,7 +91,7 @@ def build_join(
 ) -> JoinIndex:
     """Join datasets by key: a row for each sample of the first one, the primary, in its order.
 
-    Writes both forms of the index, whole or not at all: `formats.join_index` says how they look. Equal data gives equal
+    Writes both forms of the index, whole or not at all: `kinds.joins.index` says how they look. Equal data gives equal
     bytes. With arrays among the members only the first form is written, as the other, Energon's, has no place for them.
 
     Args:
@@ -361,7 +361,7 @@ def windows(member: JoinMember, samples: Int64Array, window_bytes: int = _WINDOW
 
 
 def write_energon_form(path: Path, members: Sequence[JoinedDataset], rows: Int64Array) -> None:
-    """Write rows as Energon has them: see `formats.join_index`."""
+    """Write rows as Energon has them: see `kinds.joins.index`."""
     for member in members:
         member.index.check()
     write_join_index(path, len(members), _energon_blocks(members, rows))
@@ -386,7 +386,7 @@ def _energon_blocks(members: Sequence[JoinedDataset], rows: Int64Array) -> Itera
 
 
 def energon_name_of(members: Sequence[JoinMember]) -> str | None:
-    """Return the file name that Energon gives to a join: see `formats.join_index.energon_join_name`; None: none."""
+    """Return the file name that Energon gives to a join: see `kinds.joins.index.energon_join_name`; None: none."""
     described: list[tuple[str, Sequence[str], str]] = []
     for member in only_datasets(members) or ():
         uuid = read_uuid(member.folder.local)

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import io
 import itertools
 import os
-import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,152 +32,27 @@ import numpy.typing as npt
 import xxhash
 
 from energon_grain.errors import (
-    ConfigError,
-    DatasetNotFoundError,
     EmptyDatasetError,
     FormatError,
     ReadError,
     StaleIndexError,
 )
 from energon_grain.extras import needed_for
-from energon_grain.formats.brace_patterns import expand_braces
+from energon_grain.formats.columns import ColumnFolder
+from energon_grain.formats.data_files import Version, find_files, version_of
 from energon_grain.forms import Form
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import coalesce
-from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import as_joined, is_url, join, located, name_of, no_such_path
-from energon_grain.storage.mirror import mirror_of
-from energon_grain.storage.object_client import shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.location import is_url, join, located
+from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
-Version = tuple[int, int | bytes]
-"""Size of a file, and its time of modification or generation: what `ByteStore.version` gives."""
 MOST_ROWS = 1 << 56
-_PATTERN = re.compile(r"[*?\[]")
 DAMAGED = "the file is damaged, or none of its kind; write it anew, or leave it out by a pattern"
 _NO_MEMORY = "Cannot allocate memory"
 _Store = LocalFiles | RemoteFiles
-
-
-def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Names of the files with these endings that a path means: its own, or those below that folder.
-
-    In a store its ending decides, or a list.
-
-    Raises ReadError: a store cannot be reached.
-    """
-    if location.endswith(endings):
-        yield name_of(location)
-    elif not is_url(location):
-        yield from _below(location, endings)
-    elif not _PATTERN.search(name_of(location)) and has_lists(location, storage_settings()):
-        yield from (name for name in shared_client(storage_settings()).list(location) if _counts(name, endings))
-
-
-def _counts(name: str, endings: tuple[str, ...]) -> bool:
-    """Whether a name below a folder is that of a file with data: hidden ones, `_metadata`, `cache-….arrow` are not."""
-    steps = name.split("/")
-    no_data = any(step.startswith((".", "_")) for step in steps) or steps[-1].startswith("cache-")
-    return name.endswith(endings) and not no_data
-
-
-def _below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Names of the files below a folder of this machine."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        inside = os.path.relpath(root, folder).replace(os.sep, "/")
-        names = files if inside == "." else [f"{inside}/{name}" for name in files]
-        yield from (name for name in names if _counts(name, endings))
-
-
-def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str], dict[str, Version] | None]:
-    """A folder, names of files in it, and their versions where a list said them.
-
-    Raises:
-        DatasetNotFoundError: There is none.
-        ReadError: A store cannot be reached.
-    """
-    asked = _Asked.of(location)
-    find = _find_here if not is_url(location) else _find_in_store
-    return find(location, asked, endings)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a location asks for: files by patterns, below the folder that all of them have in common.
-
-    Attributes:
-        patterns: The location with its braces expanded.
-        wild: Whether they hold signs of patterns.
-        root: The folder.
-        cut: Where its name ends in each.
-    """
-
-    patterns: list[str]
-    wild: bool
-    root: str
-    cut: int
-
-    @classmethod
-    def of(cls, location: str) -> _Asked:
-        there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
-        patterns = expand_braces(location) if "{" in location and not there else [location]
-        wild = not there and any(map(_PATTERN.search, patterns))
-        fixed = [_PATTERN.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
-        differ = (at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1)
-        cut = fixed[0][: next(differ, min(map(len, fixed)))].rfind("/")
-        return cls(patterns, wild, fixed[0][:cut] if cut > 0 else "/"[: cut + 1], cut)
-
-
-Found = tuple[str, list[str], dict[str, Version] | None]
-
-
-def _find_here(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
-    if os.path.isdir(location):
-        return location, _sorted(_below(location, endings), location, endings), None
-    found = set(asked.patterns)
-    if asked.wild:
-        found = {path for pattern in asked.patterns for path in glob.iglob(pattern, recursive=True)}
-    elif missing := sorted(path for path in found if not os.path.exists(path)):
-        raise DatasetNotFoundError(no_such_path(missing[0]))
-    files = {path for path in found if os.path.isfile(path)}
-    files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in _below(path, endings)}
-    start = len(asked.root) + (asked.cut > 0)
-    return asked.root, _sorted((path[start:] for path in files), location, endings), None
-
-
-def _find_in_store(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
-    client, root, cut = shared_client(storage_settings()), asked.root, asked.cut
-    if not has_lists(location, storage_settings()):
-        if asked.wild:
-            raise ConfigError(f"{location}: this server has no lists; write the names, as {{000..009}}{endings[0]}")
-        names = {as_joined(root, pattern[cut + 1 :]) for pattern in asked.patterns}
-        return root, _sorted(names, location, endings), None
-    if not asked.wild and len(asked.patterns) == 1:
-        below: Any = client.list_versions(location)
-        if below:
-            return location, _sorted((name for name in below if _counts(name, endings)), location, endings), below
-        return root, [name_of(location)], None
-    below = client.list_versions(root)
-    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in asked.patterns]
-    matching = (name for name in below if _counts(name, endings) and any(each.fullmatch(name) for each in wanted))
-    return root, _sorted(matching, location, endings), below
-
-
-def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> list[str]:
-    found = sorted(names)
-    if not found:
-        raise nothing_found(location, endings)
-    return found
-
-
-def nothing_found(location: str, endings: tuple[str, ...]) -> DatasetNotFoundError:
-    """The error of a path at which no file has any of these endings."""
-    return DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
 
 
 class Record(msgspec.Struct, array_like=True, kw_only=True):
@@ -271,7 +144,7 @@ class TableFiles(ABC):
         self.location, self._cache_dir = located(path), cache_dir
         root, self.names, versions = self._find()
         self.paths = [join(root, name) for name in self.names]
-        self.store: _Store = RemoteFiles(storage_settings()) if is_url(root) else LocalFiles(indexed_by="")
+        self.store: _Store = remote_files(storage_settings()) if is_url(root) else LocalFiles(indexed_by="")
         if isinstance(self.store, LocalFiles):
             self._versions: list[Version] = [version_of(path) for path in self.paths]
         elif versions is None:
@@ -301,7 +174,7 @@ class TableFiles(ABC):
             return self
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        other.store = RemoteFiles(msgspec.structs.replace(self.store.settings, cache_bytes=0))
+        other.store = remote_files(msgspec.structs.replace(self.store.settings, cache_bytes=0))
         return other
 
     def fetch(self, file: Int64Array, start: Int64Array, size: Int64Array) -> None:
@@ -552,6 +425,14 @@ class TableFiles(ABC):
         said = msgspec.msgpack.encode(self._versions)
         return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
 
+    def column_folder(self) -> ColumnFolder:
+        """Where their columns are: beside them; of files in a store, or named by a pattern, in the cache folder."""
+        path = Path(self.location)
+        beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
+        return ColumnFolder.beside(
+            self.location, f"{beside if path.exists() else self.kept_ever.with_suffix('.columns')}"
+        )
+
     def close(self) -> None:
         self.store.close()
 
@@ -602,15 +483,6 @@ def _opened(kind: type[TableFiles], location: str, cache_dir: str | None, conten
             "files that are being read"
         )
     return files
-
-
-def version_of(path: str) -> Version:
-    """Of a file of this machine. Raises DatasetNotFoundError."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        raise DatasetNotFoundError(no_such_path(path)) from None
-    return status.st_size, status.st_mtime_ns
 
 
 def _read_records(path: Path) -> list[Record]:

@@ -13,28 +13,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from energon_grain.errors import ReadError
 from energon_grain.storage.given_up import LOOK_SECONDS, given_up, wanted_for, wanted_until
-from energon_grain.storage.object_error import ObjectError
-from energon_grain.storage.object_stores import (
+from energon_grain.storage.remote import Fetched, ObjectRange
+from energon_grain.storage.settings import StorageSettings
+from energon_grain.storage.traffic import Traffic, count, took
+from energon_grain.storage.urls import scheme_of
+from energon_grain.stores.object_error import ObjectError
+from energon_grain.stores.object_stores import (
     GIVEN_UP,
     Answered,
     Begin,
-    Fetched,
     LateAnswerError,
     ObjectStores,
     in_list,
     is_forked,
 )
-from energon_grain.storage.retries import Outages, Trial
-from energon_grain.storage.settings import StorageSettings
-from energon_grain.storage.traffic import Traffic, count, took
-from energon_grain.storage.urls import scheme_of
+from energon_grain.stores.retries import Outages, Trial
 
 _Result = TypeVar("_Result")
 
@@ -48,28 +47,6 @@ twice the requests."""
 
 _IDLE_SECONDS = 10.0
 """So long a thread that waits for stores is kept for the next request."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectRange:
-    """Bytes [start, stop) of an object.
-
-    Attributes:
-        url: Of the object.
-        start: None, together with `stop`: the whole object; negative: counted from its end, then without `stop`.
-        stop: None: to the end.
-        known: A generation: where the object still is that version, no bytes come.
-    """
-
-    url: str
-    start: int | None = None
-    stop: int | None = None
-    known: bytes | None = None
-
-    def __str__(self) -> str:
-        if self.start is None:
-            return self.url
-        return f"{self.url} bytes {self.start} to {'the end' if self.stop is None else self.stop}"
 
 
 class ObjectClient:

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from energon_grain.errors import ConfigError, MissingObjectError
-from energon_grain.storage.addresses import has_lists
 from energon_grain.storage.location import join
-from energon_grain.storage.object_client import ObjectClient, ObjectRange
-from energon_grain.storage.page_cache import CachedObject, PageCache, check_file
-from energon_grain.storage.remote_files import BLOCK_BYTES
+from energon_grain.storage.remote import ObjectRange
 from energon_grain.storage.urls import without_revision
+from energon_grain.stores.addresses import has_lists
+from energon_grain.stores.object_client import ObjectClient
+from energon_grain.stores.page_cache import CachedObject, PageCache, check_file
+from energon_grain.stores.remote_files import BLOCK_BYTES
 
 _NAME = re.compile(r"[0-9a-f]{38}-[0-9a-f]{6}")
 _AT_ONCE = 32

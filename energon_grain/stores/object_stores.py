@@ -14,19 +14,17 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from energon_grain.errors import WorkerError
-from energon_grain.storage.addresses import Address, address_of, open_store
-from energon_grain.storage.hub import HubStore
-from energon_grain.storage.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
+from energon_grain.storage.remote import UNVERSIONED, Fetched
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.urls import with_revisions
+from energon_grain.stores.addresses import Address, address_of, open_store
+from energon_grain.stores.hub import HubStore
+from energon_grain.stores.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
 
-UNVERSIONED = b"\x10"
-"""The generation of all objects of a server that tells none (`https://` without entity tags)."""
 GIVEN_UP = "its result is no longer needed"
 """What is said of a request that ends because the program or the reader does."""
 
@@ -62,30 +60,6 @@ _LISTED_AT_ONCE = 10
 _WHOLE_BYTES = 16 << 20
 """Objects up to this size may come whole where a part was asked for."""
 _NO_TOTAL = re.compile(r'CONTENT_RANGE header: "bytes \d+-\d+/\*"')
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """What a read gave.
-
-    Attributes:
-        pieces: What took the bytes as they came; None where the object is the version that the caller has.
-        generation: Changes whenever the object does: its entity tag; `UNVERSIONED` where the store tells none.
-        size_bytes: Of the whole object; None where no bytes came.
-        came_bytes: How many came.
-        modified: When the object was written; None where nobody asked for that alone.
-    """
-
-    pieces: Any
-    generation: bytes
-    size_bytes: int | None = None
-    came_bytes: int = 0
-    modified: datetime | None = None
-
-    @functools.cached_property
-    def data(self) -> bytes | None:
-        """The bytes in one, where a list took them; they are copied."""
-        return None if self.pieces is None else b"".join(self.pieces)
 
 
 class LateAnswerError(Exception):

@@ -9,128 +9,21 @@ time that each of these requests takes.
 from __future__ import annotations
 
 import io
-import os
-from abc import ABC, abstractmethod
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from energon_grain.errors import RangeError, ReadError
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.object_client import ObjectRange, shared_client
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.scanned_bytes import ScannedBytes
 from energon_grain.storage.settings import storage_settings
-from energon_grain.storage.urls import is_url
-
-_LEAST_READ_BYTES = 256 << 10
-
-
-class ScannedBytes(ABC):
-    """One open file or object. For one thread.
-
-    Attributes:
-        size_bytes: Size of the whole.
-        generation: Version of an object; empty for a file.
-        pass_over_bytes: What is at least this large is quicker passed over than read.
-    """
-
-    size_bytes: int
-    generation: bytes
-    pass_over_bytes: int
-    _window, _window_at = b"", 0
-
-    @abstractmethod
-    def alone(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes of which those that follow may not matter; fewer only at the end.
-
-        Raises OSError if they cannot be read, and StaleIndexError if the object is not the one any more that was
-        opened.
-        """
-
-    @abstractmethod
-    def near(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes after which those that follow will be asked for; fewer only at the end. Raises like `alone`."""
-
-    def fill(self, buffer: memoryview, offset: int) -> int:
-        """`near`, into a buffer; gives the number of bytes, fewer than the buffer has only at the end."""
-        data = self.near(offset, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._window = b""
-
-
-class FileBytes(ScannedBytes):
-    """A file, by `pread` only."""
-
-    generation = b""
-    pass_over_bytes = 16 << 10
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.size_bytes = os.fstat(descriptor).st_size
-
-    def alone(self, offset: int, size_bytes: int) -> bytes:
-        data = os.pread(self._descriptor, size_bytes, offset)
-        while len(data) < size_bytes:
-            more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
-        return data
-
-    def near(self, offset: int, size_bytes: int) -> bytes:
-        start = offset - self._window_at
-        if not 0 <= start <= len(self._window) - size_bytes:
-            self._window, self._window_at, start = self.alone(offset, max(size_bytes, _LEAST_READ_BYTES)), offset, 0
-        return self._window[start : start + size_bytes]
-
-    def fill(self, buffer: memoryview, offset: int) -> int:
-        return os.preadv(self._descriptor, [buffer], offset)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def read_whole(location: str) -> bytes:
-    """Read a file, or an object of a store. Raises FileNotFoundError, OSError and ConfigError."""
-    if not is_url(location):
-        return Path(location).read_bytes()
-    found = shared_client(storage_settings()).read(ObjectRange(location))
-    if found is None or found.data is None:
-        raise FileNotFoundError(f"{location}: there is no such object")
-    return found.data
-
-
-def read_beginning(location: str, size_bytes: int) -> bytes:
-    """Read the first bytes of a file, or of an object of a store; fewer where it is shorter, none where there is none.
-
-    Raises ReadError and ConfigError.
-    """
-    if is_url(location):
-        client = shared_client(storage_settings())
-        try:
-            found = client.read(ObjectRange(location, 0, size_bytes))
-        except RangeError:
-            found = client.read(ObjectRange(location))
-        return b"" if found is None or found.data is None else found.data
-    try:
-        with open(location, "rb") as file:
-            return file.read(size_bytes)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return b""
-    except OSError as error:
-        raise ReadError(f"cannot read {location}: {error.strerror}") from error
-
+from energon_grain.stores.object_client import shared_client
+from energon_grain.stores.remote_files import RemoteFiles
 
 _FIRST_BYTES = 256 << 10
 _STOP_BYTES = 16 << 10
 _PIECE_BYTES = 2 << 20
 _BUFFER_BYTES = 4 * _PIECE_BYTES
-_OPENED_BYTES = 1 << 20
 
 
 class ObjectBytes(ScannedBytes):
@@ -206,11 +99,6 @@ class ObjectStream(io.BufferedReader):
         super().__init__(ByteStream(files, url, 0, files.size(url)), buffer_bytes)
 
 
-def open_object(url: str) -> io.BufferedReader:
-    """Open an object for reading here and there. Raises like `ObjectStream`."""
-    return ObjectStream(url, _OPENED_BYTES)
-
-
 class _WrittenObject(io.BytesIO):
     """Bytes that become an object when the file is closed, unless the `with` block around it fails."""
 
@@ -250,9 +138,3 @@ def create_object(url: str, *, text: bool = False) -> io.BytesIO | io.TextIOWrap
     """Open an object for writing. It is put, whole, when the file is closed; not, when the `with` block fails."""
     written = _WrittenObject(url)
     return _WrittenText(written) if text else written
-
-
-def is_unchanged(url: str, generation: bytes) -> bool:
-    """Whether an object still is the version that it was. Raises ReadError where that cannot be told."""
-    found = shared_client(storage_settings()).read(ObjectRange(url, 0, 1, known=generation))
-    return found is not None and found.pieces is None

@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,17 +29,24 @@ from energon_grain.errors import (
     RangeError,
     StaleIndexError,
 )
-from energon_grain.formats.columnar_header import index_cache_folder, read_or_map
+from energon_grain.formats.columnar_header import index_cache_folder, read_or_map, release_pages
+from energon_grain.formats.columns import Measured
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.atomic import atomic_write, locked, sweep, writing_in
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, located, name_of
-from energon_grain.storage.mirror import Mirror
-from energon_grain.storage.object_bytes import ObjectStream, is_unchanged
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
-from energon_grain.storage.object_stores import UNVERSIONED
-from energon_grain.storage.remote_files import RemoteFiles
+from energon_grain.storage.remote import (
+    UNVERSIONED,
+    ObjectClient,
+    ObjectRange,
+    RemoteFiles,
+    is_unchanged,
+    mirror_of,
+    open_object,
+    remote_files,
+    shared_client,
+)
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.urls import revision_of
 
@@ -71,7 +79,7 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]
     location, name = located(path), os.path.basename(path)
     wrong: list[str] = []
     count = lines = offset = 0
-    with ObjectStream(location) if is_url(location) else open(location, "rb", buffering=0) as file:
+    with open_object(location) if is_url(location) else open(location, "rb", buffering=0) as file:
         for block in _whole_lines(file):
             starts, malformed, found = _samples_of(block)
             count += len(malformed)
@@ -120,7 +128,7 @@ class LineNumbers:
             return line
 
 
-def _whole_lines(file: BinaryIO | ObjectStream) -> Iterator[bytes]:
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     """Blocks that end where a line does. A line that is longer than a block is one by itself."""
     open_line: list[bytes] = []
     while block := file.read(_BLOCK_BYTES):
@@ -191,6 +199,23 @@ def lines_id(starts: Int64Array) -> int:
     """
     step = -(-len(starts) // _HASHED_OFFSETS)
     return fold(len(starts), int(starts[-1]), starts[::step].tobytes())
+
+
+def measured_lines(starts: Int64Array) -> Measured:
+    """What columns of lines are of, by their offsets."""
+
+    def sizes(numbers: Int64Array | slice, _: int | None) -> Int64Array:
+        if isinstance(numbers, slice):
+            return np.diff(starts[numbers.start : numbers.stop + 1])
+        return starts[numbers + 1] - starts[numbers]
+
+    return Measured(
+        content_id=f"{lines_id(starts):016x}",
+        samples=len(starts) - 1,
+        parts=("json",),
+        sizes=sizes,
+        release=partial(release_pages, starts),
+    )
 
 
 def write_jsonl_index(
@@ -293,7 +318,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     client = shared_client(files.settings)
     size_bytes, generation, index_generation = _versions(url, files, client)
     version = repr((size_bytes, generation, index_generation))
-    mirror = Mirror(url, client)
+    mirror = mirror_of(url, files.settings)
     index = mirror.folder / f"{hashlib.blake2b(version.encode(), digest_size=16).hexdigest()}.idx"
 
     def fits() -> bool:
@@ -309,7 +334,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
                 if index_generation is None:
                     _make(url, size_bytes, generation, index)
                 else:
-                    with ObjectStream(f"{url}.idx") as source, atomic_write(index) as target:
+                    with open_object(f"{url}.idx") as source, atomic_write(index) as target:
                         shutil.copyfileobj(source, target, _COPIED_BYTES)  # type: ignore[arg-type]
             for other in mirror.folder.glob("*.idx"):
                 if other != index:
@@ -323,8 +348,7 @@ def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, 
 
     def ask(of: str) -> tuple[int, bytes | None]:
         if of == url:
-            version = files.versions.of(url)
-            return version.size_bytes, version.generation
+            return files.version(url)
         found = client.read(ObjectRange(of, 0, _SMALLEST_INDEX_BYTES))
         return 0, None if found is None else found.generation
 
@@ -395,7 +419,7 @@ class JsonlFile:
         Raises StaleIndexError if what was read of it since is of another version.
         """
         if self.generation is not None and isinstance(self.store, RemoteFiles):
-            self.store.versions.expect(self.location, size_bytes, self.generation)
+            self.store.expect(self.location, (size_bytes, self.generation))
 
 
 def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | None = None) -> JsonlFile:
@@ -414,7 +438,7 @@ def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | No
         index = find_jsonl_index(location, cache_dir=cache_dir)
         store = LocalFiles(indexed_by=f"energon-grain prepare {location}")
         return JsonlFile(location=location, index=index, store=store)
-    files = RemoteFiles(storage_settings())
+    files = remote_files(storage_settings())
     location = shared_client(files.settings).pinned(location)
     index, generation = index_of_object(location, files)
     return JsonlFile(location=location, index=index, generation=generation, store=files)

@@ -21,12 +21,13 @@ import msgspec
 
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.forms import Form
-from energon_grain.storage.addresses import address_of
 from energon_grain.storage.atomic import atomic_write_bytes, locked_at, open_unlinked, remove_unused, sync_folder
-from energon_grain.storage.hub import UNUSED_S
 from energon_grain.storage.location import join, located, name_of
-from energon_grain.storage.object_client import ObjectClient, ObjectRange, shared_client
+from energon_grain.storage.remote import ObjectRange
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stores.addresses import address_of
+from energon_grain.stores.hub import UNUSED_S
+from energon_grain.stores.object_client import ObjectClient, shared_client
 
 _logger = logging.getLogger("energon_grain")
 _NOTES_NAME = ".mirror.json"

@@ -1,0 +1,1 @@
+"""Joins: rows of several datasets and arrays with the same keys, as leaves of a configuration."""

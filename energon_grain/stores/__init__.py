@@ -1,0 +1,1 @@
+"""Object stores, the Hub and the web: requests, retries, the page cache, mirrors. The kernel imports it by name."""

@@ -1,0 +1,56 @@
+"""Answers of stores, compared page by page with the digests of shards."""
+
+from __future__ import annotations
+
+import xxhash
+
+from energon_grain.storage.digests import PAGE_BYTES, SUM_BYTES, ShardDigest
+from energon_grain.stores.object_error import ObjectError
+from energon_grain.stores.object_stores import Pieces
+
+_AGAIN = 3
+"""So often bytes that differ are asked for: what the network damages is right the next time, what the store holds is
+not."""
+
+
+class Compared:
+    """A `Pieces` that compares the pages of an answer with their digests, and hands on what arrives.
+
+    Nothing that was handed on may be used before the answer has ended: the last piece of a page is compared when it is
+    there. Parts of pages at the ends are not compared. Bytes that differ are an ObjectError, which another attempt may
+    make good, unless `wrong`, which is common to all attempts, holds as many of them as are made.
+    """
+
+    def __init__(self, pieces: Pieces, digest: ShardDigest, start: int, stop: int, wrong: list[int]) -> None:
+        self.pieces = pieces
+        self._digest, self._at, self._stop, self._wrong = digest, start, stop, wrong
+        self._sum = xxhash.xxh3_64()
+        self._begin = start
+
+    def append(self, piece: bytes, /) -> None:
+        """Take the bytes that come next. Raises ObjectError."""
+        data = memoryview(piece)
+        while data:
+            upto = min((self._at // PAGE_BYTES + 1) * PAGE_BYTES, self._stop)
+            part = data[: upto - self._at]
+            self._sum.update(part)
+            self._at += len(part)
+            data = data[len(part) :]
+            if self._at == upto:
+                self._compare()
+        self.pieces.append(piece)
+
+    def _compare(self) -> None:
+        """At the end of a page, or of the answer."""
+        page, found = self._begin // PAGE_BYTES, self._sum.digest()
+        whole = self._begin % PAGE_BYTES == 0 and self._at == min((page + 1) * PAGE_BYTES, self._digest.size_bytes)
+        if whole and found != self._digest.pages[page * SUM_BYTES : (page + 1) * SUM_BYTES]:
+            self._wrong.append(page)
+            raise ObjectError(
+                f"bytes {self._begin} to {self._at} are not those of the shard that was prepared: their digest "
+                f"differs{'' if len(self._wrong) < _AGAIN else f', {_AGAIN} times'}",
+                passing=len(self._wrong) < _AGAIN,
+                way_out="upload the shard again; if it was changed on purpose, prepare the dataset again with --digest",
+            )
+        self._sum.reset()
+        self._begin = self._at
