@@ -98,7 +98,7 @@ def test_rows_of_arrays(folder: Path, tmp_path: Path) -> None:
     batch = copy.read(wanted)
     assert batch.members[1].places.tolist() == [1, 2, 3]
     assert batch.members[1].samples.tolist() == [8, 29, 8]
-    assert [row.tolist() for row in batch.members[1].batch] == [[16, 17], [58, 59], [16, 17]]
+    assert [row.tolist() for row in batch.members[1].batch.columns[""]] == [[16, 17], [58, 59], [16, 17]]
     text_bytes = source.members[0].sizes(wanted + 5)
     assert (source.sizes(wanted) - text_bytes).tolist() == [0, 8, 8, 8]
     assert batch.nbytes() == 4 * len("text 000") + 3 * 8

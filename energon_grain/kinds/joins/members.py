@@ -28,9 +28,10 @@ from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_da
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
-from energon_grain.kinds.arrays.source import ArraySource
 from energon_grain.kinds.joins.index import JoinedMember, shards_digest
+from energon_grain.kinds.joins.source import MemberSource
 from energon_grain.prepare.containers import open_data
+from energon_grain.sources.kinds import rows_joined_by
 from energon_grain.sources.rows import rows_of
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
@@ -179,6 +180,11 @@ class JoinedDataset:
         return [first + place for place, other in enumerate(self.index.keys(np.arange(first, last))) if other == key]
 
 
+def array_rows(path: str | os.PathLike[str]) -> MemberSource:
+    """The rows of what a metadataset names by `array`. Raises as `ArraySource`."""
+    return rows_joined_by("array", located(path))
+
+
 class JoinedArray:
     """The rows of an array.
 
@@ -205,7 +211,7 @@ class JoinedArray:
     ) -> None:
         self.nonmatch, self.by_row = nonmatch, keys is None
         self.written = os.fspath(path) if written is None else written
-        self._source: Any = ArraySource(path)
+        self._source = array_rows(path)
         self._content_id = self._source.content_id
         self.label, self.key_label = f"{path} ({len(self)} rows)", ""
         self.total = 0 if keys is None else len(self)
