@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PYTHONPATH
+from patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 PACKAGES = [path.parent for path in sorted(HERE.glob("*/pyproject.toml"))]
@@ -32,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.parametrize("program", ["use_sqlite.py"])
+@pytest.mark.parametrize("program", ["use_sqlite.py", "use_vault.py"])
 def test_a_program_that_uses_an_installed_package(
     site: Path, tmp_path: Path, program: str
 ) -> None:
@@ -44,4 +45,5 @@ def test_a_program_that_uses_an_installed_package(
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": path},
             check=True,
+            timeout=PATIENCE_S,
         )
