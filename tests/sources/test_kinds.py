@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from energon_grain import ConfigError, WorkerConfig, get_train_dataset
+from energon_grain import ConfigError
 from energon_grain.sources import kinds
 from energon_grain.sources.kinds import METADATASET, NOTHING, kind_at, kind_by_name
-from energon_grain.stream.stream import Stream
-
-PLUGIN = """
-from energon_grain.kinds.jsonl.kind import JSONL
-from energon_grain.sources.kinds import Kind
-
-LINES = Kind(name="lines", described="a file of lines", open=JSONL.open, endings=(".lines",), store=JSONL.store)
-"""
 
 
 @pytest.fixture
@@ -28,36 +17,6 @@ def lines(tmp_path: Path) -> Path:
     path = tmp_path / "x.lines"
     path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(8)))
     return path
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that registers a kind."""
-    package = tmp_path / "site" / "other_kinds-1.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other-kinds\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[energon_grain.kinds]\nlines = other_kinds:LINES\n")
-    (tmp_path / "site" / "other_kinds.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    kinds._other_kinds.cache_clear()
-    yield
-    kinds._other_kinds.cache_clear()
-
-
-def test_a_kind_of_another_package_is_found_by_its_entry_point(lines: Path, installed: None) -> None:
-    found = kind_at(str(lines))
-    assert (found.name, found.described) == ("lines", "a file of lines")
-    assert pickle.loads(pickle.dumps(found)) is found
-    assert copy.deepcopy(found) is found
-    dataset = get_train_dataset(
-        lines,
-        worker_config=WorkerConfig(0, 1, 0),
-        batch_size=8,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-    )
-    with Stream.of(dataset) as stream:
-        assert sorted(map(int, next(stream)["json"]["n"])) == [*range(8)]
 
 
 def test_packages_are_not_searched_where_an_own_kind_decides(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
