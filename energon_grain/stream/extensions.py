@@ -11,6 +11,8 @@ RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """A sample or batch again: (`Run`, restore key) -> sample."""
 POOLS = {"process": "energon_grain.processes.pool.process_pool"}
 """By type of worker, `stream.workers.OwnPool`; threads are the engine's own."""
+LOOK_AHEAD = "energon_grain.stores.look_ahead.LookAhead"
+"""Fetches from stores what coming samples take: (sources, in_process=, outlet=) -> `stream.look_ahead.LookAhead`."""
 EQUAL_WORK = "energon_grain.planning.equal_work.EqualWork"
 """Gives hosts equal work: (`Balance`) -> `Placing`."""
 BLEND_BY_COST = "energon_grain.planning.blend_by_cost.blend_by_cost"

@@ -10,9 +10,9 @@ from weakref import WeakMethod
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
+from energon_grain.stream.background import Background
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.passes import Share
-from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import MakePool, ThreadPool
