@@ -86,7 +86,7 @@ MODULES = frozenset(_MODULES.split())
 _COMMANDS = "energon_grain_torch.energon_commands"
 _NAMES = "energon_grain_torch.energon_names"
 ELSEWHERE = {
-    "AVDecoderType": "energon_grain.media.av_decoder:AVDecode",
+    "AVDecoderType": "energon_grain.transforms.media_types:AVDecode",
     "AVProbeIndex": _NAMES,
     "MediaFilterConfig": "energon_grain.media.headers:MediaFilterConfig",
     "MediaFilterStrategy": "energon_grain.media.headers:MediaFilterStrategy",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from energon_grain.lazy_names import by_name
 
 WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place of the stream, step, dropped=) -> `StepSamples`."""
@@ -23,7 +22,4 @@ PACK_MAKER = "energon_grain.planning.pack_maker.PackMaker"
 """Makes packs that were planned: (`PackSpec` of each kind, lock for hooks) -> `stream.stage.PackMaker`."""
 
 
-def extension(name: str) -> Any:
-    """What has this dotted name."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+extension = by_name
