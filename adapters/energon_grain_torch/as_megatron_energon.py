@@ -98,7 +98,7 @@ ELSEWHERE = {
     "WebdatasetMeta": "energon_grain.formats.nv_meta:DatasetInfo",
     "collapse": "energon_grain.formats.splits:collapse",
     "LoadedDatasetList": "energon_grain.datasets.mixtures:LoadedDatasets",
-    "default_get_batch_keys": "energon_grain.datasets.watching:default_get_batch_keys",
+    "default_get_batch_keys": "energon_grain.watch.log_samples:default_get_batch_keys",
     # Where Energon's pickles name it; who imports it from there makes and recognises ours.
     "source_info:SourceInfo": _NAMES,
     "get_source_info": "energon_grain.samples.sample:get_source_info",

@@ -10,6 +10,8 @@ RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """A sample or batch again: (`Run`, restore key) -> sample."""
 POOLS = {"process": "energon_grain.processes.pool.process_pool"}
 """By type of worker, `stream.workers.OwnPool`; threads are the engine's own."""
+LOG_SAMPLES = "energon_grain.watch.log_samples.LogSampleDataset"
+"""The node that notes which samples went into each item: (dataset, "train" or "val", `WorkerConfig`)."""
 LOOK_AHEAD = "energon_grain.stores.look_ahead.LookAhead"
 """Fetches from stores what coming samples take: (sources, in_process=, outlet=) -> `stream.look_ahead.LookAhead`."""
 EQUAL_WORK = "energon_grain.planning.equal_work.EqualWork"
