@@ -154,7 +154,7 @@ def _well_cut(draws: Draws) -> int:
     In a block shuffle that is where windows end; a little later there would be single samples of the next ones.
     """
     count = len(draws)
-    if count < _UNCUT_DRAWS or draws.packs is not None:  # packs take samples from everywhere
+    if count < _UNCUT_DRAWS or draws.items is not None:  # planned items take samples from everywhere
         return count
     samples = (draws.leaf.astype(np.int64) << 40) + draws.index
     order = np.argsort(samples, kind="stable")
