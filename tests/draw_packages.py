@@ -72,16 +72,16 @@ def draw() -> str:
     for row in rows:
         boxes += _row(row, y, PER_ROW, "#e8eaf6")
         y += HEIGHT + GAP
-    boxes.append(_text(MARGIN, y + 24, "The kernel: what is higher may import what is lower, and no extension", "title"))
+    boxes.append(_text(MARGIN, y + 24, "The kernel: what is higher imports what is lower, and no extension", "title"))
     y += 36
     for layer in layers():
         boxes += _row(layer, y, len(layer), "#e0f2f1")
         y += HEIGHT + GAP
     style = ".title { font-weight: 600 } .note { fill: #607d8b } .small { font-size: 10px }"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + GAP}" font-family="system-ui, sans-serif" '
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + GAP}" '
     return "\n".join(
         [
-            f'{head}font-size="13" fill="#263238" role="img">',
+            f'{head}font-family="system-ui, sans-serif" font-size="13" fill="#263238" role="img">',
             "<title>The packages of energon_grain: extensions above, the kernel below</title>",
             f"<style>{style}</style>",
             f'<rect width="{WIDTH}" height="{y + GAP}" rx="10" fill="#fff" stroke="#cfd8dc"/>',

@@ -16,10 +16,10 @@ import msgspec
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.brace_patterns import MOST_NAMES, TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, did_you_mean
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import first_leading_out
-from energon_grain.storage.yaml_dialect import dump_yaml, parse_yaml
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
 _FALLBACK_SPLIT_CONFIG = "split.json"

@@ -23,6 +23,7 @@ from energon_grain.datasets.mixtures import (
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.kinds.joins.build import JOIN_MEMORY_BYTES
 from energon_grain.kinds.joins.index import index_file_name
@@ -51,7 +52,6 @@ from energon_grain.sources.kinds import NOTHING, kind_at
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.remote import read_whole
-from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
