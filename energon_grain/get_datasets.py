@@ -11,7 +11,7 @@ import inspect
 import logging
 import operator
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
@@ -54,6 +54,12 @@ class _Number:
     meant: str
     least: int | None = None
     may_be_none: bool = True
+
+    def takes(self, value: Any) -> bool:
+        if value is None:
+            return self.may_be_none
+        whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        return whole and (self.least is None or value >= self.least)
 
 
 _NUMBERS = {
@@ -114,17 +120,13 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
 
 
 def _check(name: str, value: Any) -> None:
-    number = _NUMBERS.get(name)
-    if value is None and (number is None or number.may_be_none):
-        return
-    if name in _OTHERS:
+    if name in _OTHERS and value is not None:
         kind, must, meant = _OTHERS[name]
         if isinstance(value, kind) is not must:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
-    elif number is not None and not (name == "batch_size" and isinstance(value, CostBudget)):
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if value is None or not whole or (number.least is not None and value < number.least):
-            raise ConfigError(f"{name}={value!r}: {number.meant}")
+    number = _NUMBERS.get(name)
+    if number is not None and not (number.takes(value) or (name == "batch_size" and isinstance(value, CostBudget))):
+        raise ConfigError(f"{name}={value!r}: {number.meant}")
 
 
 def _keywords(given: dict[str, Any]) -> dict[str, Any]:
@@ -422,14 +424,17 @@ def _host_and_hooks(
         raise ConfigError(
             f"worker_config={config!r}: expected a WorkerConfig, such as WorkerConfig(rank=0, world_size=1)"
         )
-    encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    return config, _hooks(DefaultTaskEncoder() if task_encoder is None else task_encoder)
+
+
+def _hooks(encoder: Any) -> TaskEncoder:
+    """The same, checked. Raises ConfigError."""
     if isinstance(encoder, type):
         raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"task_encoder={encoder!r}: expected an object of a class that derives from TaskEncoder")
     name = type(encoder).__name__
-    for written, hook in _misspelt_hooks(type(encoder)):
-        _logger.warning("%s.%s is no hook, and is not called by itself. Did you mean %r?", name, written, hook)
+    _warn_of_misspelt_hooks(type(encoder))
     decoder: Any = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
         raise ConfigError(
@@ -444,17 +449,19 @@ def _host_and_hooks(
             f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
             f"cook_crude_sample, or give cookers"
         )
-    return config, encoder
+    return encoder
 
 
-def _misspelt_hooks(encoder: type[TaskEncoder]) -> Iterator[tuple[str, str]]:
-    """Methods that are nearly called as a hook that the task encoder does not override, and these hooks."""
+def _warn_of_misspelt_hooks(encoder: type[TaskEncoder]) -> None:
+    """Log methods that are nearly called as a hook that the task encoder does not override."""
     ours = (TaskEncoder, DefaultTaskEncoder)
     idle = [name for name in dir(TaskEncoder) if any(getattr(encoder, name) is getattr(each, name) for each in ours)]
     for name in sorted({*dir(encoder)} - {*dir(DefaultTaskEncoder)}):
         near = difflib.get_close_matches(name, idle, n=1, cutoff=0.9)
         if near and not name.startswith("_") and callable(getattr(encoder, name)):
-            yield name, near[0]
+            _logger.warning(
+                "%s.%s is no hook, and is not called by itself. Did you mean %r?", encoder.__name__, name, near[0]
+            )
 
 
 def _described(path: Source) -> tuple[Source, bool]:

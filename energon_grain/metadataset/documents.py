@@ -226,14 +226,16 @@ def _read_older(value: Any, place: Place) -> Node:
     datasets, at = split["datasets"], place.at("datasets")
     if not isinstance(datasets, list | tuple) or not datasets:
         raise wrong(at, expected("a list of at least one dataset", datasets))
-    children: list[Child] = []
-    for number, each in enumerate(datasets):
-        written = OLDER.read(each, at.at(number))
-        if written.weight == 0:
-            raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
-        named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
-        children.append(Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight))
-    return MetadatasetBlend(blend=tuple(children), place=place)
+    children = tuple(_read_older_child(each, at.at(number)) for number, each in enumerate(datasets))
+    return MetadatasetBlend(blend=children, place=place)
+
+
+def _read_older_child(value: Any, place: Place) -> Child:
+    written = OLDER.read(value, place)
+    if written.weight == 0:
+        raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
+    named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
+    return Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight)
 
 
 @public
