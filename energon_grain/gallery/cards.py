@@ -312,10 +312,8 @@ def _parts(source: Source, batch: RawBatch, place: int) -> Iterable[tuple[str, A
     for number, (member, found) in enumerate(zip(members, batch.members, strict=True)):
         at = np.flatnonzero(found.places == place)
         if len(at) and found.batch is not None:
-            row = found.batch[int(at[0])]
-            parts: Mapping[str, Any] = {"": row} if isinstance(row, np.ndarray) else row.parts
             prefix = os.path.basename(str(member.path).rstrip("/"))
-            for name, value in parts.items():
+            for name, value in found.batch[int(at[0])].parts.items():
                 yield (f"{prefix}/{name}".rstrip("/") if number else name), value
 
 

@@ -24,6 +24,7 @@ from energon_grain.formats.data_folder import mirror_dataset
 from energon_grain.formats.nv_meta import HINTS, INDEX_SQLITE, META_FOLDER, is_prepared
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.rows import Rows, selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.location import is_file_of, is_url, join
 
@@ -55,18 +56,23 @@ class Opened:
     """Data that are read as they are, opened.
 
     Attributes:
-        source: All samples.
+        rows: All samples.
+        source: The same as a source.
         part_names: Names of all parts.
         has_lists: Whether parts are also entries of lists, so that more names mean something.
         endings: Which ends of names decode parts that are not decoded by their own.
         decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
     """
 
-    source: FileSource
+    rows: Rows | FileSource
+    source: Any = field(init=False)
     part_names: tuple[str, ...]
     has_lists: bool = False
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
     decoded: Literal["as asked", "always", "never"] = "as asked"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", selected(self.rows) if isinstance(self.rows, Rows) else self.rows)
 
 
 class Described(Protocol):
@@ -141,10 +147,13 @@ class Kind:
         files: What messages call these: "Parquet files".
         pattern: A pattern that names them, below their folder.
         shards: What operations on shards ask of it, see `energon_grain.prepare.containers.Shards`; None: it has none.
+        opener: Opens leaves in a way of its own, see `energon_grain.datasets.leaf.Opener`; None: they take what `open`
+            gives.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
         store: Opens single parts by key.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
+        rows: Opens what that key names: samples whose one part has no name, found by number or by keys in a file.
         summary: Describes it; None: in general words.
         lint: Checks it; None: every sample is read and decoded.
         index: Indexes it; None: there is nothing to prepare.
@@ -167,10 +176,12 @@ class Kind:
     files: str = ""
     pattern: str = ""
     shards: Any = None
+    opener: Any = None
     is_configured: bool = False
     store: Callable[[str], FileStore[Any]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
+    rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
     index: Callable[[str, IndexProgress], Indexed] | None = None
@@ -236,7 +247,7 @@ def _is_plain_folder(at: Listing) -> bool:
 
 
 NOTHING = Kind(name="invalid", described="no dataset", is_configured=True)
-"""What is not there, or unknown. It is opened as a prepared dataset, and the error says what is there instead."""
+"""What is not there, or unknown. See `opener_of`."""
 METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=True)
 FILESYSTEM = Kind(name="filesystem", described="a folder of files", is_configured=True, marked=_is_plain_folder)
 """A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
@@ -268,6 +279,24 @@ def kind_named(name: str) -> Kind:
         if kind.name == name:
             return kind
     raise LookupError(f"no installed package has a kind of data {name!r}")
+
+
+def rows_joined_by(key: str, location: str) -> Any:
+    """Open the rows that this key of a metadataset joins. Raises as the kind's `rows`."""
+    for kind in all_kinds():
+        if kind.joined_by == key and kind.rows is not None:
+            return kind.rows(location)
+    raise LookupError(f"no installed package has a kind of data that is joined by {key!r}")
+
+
+def opener_of(kind: Kind) -> Any:
+    """What opens leaves of a kind in a way of its own; None: they take what `Kind.open` gives.
+
+    What is not there is opened as our first kind that is configured, whose error says what is there instead.
+    """
+    if kind.open is not None or kind.opener is not None:
+        return kind.opener
+    return next(own.opener for own in _own_kinds() if own.opener is not None and own.is_configured)
 
 
 def kind_by_name(location: str) -> Kind | None:

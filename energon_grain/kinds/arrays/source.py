@@ -75,7 +75,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ArraySource:
-    """The rows of an array: what lies at each place of its first axis.
+    """The rows of an array: what is at each place of its first axis. A sample is a row, its one part has no name.
 
     A read takes the chunks that hold a wanted row, once each, some at a time and these at once, so that its memory
     does not grow with the number of rows asked for but for the rows themselves. Rows that were never written have the
@@ -92,6 +92,7 @@ class ArraySource:
         dtype: Of its elements; not all are numbers.
         type_name: The type as the format calls it.
         file_shape: Shape of what lies in one file, a chunk or shard.
+        lost_by_fork: TensorStore's threads do not outlive a fork.
 
     Raises:
         DatasetNotFoundError: There is no array.
@@ -101,6 +102,9 @@ class ArraySource:
         ReadError: Its metadata or the store cannot be read.
         WorkerError: This process was forked from one that had loaded TensorStore.
     """
+
+    part_names = ("",)
+    lost_by_fork = True
 
     def __init__(self, path: str | os.PathLike[str] | ArrayFolder) -> None:
         folder = path if isinstance(path, ArrayFolder) else the_array(located(path))
@@ -183,13 +187,19 @@ class ArraySource:
         """Consecutive rows that are decompressed together. Raises as `read`."""
         return int(self.opened().chunk_layout.read_chunk.shape[0])
 
-    def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
+    def read(self, indices: Int64Array) -> RawBatch:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
 
         Raises IndexError, ReadError, FormatError, StaleIndexError (the array has another shape or type now than when it
         was opened) and WorkerError (this process was forked from one that had loaded TensorStore).
         """
-        return read_arrays([self], self.check(indices))[0]
+        rows = read_arrays([self], self.check(indices))[0]
+        shards = [name_of(self.path)] * len(rows)
+        return RawBatch(indices=indices, keys=self.keys(indices), shards=shards, columns={"": rows})
+
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The number of each row. Raises IndexError when an index is out of range."""
+        return list(map(str, self.check(indices).tolist()))
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
@@ -200,9 +210,15 @@ class ArraySource:
         """Whether a row is one number."""
         return len(self.shape) == 1 and self.dtype.kind in "biuf"
 
-    def column(self, rows: Int64Array) -> npt.NDArray[Any]:
-        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`."""
-        self.check(rows)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The array itself, without a name, where a row is one number."""
+        return ("",) if self.is_column else ()
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`, and KeyNotFoundError."""
+        self.column_id(name)
+        rows = np.arange(len(self))[indices] if isinstance(indices, slice) else self.check(indices)
         if not len(rows):
             return np.zeros(0, self.dtype)
         wanted, place = np.unique(rows, return_inverse=True)
@@ -210,6 +226,12 @@ class ArraySource:
             return self.opened()[_as_range(wanted)].read().result()[place.reshape(-1)]
         except Exception as error:
             raise ReadError(f"{self.path}: rows {int(wanted[0])} to {int(wanted[-1])}: {error}") from error
+
+    def column_id(self, name: str) -> str:
+        """The `content_id`. Raises KeyNotFoundError."""
+        if name not in self.columns:
+            raise KeyNotFoundError(f"{self.path}: there is no column {name!r} in the rows of an array")
+        return self.content_id
 
     def locate(self, index: int) -> SampleLocation:
         """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
@@ -220,6 +242,11 @@ class ArraySource:
         start, stop = index * self.row_bytes, (index + 1) * self.row_bytes
         shard = self._file_of(index)
         return SampleLocation(index=index, shard=shard, key=str(index), start=start, stop=stop, parts={})
+
+    def place_of(self, index: int) -> str:
+        """The file and the row. Raises IndexError as `locate` does."""
+        place = self.locate(index)
+        return f"{place.shard}: {place.key}"
 
     def check(self, indices: Int64Array) -> Int64Array:
         """Check rows. Raises IndexError when one is out of range."""
@@ -303,6 +330,8 @@ class ArrayGroupSource(Cut):
             )
         self._serve(start, stop)
 
+    lost_by_fork = True
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_digest"}
 
@@ -375,7 +404,7 @@ class ArrayGroupSource(Cut):
     def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
         array = self._group.get(name)
         if self._is_column(array):
-            return array.column(numbers)
+            return array.column("", numbers)
         sizes = {f"bytes.{part}": array.row_bytes for part, array in self._arrays.items()} | {"bytes": self._row_bytes}
         if name not in sizes:
             raise KeyNotFoundError(

@@ -31,7 +31,6 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.forms import Place, asked_at
-from energon_grain.kinds.arrays.source import ArraySource
 from energon_grain.kinds.joins import members as joining
 from energon_grain.kinds.joins.build import build_join, energon_name_of, name_of, primary_of
 from energon_grain.kinds.joins.index import (
@@ -47,15 +46,16 @@ from energon_grain.kinds.joins.index import (
     open_join_index,
     stored_headers,
 )
-from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinedFiles, Keys, Nonmatch
+from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinedFiles, Keys, Nonmatch, array_rows
 from energon_grain.kinds.joins.rows import JoinRow, ResolvedArray, ResolvedJoin
-from energon_grain.kinds.joins.source import JoinedSource, MemberSource
+from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.prepare.samples import opened_samples
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.sample import BASE_FIELDS, Sample
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.source import Source
 from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url
@@ -288,7 +288,7 @@ class ArrayDataset:
 
     def resolve(self) -> ResolvedArray:
         """Read what it is. Raises as `ArraySource`."""
-        return ResolvedArray(source=ArraySource(self.path), field=self.field)
+        return ResolvedArray(source=array_rows(self.path), field=self.field)
 
     def joined(self, nonmatch: Nonmatch) -> JoinedArray:
         """What a join is made of it. Raises as `JoinedArray`."""
@@ -542,10 +542,7 @@ class JoinedLeafDataset(SavableDataset):
             index = open_join(self)
             return JoinedSource(
                 index,
-                [
-                    _whole(each.leaf.path) if isinstance(each.leaf, LeafDataset) else ArraySource(each.leaf.path)
-                    for each in self.members
-                ],
+                [_whole(member.leaf) for member in self.members],
                 names=self._names,
             )
 
@@ -559,11 +556,9 @@ class JoinedLeafDataset(SavableDataset):
             leaf.check(whole=True)
 
 
-def _whole(path: str) -> MemberSource:
-    """All samples of a dataset, with all parts."""
-    source = opened_samples(path, None)
-    assert not isinstance(source, JoinedSource)
-    return source
+def _whole(leaf: LeafDataset | ArrayDataset) -> Source:
+    """All samples of a dataset with all parts, or all rows."""
+    return opened_samples(leaf.path, None) if isinstance(leaf, LeafDataset) else array_rows(leaf.path)
 
 
 def is_default_merge(from_joined: Any) -> bool:
@@ -650,9 +645,9 @@ class MergeParts:
         owners: dict[str, str] = {}
         for number, (member, found) in enumerate(zip(members, resolved, strict=True)):
             path = member.leaf.written or member.leaf.path
-            is_array = isinstance(found, ResolvedArray)
-            prefix = f"{member.argument}." if named and number and not is_array else ""
-            parts = [found.field] if is_array else [prefix + name for name in cast("Any", found.source).part_names]
+            alone = isinstance(found, ResolvedArray)
+            prefix = f"{member.argument}." if named and number and not alone else ""
+            parts = [found.field] if alone else [prefix + name for name in cast("Any", found.source).part_names]
             key = None if member.keys is None else member.keys.column
             repeats = key if key in owners and not prefix else None
             for part in parts:

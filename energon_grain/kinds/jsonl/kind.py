@@ -7,7 +7,7 @@ from typing import Any
 from energon_grain.kinds.jsonl.field import read_field
 from energon_grain.kinds.jsonl.hint import hint_of_lines
 from energon_grain.kinds.jsonl.prepare import JsonlReport, plan_jsonl, prepare_jsonl
-from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlRows
 from energon_grain.kinds.jsonl.streamed import ENDINGS, runs_of_lines
 from energon_grain.kinds.jsonl.summary import summarize_jsonl
 from energon_grain.sources.kinds import IndexProgress, Kind, LintAsk, Opened, Streamed
@@ -15,7 +15,7 @@ from energon_grain.sources.source import PartFilter
 
 
 def _open(location: str, parts: PartFilter) -> Opened:
-    return Opened(source=JsonlSource(location, parts=parts), part_names=(PART,), decoded="always")
+    return Opened(rows=JsonlRows(location, parts=parts), part_names=(PART,), decoded="always")
 
 
 def _lint(location: str, ask: LintAsk) -> Any:
