@@ -96,11 +96,11 @@ class Form(Generic[T]):
         return msgspec.convert(value, self.of, dec_hook=self._convert)
 
     def read(self, value: Any, place: Place, *, extra: Collection[str] = ()) -> T:
-        """Return the struct that a mapping in a document holds. A field `place` of it is set to where that stands.
+        """Return the struct that a mapping in a document holds. A field `place` of it is set to `place`.
 
         Args:
             value: The mapping.
-            place: Where it stands.
+            place: Where it is.
             extra: Further keys, which belong to whatever holds the mapping; they are passed over.
 
         Raises:
@@ -199,7 +199,7 @@ def encode_json(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a document something stands, for messages: `meta.yaml: $.splits.train.blend[2].weight`.
+    """Where in a document something is, for messages: `meta.yaml: $.splits.train.blend[2].weight`.
 
     Attributes:
         document: The file, as the program or the file that refers to it gives it; for what was made in Python, the

@@ -130,7 +130,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _keywords(given: dict[str, Any]) -> dict[str, Any]:
-    """What an entry point was called with, its `locals()` at the beginning, but for the path and the split part."""
+    """What an entry point was called with, its `locals()` at the beginning, except the path and the split part."""
     deprecated = given.pop("deprecated")
     return {**{name: value for name, value in given.items() if name not in ("path", "split_part")}, **deprecated}
 
@@ -188,9 +188,9 @@ def get_train_dataset(
         balance: Give hosts equal work: what a sample costs, by its columns, such as "tokens" or
             "tokens + 0.0001 * tokens**2". Each global batch is of the same samples, as many for each host, but which
             host gets which follows their costs. `Balance("tokens", micro_batches=4)` also orders those of a host, for
-            gradient accumulation. Where a sample is dropped, another one of its global batch stands in for it. None,
+            gradient accumulation. Where a sample is dropped, another one of its global batch replaces it. None,
             the default: samples as they come.
-        packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
+        packing_buffer_size: Pack samples: choose from this many candidates in each lane, by the task encoder's
             `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
             not used.
         packing: Pack samples as planned from columns, before they are read and before they are dealt to hosts:
@@ -210,7 +210,7 @@ def get_train_dataset(
             the next pass.
         seed: Of every random choice; default: 0. `WorkerConfig.seed_offset` is mixed in.
         lanes: L, the number of interleaved sub-streams: a constant of the run, a multiple of every number of hosts that
-            it shall continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
+            it will continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
             many as leave each lane 20 full buffers, but one a host at least.
         subset: Range of samples, `[start, end]` in numbers or percent.
         where: Condition on columns that samples must meet, such as `"tokens >= 16 and width * height > 65536"`; see the

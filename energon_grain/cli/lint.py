@@ -1,4 +1,4 @@
-"""`energon-grain lint`: does everything open as it is meant, is every index right, and does every sample decode?"""
+"""`energon-grain lint`: does everything open, is every index right, and does every sample decode?"""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _leaves(
     split_config: str | None = None,
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], Leaf]]:
-    """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
+    """The leaves of a split, whether or not they are there: what opens each as a loader does, and the leaf."""
     maker = leaf_maker(
         task_encoder=DefaultTaskEncoder(),
         training=False,

@@ -1,4 +1,4 @@
-"""Attaching: one more number of every sample, from a file that somebody else made, by row or by key."""
+"""Attaching: one more number of every sample, from a file, by row or by key."""
 
 from __future__ import annotations
 
