@@ -393,7 +393,7 @@ def summarize_samples(found: Opened) -> SamplesSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSummary:
-    """What Parquet, Arrow or MDS files hold, or an indexed dataset of Megatron.
+    """What files hold that are read as they are, row by row or in groups of rows.
 
     Attributes:
         path: The files, as they were named.
