@@ -14,7 +14,7 @@ import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
 from object_server import Bucket
 from parquet_files import write_parquet
-from records import msgpack_record, write_shards
+from records import irregular_samples, msgpack_record, write_shards
 from table_forms import write_arrow, write_feather, write_mds, write_tokens
 
 from energon_grain import (
@@ -69,25 +69,7 @@ from energon_grain.stream.workers import ThreadPool
 from energon_grain.testing import check_kind, check_node, check_pool, check_source, check_store, write_tars
 
 COUNT = 23
-NAMES = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
-
-
-def samples() -> list[dict[str, Any]]:
-    """Parts that come and go, empty ones, large ones, keys in every alphabet."""
-    rng = np.random.default_rng(0)
-    found: list[dict[str, Any]] = []
-    for i in range(COUNT):
-        sample: dict[str, Any] = {"__key__": f"{NAMES[i % len(NAMES)]}{i:03d}", "txt": b"text %d" % i}
-        if i % 3 == 0:
-            sample["json"] = b"{}"
-        if i % 5 == 1:
-            sample["seg.bin"] = rng.bytes(i * 1000)
-        if i % 7 == 2:
-            sample["empty"] = b""
-        found.append(sample)
-    return found
-
-
+SAMPLES = irregular_samples(COUNT)
 LINES = [json.dumps({"i": i, "text": "ä" * (i % 7)}, ensure_ascii=False).encode() + b"\n" for i in range(40)]
 COLUMNS = {"n": list(range(40)), "text": [f"text {i}" for i in range(40)]}
 ROWS = [{"n": i, "text": f"text {i}"} for i in range(40)]
@@ -98,8 +80,8 @@ DOCUMENTS = [list(range(i * 3 % 11)) for i in range(30)]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One dataset of each kind."""
     root = tmp_path_factory.mktemp("kinds")
-    write_tars(root / "tars", samples(), shards=3)
-    write_shards(root / "records", [msgpack_record(sample) for sample in samples()], 3)
+    write_tars(root / "tars", SAMPLES, shards=3)
+    write_shards(root / "records", [msgpack_record(sample) for sample in SAMPLES], 3)
     for name, options in (("tars", {}), ("records", {"records": "msgpack"})):
         prepare_dataset(root / name, split_ratio={"train": 1}, crude=True, num_workers=0, **options)
     (root / "x.jsonl").write_bytes(b"".join(LINES))
@@ -111,11 +93,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokens(root / "tokens", DOCUMENTS, dtype="<i4", sequence=4)
     for driver in DRIVERS:
         write_group(root / driver, driver, image=numbered(40, 3, 2), n=np.arange(40))
-    write_tars(root / "bare" / "deep", samples(), shards=3)
+    write_tars(root / "bare" / "deep", SAMPLES, shards=3)
     write_array(root / "score", numbered(COUNT, 2))
-    write_tars(
-        root / "other", [{"__key__": each["__key__"], "bin": b"%d" % i} for i, each in enumerate(samples())][::-2]
-    )
+    write_tars(root / "other", [{"__key__": each["__key__"], "bin": b"%d" % i} for i, each in enumerate(SAMPLES)][::-2])
     prepare_dataset(root / "other", split_ratio={"train": 1}, crude=True, num_workers=0)
     return root
 
@@ -140,12 +120,12 @@ def group(root: Path) -> list[dict[str, Any]]:
 
 
 SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = {
-    "tars": (lambda root: WebDatasetSource(root / "tars"), samples()),
+    "tars": (lambda root: WebDatasetSource(root / "tars"), SAMPLES),
     "tars, shards": (
         lambda root: WebDatasetSource(root / "tars", shards=["shard_002.tar", "shard_000.tar", "shard_002.tar"]),
-        [*samples()[15:], *samples()[:7], *samples()[15:]],
+        [*SAMPLES[15:], *SAMPLES[:7], *SAMPLES[15:]],
     ),
-    "records": (lambda root: ArrayRecordSource(root / "records"), samples()),
+    "records": (lambda root: ArrayRecordSource(root / "records"), SAMPLES),
     "lines": (lambda root: selected(JsonlRows(root / "x.jsonl")), [{"json": line} for line in LINES]),
     "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
     "parquet, runs": (
@@ -211,9 +191,9 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
 
 
 KINDS: dict[str, tuple[str, list[dict[str, Any]] | None]] = {
-    "webdataset": ("tars", samples()),
+    "webdataset": ("tars", SAMPLES),
     "bare tars": ("bare", None),  # keys are prefixed
-    "array_record": ("records", samples()),
+    "array_record": ("records", SAMPLES),
     "jsonl": ("x.jsonl", [{"json": line} for line in LINES]),
     "parquet": ("parquet", None),
     "arrow": ("arrow", None),

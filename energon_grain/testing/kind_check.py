@@ -79,7 +79,6 @@ def check_kind(
             batch_size=None,
             shuffle_buffer_size=None,
             max_samples_per_sequence=None,
-            repeat=False,
         ),
         steps=min(len(rows), 8) + 1,
         every=3,

@@ -499,6 +499,8 @@ def test_a_class_may_load_samples_itself(path: Path) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.jsonl")
+    with pytest.raises(ConfigError, match=r"x\.parquet: is a Parquet file, which is not indexed"):
+        CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.parquet")
 
 
 LINES = [json.dumps({"n": i, "text": "ä" * (i % 90)}, ensure_ascii=False) for i in range(200)]

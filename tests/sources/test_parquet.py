@@ -30,7 +30,6 @@ from energon_grain import (
     StorageSettings,
     Stream,
     WorkerConfig,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     use_storage,
@@ -443,36 +442,6 @@ def test_at_least_so_many_samples(tmp_path: Path) -> None:
     assert source.block_starts(25).tolist() == [0, 30, 60, 90, 100]
     assert selected(rows, 5, 42).block_starts(1).tolist() == [0, 5, 15, 25, 35, 37]
     assert source.run_samples == 10
-
-
-def test_hosts_workers_and_state(tmp_path: Path) -> None:
-    folder = write_numbers(tmp_path / "data", 120, files=3, row_group_size=6)
-    alone = trained(folder, 20, batch_size=8)
-    hosts = [
-        trained(folder, 20, config=WorkerConfig(rank=rank, world_size=2, num_workers=0), batch_size=4)
-        for rank in range(2)
-    ]
-    assert [sorted(sum(parts, [])) for parts in zip(*hosts, strict=True)] == [sorted(batch) for batch in alone]
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "shuffle_buffer_size": None,
-        "max_samples_per_sequence": None,
-        "lanes": 4,
-    }
-    for kind in ("thread", "process"):
-        config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type=kind)  # type: ignore[arg-type]
-        with get_savable_loader(get_train_dataset(folder, worker_config=config, **options)) as loader:
-            batches = iter(loader)
-            got = [next(batches)["n"].tolist() for _ in range(7)]
-            state = loader.save_state_rank()
-        assert got == alone[:7]
-        with get_savable_loader(get_train_dataset(folder, worker_config=ONE, **options)) as loader:
-            loader.restore_state_rank(state)
-            batches = iter(loader)
-            assert [next(batches)["n"].tolist() for _ in range(7, 20)] == alone[7:]
-    with Stream.of(get_train_dataset(folder, worker_config=ONE, **options)) as stream:
-        record = stream.which(3)[0]
-        assert (record.shard, record.key.split("/")[0] + ".parquet") == (record.shard, record.shard)
 
 
 def test_a_blend_with_tars(tmp_path: Path, text_dataset: Any) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.field import read_field
 from energon_grain.kinds.tables.files import TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS
 from energon_grain.kinds.tables.mds_files import MdsFiles
@@ -48,6 +49,7 @@ PARQUET = Kind(
     files="Parquet files",
     pattern="**/*.parquet",
     store=partial(_store, files=ParquetFiles),
+    read_field=read_field,
     summary=partial(_summary, files=ParquetFiles),
 )
 ARROW = Kind(
