@@ -322,12 +322,20 @@ def _named_by(location: str, kinds: Iterable[Kind]) -> Kind | None:
     return next((kind for kind in kinds if kind.is_named_by(location)), None)
 
 
+def kind_by_marker(location: str) -> Kind | None:
+    """Our own kind that a marker file at a path or URL says; None: what files there are has to be looked at."""
+    return _marked(Listing(location, ()), _own_kinds())
+
+
+def _marked(at: Listing, kinds: Iterable[Kind]) -> Kind | None:
+    return next((kind for kind in kinds if kind.marked is not None and kind.marked(at)), None)
+
+
 def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
     """The kind that marker files say, or else the files below. Raises ConfigError where these are of two kinds."""
     at = Listing(location, tuple(ending for kind in kinds if kind.holds for ending in kind.endings))
-    for kind in kinds:
-        if kind.marked is not None and kind.marked(at):
-            return kind
+    if (found := _marked(at, kinds)) is not None:
+        return found
     held = [kind for kind in kinds if kind.holds is not None and kind.holds(at)]
     if len(held) > 1:
         patterns = [join(location, kind.pattern) for kind in held]
