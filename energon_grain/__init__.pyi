@@ -120,14 +120,6 @@ from .media.av_decoder import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
-from .media.metadata import (
-    AVMetadata as AVMetadata,
-    ImageMetadata as ImageMetadata,
-    MediaMetadataBase as MediaMetadataBase,
-    MediaMetadataType as MediaMetadataType,
-    deserialize_media_metadata as deserialize_media_metadata,
-    serialize_media_metadata as serialize_media_metadata,
-)
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,
@@ -143,6 +135,14 @@ from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samples.batch import Batch as Batch
+from .samples.media_metadata import (
+    AVMetadata as AVMetadata,
+    ImageMetadata as ImageMetadata,
+    MediaMetadataBase as MediaMetadataBase,
+    MediaMetadataType as MediaMetadataType,
+    deserialize_media_metadata as deserialize_media_metadata,
+    serialize_media_metadata as serialize_media_metadata,
+)
 from .samples.sample import (
     Sample as Sample,
     SourceInfo as SourceInfo,

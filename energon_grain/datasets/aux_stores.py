@@ -13,7 +13,7 @@ import numpy as np
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DecodingError
 from energon_grain.formats.nv_meta import not_prepared
 from energon_grain.forms import Place, expected, unknown, wrong
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
 from energon_grain.sources.kinds import kind_at

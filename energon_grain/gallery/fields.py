@@ -24,7 +24,7 @@ from rich.filesize import decimal
 from energon_grain.errors import DecodingError, MissingPackageError
 from energon_grain.media.av_decoder import AV_EXTENSIONS
 from energon_grain.media.container import MAX_PART_BYTES, Bounds, opened, require_av
-from energon_grain.media.metadata import media_extension
+from energon_grain.samples.media_metadata import media_extension
 from energon_grain.transforms.decode import SampleDecoder, gunzip
 from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_size
 

@@ -25,7 +25,7 @@ from energon_grain.errors import (
     RangeError,
 )
 from energon_grain.formats.sqlite_index import MediaTable
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.byte_stream import ByteStream

@@ -28,7 +28,7 @@ from energon_grain.errors import ConfigError, DecodingError, IndexFileError, Rea
 from energon_grain.extras import needed_for
 from energon_grain.media.av_decoder import AV_EXTENSIONS, AVDecode, AVWebdatasetDecoder
 from energon_grain.media.container import MAX_PART_BYTES, require_av
-from energon_grain.media.metadata import media_extension
+from energon_grain.samples.media_metadata import media_extension
 from energon_grain.tracebacks import public
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,

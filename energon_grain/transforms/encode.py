@@ -12,7 +12,7 @@ import numpy as np
 
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.media.metadata import media_extension
+from energon_grain.samples.media_metadata import media_extension
 from energon_grain.transforms.decode import JSON_EXTENSIONS, TEXT_EXTENSIONS
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
 

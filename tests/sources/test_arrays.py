@@ -28,7 +28,7 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.kinds.arrays.folder import is_array_folder
 from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
 
 ROWS = 50

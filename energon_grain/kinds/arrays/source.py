@@ -36,8 +36,8 @@ from energon_grain.errors import (
     WorkerError,
 )
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
+from energon_grain.kinds.arrays.folder import ArrayFolder, arrays_of, the_array
 from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.remote import address_of, aws_section, most_attempts, read_beginning
