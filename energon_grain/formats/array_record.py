@@ -22,7 +22,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,14 +30,11 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, IndexFileError, ReadError
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record_ranges import message_types
+from energon_grain.formats.array_record_ranges import ArrayRecordObject, message_types
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
 from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.forms import Form, encode_json
 from energon_grain.storage.location import is_url
-
-if TYPE_CHECKING:
-    from energon_grain.formats.array_record_ranges import ArrayRecordObject
 
 Value: TypeAlias = bytes | npt.NDArray[Any]
 
@@ -235,8 +232,6 @@ def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
     """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
     if not is_url(location):
         return ArrayRecordFile(location)
-    from energon_grain.formats.array_record_ranges import ArrayRecordObject  # a process that reads files needs none
-
     return ArrayRecordObject(location)
 
 

@@ -402,7 +402,7 @@ class KeptColumns:
                 sums.check_rows(samples)
             return column[samples]
         if name not in self._parts:
-            raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
+            raise self.no_column(name)
         part, sizes = self._parts[name], self._of.sizes
         assert sizes is not None
         if not isinstance(samples, slice):
@@ -420,7 +420,7 @@ class KeptColumns:
             self._opened(name)  # who knows a column by its id goes on with it when it is measured again
             return self.stored[name].column.checksum
         if name not in self._parts:
-            raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
+            raise self.no_column(name)
         return self._of.content_id
 
     def used(self) -> dict[str, str]:
@@ -480,11 +480,13 @@ class KeptColumns:
         """The command that makes a column with a file, be it stale or not."""
         return self._all[name].made_by(name, self.folder.dataset)
 
-    def _why_not(self, name: str) -> str:
+    def no_column(self, name: str) -> KeyNotFoundError:
+        """The error for a name that no column has. Raises KeyNotFoundError where one of other samples has it."""
         self.refuse_stale(name)
+        why = self.folder.no_column(name, self)
         if name.startswith(f"{SIZES}."):
-            return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        return self.folder.no_column(name, self)
+            why = f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
+        return KeyNotFoundError(f"{self.folder.dataset}: {why}")
 
 
 @dataclass(slots=True)

@@ -380,7 +380,7 @@ def summarize_samples(found: Opened) -> SamplesSummary:
     columns = Columns(source)
     return SamplesSummary(
         path=source.path,
-        files=len(source.shard_counts),
+        files=len(found.rows.shard_counts),
         samples=len(source),
         size_bytes=size_bytes,
         content_id=source.content_id,

@@ -24,6 +24,7 @@ from energon_grain.formats.data_folder import mirror_dataset
 from energon_grain.formats.nv_meta import HINTS, INDEX_SQLITE, META_FOLDER, is_prepared
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.rows import Rows, selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.location import is_file_of, is_url, join
 
@@ -55,18 +56,23 @@ class Opened:
     """Data that are read as they are, opened.
 
     Attributes:
-        source: All samples.
+        rows: All samples.
+        source: The same as a source.
         part_names: Names of all parts.
         has_lists: Whether parts are also entries of lists, so that more names mean something.
         endings: Which ends of names decode parts that are not decoded by their own.
         decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
     """
 
-    source: FileSource
+    rows: Rows | FileSource
+    source: Any = field(init=False)
     part_names: tuple[str, ...]
     has_lists: bool = False
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
     decoded: Literal["as asked", "always", "never"] = "as asked"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", selected(self.rows) if isinstance(self.rows, Rows) else self.rows)
 
 
 class Described(Protocol):
@@ -74,6 +80,15 @@ class Described(Protocol):
 
     def lines(self) -> list[str]:
         """What people read."""
+        ...
+
+
+class Indexed(Described, Protocol):
+    """An answer about data that were indexed."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
         ...
 
 
@@ -144,6 +159,8 @@ class Kind:
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
             is a file, or they are not known, or are shards); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
+        read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
+            Given the path, the field, and how errors begin.
         streamed: Files that a conversion reads as a stream; None: it opens them.
     """
 
@@ -164,10 +181,11 @@ class Kind:
     rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
-    index: Callable[[str, IndexProgress], Described] | None = None
+    index: Callable[[str, IndexProgress], Indexed] | None = None
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
     has_plain_bytes: bool = False
+    read_field: Callable[[str, str, str], tuple[list[str] | None, Any]] | None = None
     streamed: Streamed | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

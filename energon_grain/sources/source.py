@@ -511,8 +511,8 @@ class HasParts(Protocol):
 
 
 @runtime_checkable
-class HasKeyColumns(Source, Protocol):
-    """A source whose keys may be in the data, in one of its columns."""
+class HasKeyColumns(Protocol):
+    """Rows whose keys may be in the data, in one of their columns."""
 
     def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
         """The keys of all its rows, in order, in blocks; those of a column, or the usual ones."""

@@ -17,7 +17,9 @@ import msgspec
 
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Form, Place, as_mapping, wrong
+from energon_grain.storage.store import opener_of
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
+from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.tracebacks import public
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
@@ -64,7 +66,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.endpoint is not None:
             check_endpoint(self.endpoint, "endpoint")
-        if self.location is not None and scheme_of(check_url(self.location)) not in (*STORE_SCHEMES, "file"):
+        scheme = None if self.location is None else scheme_of(check_url(self.location)) or ""
+        if scheme is not None and scheme not in (*STORE_SCHEMES, "file") and opener_of(scheme) is None:
             raise ConfigError(
                 f"location {self.location!r}: must be a URL that is read as it is: "
                 f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
@@ -174,8 +177,6 @@ _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
 
 def read_settings(path: str) -> StorageSettings:
     """Read a file with settings, in YAML. Raises ConfigError."""
-    from energon_grain.storage.yaml_dialect import parse_yaml
-
     try:
         content = parse_yaml(Path(path).read_bytes(), where=path, written_floats=False)
     except OSError as error:

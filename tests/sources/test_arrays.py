@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,14 +108,6 @@ def test_rows_never_written_are_filled(tmp_path: Path) -> None:
     assert [row.tolist() for row in ArraySource(path).read(np.array([1, 2])).columns[""]] == [[2, 3], [7, 7]]
 
 
-def test_out_of_range(folder: Path) -> None:
-    source = ArraySource(folder / "zarr3")
-    for ask in (source.read, source.sizes, lambda indices: source.locate(int(indices[0]))):
-        for wrong in (-1, ROWS):
-            with pytest.raises(IndexError, match=f"row {wrong} asked for, but there are {ROWS}"):
-                ask(np.array([wrong]))
-
-
 def test_content_ids(tmp_path: Path) -> None:
     values = numbered(9, 2)
 
@@ -133,18 +124,6 @@ def test_content_ids(tmp_path: Path) -> None:
         values.view(np.int32),
     ]
     assert len({first, *(content_id(each) for each in changed)}) == 6
-
-
-def test_copies_in_other_processes_and_threads(folder: Path) -> None:
-    source = ArraySource(folder / "zarr")
-    source.read(np.array([0]))
-    copy = pickle.loads(pickle.dumps(source))
-    assert (copy.content_id, len(pickle.dumps(source)) < 500) == (source.content_id, True)
-    with ThreadPoolExecutor(8) as pool:
-        rows = list(pool.map(lambda number: copy.read(np.array([number])).columns[""][0].tolist(), range(ROWS)))
-    assert rows == numbered(ROWS, 3, 2).tolist()
-    copy.close()
-    assert copy.read(np.array([9])).columns[""][0].tolist() == rows[9]
 
 
 FORKED = """

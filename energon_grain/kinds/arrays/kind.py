@@ -13,7 +13,7 @@ from energon_grain.sources.source import PartFilter
 
 def _open(location: str, parts: PartFilter) -> Opened:
     source = ArrayGroupSource(location, parts=parts)
-    return Opened(source=source, part_names=source.part_names, decoded="never")
+    return Opened(rows=source, part_names=source.part_names, decoded="never")
 
 
 def _hint(location: str, _: Collection[str]) -> str | None:

@@ -32,6 +32,7 @@ from energon_grain.kinds.joins.index import JoinedMember, shards_digest
 from energon_grain.kinds.joins.source import MemberSource
 from energon_grain.prepare.containers import open_data
 from energon_grain.sources.kinds import rows_joined_by
+from energon_grain.sources.rows import rows_of
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.memory_maps import release_pages
@@ -297,21 +298,22 @@ class JoinedFiles(JoinedArray):
         self.nonmatch, self.by_row = nonmatch, keys.by_row
         self.written = source.path if written is None else written
         self._source, self._column = source, keys.column
-        if keys.column is not None and not isinstance(source, HasKeyColumns):
+        self._rows = rows = rows_of(source)
+        if keys.column is not None and not isinstance(rows, HasKeyColumns):
             raise ConfigError(f"{source.path}: has no column {keys.column!r}: its keys are numbers; leave `keys` out")
-        keys_id = source.keys_id(keys.column) if isinstance(source, HasKeyColumns) and not keys.by_row else ""
+        keys_id = rows.keys_id(keys.column) if isinstance(rows, HasKeyColumns) and not keys.by_row else ""
         self._content_id = f"{source.content_id}-{keys.column or ''}{keys_id}"
         self.label = self.key_label = f"{source.path} ({len(self)} samples)"
         self.total = 0 if keys.by_row else len(self)
 
     def read_keys(self, scratch: Path) -> None:
         """Read the keys into files of a temporary folder. Raises as reading does, and where one is missing."""
-        source = self._source
-        if isinstance(source, HasKeyColumns):
-            blocks = source.key_blocks(self._column)
+        count = len(self._source)
+        if isinstance(self._rows, HasKeyColumns):
+            blocks = self._rows.key_blocks(self._column)
         else:
-            begins = range(0, len(source), _KEYS_AT_ONCE)
-            blocks = (map(str, range(begin, min(begin + _KEYS_AT_ONCE, len(source)))) for begin in begins)
+            begins = range(0, count, _KEYS_AT_ONCE)
+            blocks = (map(str, range(begin, min(begin + _KEYS_AT_ONCE, count))) for begin in begins)
         self.columns = _key_columns(map(_encoded, blocks), scratch)
         self.words = KeyWords(*self.columns)
 

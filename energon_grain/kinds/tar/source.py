@@ -81,9 +81,9 @@ class WebDatasetSource(IndexedSource):
             owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`."""
-        return self.read_by_keys(indices, None)
+    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`; keys that are known are not looked up."""
+        return self.read_by_keys(indices, keys)
 
     def read_by_keys(self, indices: Int64Array, keys: list[str] | None) -> RawBatch:
         """See `ReadsByKeys`; without keys they are looked up."""
