@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.datasets.cooker import SampleMaker, cooking
@@ -250,20 +250,18 @@ class JoinedLeafDataset(SavableDataset):
     def _bind_joiner(self, members: Sequence[ResolvedLeaf | ResolvedArray], *, where: str) -> JoinRow:
         """What makes the sample of a row: by default the primary's own type, of fields, or of crude samples one."""
         types = [member.sample_type for member in members if not isinstance(member, ResolvedArray)]
-        names = [member.argument for member in self.members]
-        keywords = None if None in names else tuple(str(name) for name in names)
+        keywords = self._keywords
         function, made = self._named_joiner(where)
-        if function is None and not any(types):
-            merge = MergeParts.of(self.members, members, named=keywords is not None, where=where)
-            return JoinRow(merge, None, None, merges=True)
-        if function is None and types[0] is None:
-            raise ConfigError(
-                f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a "
-                "`joiner`"
-            )
         if function is None:
+            if not any(types):
+                merge = MergeParts.of(self.members, members, named=keywords is not None, where=where)
+                return JoinRow(merge, None, None, merges=True)
             made = types[0]
-            assert made is not None
+            if made is None:
+                raise ConfigError(
+                    f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a "
+                    "`joiner`"
+                )
             function = made.from_joined
         if not is_default_merge(function):
             return JoinRow(function, keywords, made or object)
@@ -279,6 +277,12 @@ class JoinedLeafDataset(SavableDataset):
             )
         check_merge(made, [(each.leaf.path, found) for each, found in zip(self.members, members, strict=True)], where)
         return JoinRow(made.from_joined, None, made, merges=True)
+
+    @property
+    def _keywords(self) -> tuple[str, ...] | None:
+        """Names that a joiner gets samples by; None: by position."""
+        names = tuple(member.argument for member in self.members)
+        return None if None in names else cast("tuple[str, ...]", names)
 
     def _named_joiner(self, where: str) -> tuple[Callable[..., Any] | None, type[Any] | None]:
         """The function that the configuration names, and the sample type that it is `from_joined` of."""
@@ -303,11 +307,7 @@ class JoinedLeafDataset(SavableDataset):
         """All rows with all parts, however samples are made of them. Raises as `resolve`."""
         with asked_at(self.place):
             index = open_join(self)
-            return JoinedSource(
-                index,
-                [_whole(member.leaf) for member in self.members],
-                names=self._names,
-            )
+            return JoinedSource(index, [_whole(member.leaf) for member in self.members], names=self._names)
 
     @property
     def _names(self) -> list[str | None]:

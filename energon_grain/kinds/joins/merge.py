@@ -105,9 +105,12 @@ class MergeParts:
         owners: dict[str, str] = {}
         for number, (member, found) in enumerate(zip(members, resolved, strict=True)):
             path = member.leaf.written or member.leaf.path
-            alone = isinstance(found, ResolvedArray)
-            prefix = f"{member.argument}." if named and number and not alone else ""
-            parts = [found.field] if alone else [prefix + name for name in cast("Any", found.source).part_names]
+            prefix, parts = "", ()
+            if isinstance(found, ResolvedArray):
+                parts = (found.field,)
+            else:
+                prefix = f"{member.argument}." if named and number else ""
+                parts = [prefix + name for name in cast("Any", found.source).part_names]
             key = None if member.keys is None else member.keys.column
             repeats = key if key in owners and not prefix else None
             for part in parts:

@@ -61,26 +61,36 @@ def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) ->
     """
     samples = join.inputs()
     primary = primary_of(samples)
-    cache = None if join.metadataset is None else cache_folder(join.metadataset)
+    cache, by_energon = None, False
     mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
-    if cache is not None and join.metadataset is not None:
+    if join.metadataset is not None:
+        cache = cache_folder(join.metadataset)
         mending = f"run `energon-grain prepare {join.metadataset}`"
-        try:
-            return _fetched(join.metadataset, join_folder(cache, name_of(samples)))
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except IndexFileError as error:
-            told = str(error).replace(str(cache), f"{join.metadataset}.cache")  # not the mirror of one in a store
-            raise IndexFileError(f"{told}: {mending}") from error
-        _refuse_stale({**joins_in(cache), **stored_joins(join.metadataset)}.values(), samples, join, mending)
-    energons = None if cache is None else energon_name_of(samples)
-    is_prepared = cache is not None and energons is not None and (cache / energons).exists()
-    if len(primary) > joined_on_use and not is_prepared:
+        if (found := _prepared(join, join.metadataset, cache, samples, mending)) is not None:
+            return found
+        energons = energon_name_of(samples)
+        by_energon = energons is not None and (cache / energons).exists()
+    if len(primary) > joined_on_use and not by_energon:
         raise DatasetNotFoundError(
             f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
             f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
         )
     return build_join(samples, cache if cache is not None and is_writable(cache) else None)
+
+
+def _prepared(
+    join: JoinedLeafDataset, metadataset: str, cache: Path, samples: Sequence[joining.JoinMember], mending: str
+) -> JoinIndex | None:
+    """The index that was prepared; None: there is none. Raises as `open_join`."""
+    try:
+        return _fetched(metadataset, join_folder(cache, name_of(samples)))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except IndexFileError as error:
+        said = str(error).replace(str(cache), f"{metadataset}.cache")  # not the mirror of one in a store
+        raise IndexFileError(f"{said}: {mending}") from error
+    _refuse_stale({**joins_in(cache), **stored_joins(metadataset)}.values(), samples, join, mending)
+    return None
 
 
 def _fetched(metadataset: str, folder: Path) -> JoinIndex:
@@ -201,21 +211,26 @@ def store_joins(metadataset: str, joins: Collection[str], names: Iterable[str], 
     client = shared_client(storage_settings())
     there = client.list(mirror.url)
     files = [file for name in names for file in _files(mirror.folder / name)]
-    wanted = [file.relative_to(mirror.folder).as_posix() for file in files]
-    kept = [name for name in wanted if name in there]
-    whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
-    new = [name for name in wanted if not whole.get(name)]
-    client.map(
-        lambda name: client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes()),
-        sorted(name for name in new if not name.endswith(HEADER_NAME)),
-    )
-    for name in new:
-        if name.endswith(HEADER_NAME):
-            client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
+    _send(client, mirror, [file.relative_to(mirror.folder).as_posix() for file in files], there)
     stale = [name for name in stored_headers(there) if only and name not in joins]
     old = [name for name in there if any(part in name for part in stale)]
     client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
     return stale
+
+
+def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], there: Collection[str]) -> None:
+    """Write files that are not there yet, or not whole, headers last."""
+
+    def write(name: str) -> None:
+        client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
+
+    kept = [name for name in names if name in there]
+    whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
+    new = [name for name in names if not whole.get(name)]
+    headers = [name for name in new if name.endswith(HEADER_NAME)]
+    client.map(write, sorted({*new}.difference(headers)))
+    for header in headers:
+        write(header)
 
 
 def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:
