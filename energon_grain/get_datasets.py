@@ -24,7 +24,7 @@ from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
-from energon_grain.formats.tar_list import one_text
+from energon_grain.kinds.tar.tar_list import one_text
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
     DatasetLoader,

@@ -23,11 +23,11 @@ from energon_grain.datasets.mixtures import (
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.tar_list import one_text
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.kinds.joins.build import JOIN_MEMORY_BYTES
 from energon_grain.kinds.joins.index import index_file_name
 from energon_grain.kinds.joins.leaf import JoinedLeafDataset
+from energon_grain.kinds.tar.tar_list import one_text
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
 from energon_grain.metadataset.forms import (
     NODE_KEYS,

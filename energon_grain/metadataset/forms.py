@@ -18,9 +18,9 @@ import msgspec
 from energon_grain.datasets.aux_stores import read_aux
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.tar_list import one_text
 from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
 from energon_grain.kinds.joins.leaf import Joiner
+from energon_grain.kinds.tar.tar_list import one_text
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import PERCENT, Subset

@@ -147,6 +147,8 @@ class Kind:
         files: What messages call these: "Parquet files".
         pattern: A pattern that names them, below their folder.
         shards: What operations on shards ask of it, see `energon_grain.prepare.containers.Shards`; None: it has none.
+        opener: Opens leaves in a way of its own, see `energon_grain.datasets.leaf.Opener`; None: they take what `open`
+            gives.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
         store: Opens single parts by key.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
@@ -174,6 +176,7 @@ class Kind:
     files: str = ""
     pattern: str = ""
     shards: Any = None
+    opener: Any = None
     is_configured: bool = False
     store: Callable[[str], FileStore[Any]] | None = None
     takes_no_columns: str = ""
@@ -244,7 +247,7 @@ def _is_plain_folder(at: Listing) -> bool:
 
 
 NOTHING = Kind(name="invalid", described="no dataset", is_configured=True)
-"""What is not there, or unknown. It is opened as a prepared dataset, and the error says what is there instead."""
+"""What is not there, or unknown. See `opener_of`."""
 METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=True)
 FILESYSTEM = Kind(name="filesystem", described="a folder of files", is_configured=True, marked=_is_plain_folder)
 """A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
@@ -284,6 +287,16 @@ def rows_joined_by(key: str, location: str) -> Any:
         if kind.joined_by == key and kind.rows is not None:
             return kind.rows(location)
     raise LookupError(f"no installed package has a kind of data that is joined by {key!r}")
+
+
+def opener_of(kind: Kind) -> Any:
+    """What opens leaves of a kind in a way of its own; None: they take what `Kind.open` gives.
+
+    What is not there is opened as our first kind that is configured, whose error says what is there instead.
+    """
+    if kind.open is not None or kind.opener is not None:
+        return kind.opener
+    return next(own.opener for own in _own_kinds() if own.opener is not None and own.is_configured)
 
 
 def kind_by_name(location: str) -> Kind | None:

@@ -481,13 +481,16 @@ class Group(Protocol):
 
 @runtime_checkable
 class ReadInGroups(Protocol):
-    """A source that can be read together with others, which saves most of the time where each has few samples."""
+    """A source that can be read together with others, which saves most of the time where each has few samples.
 
-    def read_alike(self) -> Hashable:
-        """Equal for sources that one `group` may have; None: this one is read by itself."""
+    As with `ReadsByKeys`, the names have an underscore because sources are public and this is for the engine alone.
+    """
+
+    def _read_alike(self) -> Hashable:
+        """Equal for sources that one group may have; None: this one is read by itself."""
         ...
 
-    def group(self, sources: Sequence[Any]) -> Group:
+    def _group(self, sources: Sequence[Any]) -> Group:
         """Sources that are read alike, this one among them, as one."""
         ...
 
@@ -496,7 +499,7 @@ class ReadInGroups(Protocol):
 class ReadsByKeys(Protocol):
     """A source that saves looking up keys which the caller has."""
 
-    def read_by_keys(self, indices: npt.NDArray[np.int64], keys: list[str]) -> RawBatch:
+    def _read_by_keys(self, indices: npt.NDArray[np.int64], keys: list[str]) -> RawBatch:
         """Read samples whose keys are known. See `Source.read`."""
         ...
 

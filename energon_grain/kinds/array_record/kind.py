@@ -5,6 +5,7 @@ from __future__ import annotations
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import RECORDS_JSON, holds_records
 from energon_grain.kinds.array_record.source import ArrayRecordFileStore, ArrayRecordSource
+from energon_grain.kinds.prepared.leaf import PreparedLeaves
 from energon_grain.prepare.containers import Container, Shards
 from energon_grain.sources.kinds import Kind
 
@@ -14,6 +15,7 @@ ARRAY_RECORD = Kind(
     described="a prepared dataset of ArrayRecord files",
     marked=lambda at: holds_records(at.local),
     shards=Shards(container=ARRAY_RECORDS),
+    opener=PreparedLeaves(),
     is_configured=True,
     store=lambda location: ArrayRecordFileStore(open_folder(location)),
 )

@@ -291,7 +291,7 @@ class JoinedSource(Selected):
             if len(places) and isinstance(member, ReadsByKeys):
                 whole = len(places) == len(indices)
                 keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
-                batch = member.read_by_keys(own, keys)
+                batch = member._read_by_keys(own, keys)
             elif len(places):
                 batch = member.read(own)
             members.append(MemberBatch(places=places, samples=own, batch=batch))
