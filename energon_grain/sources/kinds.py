@@ -14,20 +14,18 @@ from functools import cache, cached_property
 from importlib import import_module
 from itertools import chain
 from os.path import isdir, isfile
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
-from energon_grain.formats.data_files import names_at
-from energon_grain.formats.data_folder import mirror_dataset
-from energon_grain.formats.nv_meta import HINTS, INDEX_SQLITE, META_FOLDER, is_prepared
+from energon_grain.formats.nv_meta import HINTS
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.rows import Rows, selected
 from energon_grain.sources.source import PartFilter, Source
+from energon_grain.storage.data_names import names_at
 from energon_grain.storage.location import is_file_of, is_url, join
 
+T = TypeVar("T")
 _OWN = "energon_grain.kinds"
 _ENTRY_POINTS = "energon_grain.kinds"
 
@@ -216,6 +214,13 @@ class Listing:
     def __init__(self, location: str, endings: tuple[str, ...]) -> None:
         self.location, self._endings = location, endings
         self.is_url = is_url(location)
+        self._known: dict[Callable[[str], Any], Any] = {}
+
+    def once(self, look: Callable[[str], T]) -> T:
+        """What a function says of the location; it is called once, whichever kinds ask."""
+        if look not in self._known:
+            self._known[look] = look(self.location)
+        return self._known[look]
 
     @cached_property
     def is_file(self) -> bool:
@@ -228,11 +233,6 @@ class Listing:
         return not self.is_url and isdir(self.location)
 
     @cached_property
-    def local(self) -> Path:
-        """The folder of this machine that has the small files of `.nv-meta`: the same, or a mirror."""
-        return mirror_dataset(self.location).folder if self.is_url else Path(self.location)
-
-    @cached_property
     def names(self) -> frozenset[str]:
         """Names of files at or below it that have one of the endings; hidden ones are left out. Raises ReadError."""
         return frozenset(names_at(self.location, self._endings))
@@ -242,21 +242,14 @@ class Listing:
         return any(name.endswith(endings) for name in self.names)
 
 
-def _is_plain_folder(at: Listing) -> bool:
-    return not is_prepared(at.local) and isfile(at.local / META_FOLDER / INDEX_SQLITE)
-
-
 NOTHING = Kind(name="invalid", described="no dataset", is_configured=True)
 """What is not there, or unknown. See `opener_of`."""
 METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=True)
-FILESYSTEM = Kind(name="filesystem", described="a folder of files", is_configured=True, marked=_is_plain_folder)
-"""A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
 
 
 @cache
 def _own_kinds() -> tuple[Kind, ...]:
-    own: tuple[Kind, ...] = import_module(_OWN).OWN
-    return FILESYSTEM, *own
+    return import_module(_OWN).OWN
 
 
 @cache
@@ -323,8 +316,6 @@ def kind_at(location: str) -> Kind:
     found = kind_by_name(location)
     if found is not None:
         return found
-    if not is_url(location):
-        finish_interrupted_prepare(Path(location))
     found = _looked_at(location, _own_kinds())
     if found is None and (others := _other_kinds()):
         found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
