@@ -107,6 +107,7 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
@@ -170,11 +171,7 @@ from .sources.cache_pool import (
     MockLazy as MockLazy,
     NoCachePool as NoCachePool,
 )
-from .sources.file_store import (
-    FileStore as FileStore,
-    ObjectFileStore as ObjectFileStore,
-    SystemFileStore as SystemFileStore,
-)
+from .sources.file_store import FileStore as FileStore
 from .sources.source import (
     RawBatch as RawBatch,
     RawSample as RawSample,

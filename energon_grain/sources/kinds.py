@@ -149,6 +149,7 @@ class Kind:
             gives.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
         store: Opens single parts by key.
+        file_store: Opens the files below a folder by their names, where it is a kind of folders without samples.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
         rows: Opens what that key names: samples whose one part has no name, found by number or by keys in a file.
@@ -177,6 +178,7 @@ class Kind:
     opener: Any = None
     is_configured: bool = False
     store: Callable[[str], FileStore[Any]] | None = None
+    file_store: Callable[[str], FileStore[bytes]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
     rows: Callable[[str], Source] | None = None
@@ -290,6 +292,18 @@ def opener_of(kind: Kind) -> Any:
     if kind.open is not None or kind.opener is not None:
         return kind.opener
     return next(own.opener for own in _own_kinds() if own.opener is not None and own.is_configured)
+
+
+def store_of(kind: Kind) -> Callable[[str], FileStore[Any]] | None:
+    """What opens samples of a kind by key; None: they have no keys. What is not there is opened as in `opener_of`."""
+    if kind.open is not None or kind.store is not None:
+        return kind.store
+    return next(own.store for own in _own_kinds() if own.store is not None and own.is_configured)
+
+
+def files_below(folder: str) -> FileStore[bytes]:
+    """The files below a folder, here or in a store, by their names. Raises as `Kind.file_store` does."""
+    return next(kind.file_store for kind in _own_kinds() if kind.file_store is not None)(folder)
 
 
 def kind_by_name(location: str) -> Kind | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import mirror_dataset
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, is_prepared
+from energon_grain.kinds.prepared.file_stores import files_below
 from energon_grain.kinds.prepared.leaf import PreparedLeaves
 from energon_grain.sources.kinds import Kind, Listing
 from energon_grain.storage.location import is_url
@@ -35,5 +36,6 @@ FILESYSTEM = Kind(
     marked=_is_plain_folder,
     opener=PreparedLeaves(),
     is_configured=True,
+    file_store=files_below,
 )
 """A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
