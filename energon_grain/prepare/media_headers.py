@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError
 from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.formats.seek_table import write_seek_table
-from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
 from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
