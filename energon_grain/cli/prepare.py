@@ -22,9 +22,9 @@ from energon_grain.cli.terminal import (
 )
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
-from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import RECORD_SUFFIX, is_prepared
+from energon_grain.formats.records import read_records_file
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.metadataset.documents import find_joins, prepare_metadataset
 from energon_grain.metadataset.prepare_joins import plan_joins
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from energon_grain.conversion import ConversionReport
-    from energon_grain.formats.array_record import RecordEncoding
-    from energon_grain.formats.tar.scan import ShardScan
+    from energon_grain.formats.records import RecordEncoding
+    from energon_grain.formats.scan import ShardScan
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.measure import MeasureProgress

@@ -23,13 +23,13 @@ from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.columns import ColumnFolder, ColumnStage, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.formats.seek_table import write_seek_table
-from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
-from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.media.seek_index import missing_index
 from energon_grain.prepare.containers import container_in
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import ObjectRange, shared_client

@@ -9,6 +9,7 @@ from pathlib import Path
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, naming
 from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepared, names_below
+from energon_grain.kinds.prepared.kind import local_folder
 from energon_grain.kinds.prepared.leaf import BareLeaves, PreparedLeaves
 from energon_grain.kinds.tar.bare_tars import find_tars, open_tars
 from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
@@ -24,7 +25,8 @@ def _store(location: str) -> WebdatasetFileStore:
 
 
 def _is_prepared(at: Listing) -> bool:
-    return is_prepared(at.local) and not holds_records(at.local)
+    local = at.once(local_folder)
+    return is_prepared(local) and not holds_records(local)
 
 
 def _holds_bare_tars(at: Listing) -> bool:
