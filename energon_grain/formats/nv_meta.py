@@ -49,7 +49,7 @@ def not_prepared(location: str) -> str:
 
 HINTS: list[Callable[[str, Collection[str]], str | None]] = []
 """Say more of a path at which no prepared dataset is, given the names of files right below it, where these are no
-shards; none: it is a file, or they are not known. The registry of kinds, which is above this module, is one."""
+shards; none: it is a file, or they are not known. The kinds, which are above this module, add one when they load."""
 
 
 def _hint(location: str, names: Collection[str]) -> str | None:
