@@ -43,7 +43,6 @@ from .datasets.dataset import (
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,
     SavableDataset as SavableDataset,
 )
-from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -67,11 +66,6 @@ from .datasets.task_encoder import (
     AugmentTaskEncoder as AugmentTaskEncoder,
     DefaultTaskEncoder as DefaultTaskEncoder,
     TaskEncoder as TaskEncoder,
-)
-from .datasets.watching import (
-    GcDataset as GcDataset,
-    LogSampleDataset as LogSampleDataset,
-    default_get_batch_keys as default_get_batch_keys,
 )
 from .errors import (
     ConfigError as ConfigError,
@@ -184,6 +178,7 @@ from .storage.settings import (
     StoreSettings as StoreSettings,
     use_storage as use_storage,
 )
+from .stores.file_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
 from .stream.cursor import merge_cursors as merge_cursors
 from .stream.hooks import (
     Draw as Draw,
@@ -215,6 +210,11 @@ from .transforms.packing import (
     packing_efficiency as packing_efficiency,
 )
 from .watch.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
+from .watch.log_samples import (
+    GcDataset as GcDataset,
+    LogSampleDataset as LogSampleDataset,
+    default_get_batch_keys as default_get_batch_keys,
+)
 from .watch.stream import Stream as Stream
 
 __all__: list[str]

@@ -46,7 +46,7 @@ from energon_grain import (
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.kinds import OWN
 from energon_grain.kinds.array_record.source import ArrayRecordSource
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.joins.build import build_join
 from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset
 from energon_grain.kinds.joins.source import JoinedSource
@@ -143,7 +143,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = 
     "join": (joined, None),
     "join, subset": (lambda root: joined(root, start=4, stop=20), None),
     **{
-        f"arrays, {driver}": (lambda root, driver=driver: ArrayGroupSource(root / driver), group(Path()))
+        f"arrays, {driver}": (lambda root, driver=driver: selected(ArrayGroupRows(root / driver)), group(Path()))
         for driver in DRIVERS
     },
 }
@@ -183,7 +183,7 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
         "records": lambda: ArrayRecordSource(url),
         "x.jsonl": lambda: selected(JsonlRows(url)),
         "tokens": lambda: selected(TokenRows(url)),
-        "zarr3": lambda: ArrayGroupSource(url),
+        "zarr3": lambda: selected(ArrayGroupRows(url)),
         **{each: lambda files=files: selected(TableRows(files(url))) for each, files in TABLES.items()},
     }
     name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)

@@ -19,7 +19,7 @@ from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.kinds import Kind, Opened, kind_at, opener_of
-from energon_grain.sources.rows import Rows, selected
+from energon_grain.sources.rows import selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located, without_revision
@@ -325,11 +325,7 @@ def _chosen_of(leaf: LeafDataset, found: Opened) -> Source:
     start, stop = (0, total) if subset is None else subset.resolve(total, of=leaf.path)
     if runs is None and subset is None and leaf.where is None:
         return found.source
-    return (
-        selected(rows, start, stop, leaf.where, runs)
-        if isinstance(rows, Rows)
-        else rows.cut(start, stop, leaf.where, runs)
-    )
+    return selected(rows, start, stop, leaf.where, runs)
 
 
 def _check_files(leaf: LeafDataset, kind: Kind) -> None:

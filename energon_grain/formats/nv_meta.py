@@ -17,13 +17,13 @@ import msgspec
 import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
 from energon_grain.sources.kinds import hint_at
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
 from energon_grain.storage.settings import storage_settings
-from energon_grain.storage.yaml_dialect import parse_yaml
 
 _LONGEST_LIST_SECONDS = 10.0
 
@@ -73,8 +73,6 @@ INFO_YAML = ".info.yaml"
 INDEX_SQLITE = "index.sqlite"
 INDEX_UUID = "index.uuid"
 RECORDS_JSON = "records.json"
-INDEX_JSON = "index.json"
-"""What names the shards of an MDS dataset, in their folder."""
 RECORD_SUFFIX = ".array_record"
 """How names of ArrayRecord files end, but those of TensorFlow Datasets; see `is_record_file`."""
 _RECORD_FILE = re.compile(r"\.array_record(?:-[0-9]+-of-[0-9]+)?\Z")

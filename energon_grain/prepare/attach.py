@@ -1,4 +1,4 @@
-"""Attaching: one more number of every sample, from a file that somebody else made, by row or by key."""
+"""Attaching: one more number of every sample, from a file, by row or by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, FormatError
 from energon_grain.formats.columns import ATTACHED, ColumnStage
-from energon_grain.sources.kinds import kind_by_name
+from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import Source
 from energon_grain.storage.location import name_of
 
@@ -150,12 +150,11 @@ def _rows_of(rows: Mapping[str, int], source: Source, begin: int) -> npt.NDArray
 
 def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDArray[Any]]:
     """Keys, if it has any, and the numbers of a field."""
-    kind = kind_by_name(path)
     if path.endswith(".csv"):
         keys, found = field_of_rows(_rows(path), field, where)
         found = [_parsed(value) for value in found]
-    elif kind is not None and kind.read_field is not None:
-        keys, found = kind.read_field(path, field, where)
+    elif read_field := kind_at(path).read_field:
+        keys, found = read_field(path, field, where)
     else:
         raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
     is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"

@@ -23,8 +23,8 @@ from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.columns import ColumnFolder, ColumnStage, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.formats.seek_table import write_seek_table
-from energon_grain.formats.tar.scan import MediaRows, ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
 from energon_grain.media.seek_index import missing_index

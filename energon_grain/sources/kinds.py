@@ -8,7 +8,7 @@ path away from us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
@@ -17,9 +17,8 @@ from os.path import isdir, isfile
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
-from energon_grain.sources.rows import Rows, selected
+from energon_grain.sources.rows import Rows, SelectedSource, selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.data_names import names_at
 from energon_grain.storage.location import is_file_of, is_url, join
@@ -27,25 +26,6 @@ from energon_grain.storage.location import is_file_of, is_url, join
 T = TypeVar("T")
 _OWN = "energon_grain.kinds"
 _ENTRY_POINTS = "energon_grain.kinds"
-
-
-class FileSource(Source, Protocol):
-    """A source of files that are read as they are, some of whose samples may be served alone."""
-
-    @property
-    def shard_counts(self) -> Mapping[str, int]:
-        """Samples of each file, by name, in order: all, whatever is served."""
-        ...
-
-    def cut(
-        self,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
-        runs: Sequence[tuple[int, int]] | None = None,
-    ) -> FileSource:
-        """Samples [start, stop) of all, for which `where` holds; `runs` are [begin, end) of each file. See `Cut`."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +41,15 @@ class Opened:
         decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
     """
 
-    rows: Rows | FileSource
-    source: Any = field(init=False)
+    rows: Rows
+    source: SelectedSource = field(init=False)
     part_names: tuple[str, ...]
     has_lists: bool = False
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
     decoded: Literal["as asked", "always", "never"] = "as asked"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "source", selected(self.rows) if isinstance(self.rows, Rows) else self.rows)
+        object.__setattr__(self, "source", selected(self.rows))
 
 
 class Described(Protocol):

@@ -95,9 +95,11 @@ class Rows(ABC):
     Attributes:
         path: Path or URL of the data, for provenance and messages.
         own_columns: Names of columns that the data have themselves; see `own_column`.
+        lost_by_fork: Whether a forked process cannot read them.
     """
 
     path: str
+    lost_by_fork: bool = False
     own_columns: Sequence[str] = ("bytes",)
     _slices_columns: ClassVar[bool] = False
     """Whether `own_column` takes slices."""
@@ -336,7 +338,7 @@ class SelectedSource:
         chosen = self._selection
         return f"{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
-    @cached_property
+    @property
     def kept(self) -> Kept | None:
         """What was measured of all rows, by their numbers; None: nothing can be."""
         return self._rows.kept
@@ -400,6 +402,11 @@ class SelectedSource:
     def place_of(self, index: int) -> str:
         """See `Source.place_of`."""
         return self._rows.place_of(self._number(index))
+
+    @property
+    def lost_by_fork(self) -> bool:
+        """Whether a forked process cannot read it."""
+        return self._rows.lost_by_fork
 
     @property
     def run_samples(self) -> int | None:

@@ -22,15 +22,11 @@ from records import encode_example, msgpack_record, write_records
 
 from energon_grain.errors import FormatError, IndexFileError, ReadError
 from energon_grain.formats.array_record import (
-    RECORD_ENCODINGS,
     ArrayRecordFile,
-    RecordEncoding,
     count_records,
-    encode_records_file,
     open_records,
     part_bytes,
     read_example,
-    read_records_file,
     record_decoder,
     scan_records,
 )
@@ -47,6 +43,7 @@ from energon_grain.formats.array_record_ranges import (
     read_records,
     varint,
 )
+from energon_grain.formats.records import RECORD_ENCODINGS, RecordEncoding, encode_records_file, read_records_file
 from energon_grain.kinds.array_record.source import OpenFiles
 from energon_grain.storage.local import LocalFiles
 

@@ -15,7 +15,7 @@ from arrays import numbered, write_array, write_group
 from energon_grain import EPath, Source, SourceInfo, WebDatasetSource, measure_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar_build import open_columnar
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.joins.build import JoinedArray, build_join
 from energon_grain.kinds.joins.index import JoinIndex
 from energon_grain.kinds.joins.members import JoinedDataset
@@ -357,7 +357,7 @@ def test_lines(tmp_path: Path) -> None:
 def test_arrays(tmp_path: Path) -> None:
     score = np.random.default_rng(0).random(600).astype(np.float32)
     write_group(tmp_path / "g", score=score, vector=np.zeros((600, 3), np.float32))
-    source = ArrayGroupSource(tmp_path / "g", start=50, parts=["vector"])
+    source = selected(ArrayGroupRows(tmp_path / "g", parts=["vector"]), start=50)
     assert source.columns == ("bytes", "bytes.vector", "score")
     check(source, "score", score[50:])
     check(source, "bytes", np.full(550, 12))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from energon_grain.kinds.arrays.folder import is_array_folder
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.arrays.summary import summarize_arrays
 from energon_grain.sources.kinds import Kind, Opened
 from energon_grain.sources.source import PartFilter
 
 
 def _open(location: str, parts: PartFilter) -> Opened:
-    source = ArrayGroupSource(location, parts=parts)
-    return Opened(rows=source, part_names=source.part_names, decoded="never")
+    rows = ArrayGroupRows(location, parts=parts)
+    return Opened(rows=rows, part_names=rows.part_names, decoded="never")
 
 
 def _hint(location: str, _: Collection[str]) -> str | None:

@@ -27,7 +27,7 @@ class JsonlSummary:
         path: The file.
         samples: Number of samples.
         size_bytes: Size of the file.
-        content_id: Digest of where its samples lie.
+        content_id: Digest of where its samples are.
         sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
         columns: As of a dataset.
         stale_columns: As of a dataset.

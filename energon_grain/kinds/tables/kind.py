@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.field import read_field
 from energon_grain.kinds.tables.files import TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS
-from energon_grain.kinds.tables.mds_files import MdsFiles
+from energon_grain.kinds.tables.mds_files import INDEX_JSON, MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
 from energon_grain.kinds.tables.source import TableFileStore, TableRows
 from energon_grain.kinds.tables.summary import summarize_tables

@@ -43,8 +43,8 @@ from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder
 from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.forms import Form, encode_json
 from energon_grain.kinds.prepared.leaf import ALL_OF_THEM
 from energon_grain.kinds.tar.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
