@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from os.path import isfile
 from pathlib import Path
@@ -19,6 +19,7 @@ import yaml
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
+from energon_grain.sources.kinds import hint_at
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
@@ -47,15 +48,11 @@ def not_prepared(location: str) -> str:
     return f"{location}: {found}"
 
 
-HINTS: list[Callable[[str, Collection[str]], str | None]] = []
-"""Say more of a path at which no prepared dataset is, given the names of files right below it, where these are no
-shards; none: it is a file, or they are not known. The kinds, which are above this module, add one when they load."""
-
-
 def _hint(location: str, names: Collection[str]) -> str | None:
+    """What kinds say of a path, given the names of files right below it, where these are no shards."""
     if any(name.endswith(".tar") or is_record_file(name) for name in names):
         names = ()
-    return next((said for hint in HINTS if (said := hint(location, names))), None)
+    return hint_at(location, names)
 
 
 def names_below(url: str) -> list[str] | None:
