@@ -141,7 +141,7 @@ class Kind:
         index: Indexes it; None: there is nothing to prepare.
         index_plan: Says what `index` would do, without writing anything.
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
-            is a file, or they are not known, or are shards); None: nothing.
+            is a file, or they are not known); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
         streamed: Files that a conversion reads as a stream; None: it opens them.
     """

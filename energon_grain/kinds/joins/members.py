@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import ColumnWriter, read_column
 from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
@@ -30,6 +29,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
 from energon_grain.kinds.arrays.source import ArraySource
 from energon_grain.kinds.joins.index import JoinedMember, shards_digest
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.prepare.containers import open_data
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
