@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DatasetNotFoundError, FormatError, RangeError, ReadError, StaleIndexError
-from energon_grain.formats.array_record import ArrayRecordFile, record_decoder
-from energon_grain.formats.array_record_ranges import RecordPlaces, find_places, read_records, record_extents
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
-from energon_grain.formats.records import read_records_file
+from energon_grain.formats.records import RECORD_ENCODINGS, read_records_file
+from energon_grain.kinds.array_record.files import ArrayRecordFile, record_decoder
+from energon_grain.kinds.array_record.ranges import RecordPlaces, find_places, read_records, record_extents
 from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedRows, IndexedSource, RowOptions
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
@@ -258,7 +258,7 @@ class ArrayRecordRows(IndexedRows):
         if encoding is None:
             raise DatasetNotFoundError(
                 f"{self.path}: there is no {META_FOLDER}/{RECORDS_JSON}, so it is not prepared as ArrayRecord files; "
-                f"run `{preparing(self._folder.local)}`"
+                f"run `{preparing(self._folder.local)} --records {'|'.join(RECORD_ENCODINGS)}`"
             )
         self._decode = record_decoder(encoding)
         self._shards = RecordShards.of(self._folder, self._index)

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.kinds.prepared.file_stores import MediaFileStore
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection

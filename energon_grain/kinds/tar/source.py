@@ -13,9 +13,15 @@ import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.seek_table import SeekTable, open_seek_table
-from energon_grain.formats.tar.index import check_shards
-from energon_grain.formats.tar.names import split_member_name
-from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedRows, IndexedSource, RowOptions, rows_of
+from energon_grain.kinds.prepared.source import (
+    IndexedFileStore,
+    IndexedRows,
+    IndexedSource,
+    RowOptions,
+    rows_of,
+)
+from energon_grain.kinds.tar.index import check_shards
+from energon_grain.kinds.tar.names import split_member_name
 from energon_grain.samplers.subset import select
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, side_by_side
