@@ -35,7 +35,7 @@ TOPS = {
     "energon_grain_torch": REPOSITORY / "adapters/energon_grain_torch",
 }
 KERNEL = (
-    *("errors", "forms", "lazy_names", "extras", "tracebacks", "words", "_version"),
+    *("errors", "forms", "lazy_names", "extras", "_version"),
     *("samplers", "samples", "storage", "transforms", "sources", "stream", "datasets"),
 )
 MAY_NAME_KINDS = ("energon_grain.kinds", "energon_grain.extras")

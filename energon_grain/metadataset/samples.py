@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare.measure import Function, MeasurePlan, MeasureProgress, MeasureReport, carry_out
 from energon_grain.prepare.samples import Columns, MeasurableSource, columns_of, opened_samples, refuse_unknown
 from energon_grain.sources.kinds import METADATASET, kind_at
 from energon_grain.storage.location import located
-from energon_grain.tracebacks import public
 
 
 @public

@@ -15,7 +15,15 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, StateError, WorkerError
+from energon_grain.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    EnergonGrainError,
+    StateError,
+    WorkerError,
+    public,
+    shorten,
+)
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, wanted_until
@@ -62,7 +70,6 @@ from energon_grain.stream.workers import (
     interrupts_held,
     own_pool,
 )
-from energon_grain.tracebacks import public, shorten
 
 _logger = logging.getLogger("energon_grain")
 
