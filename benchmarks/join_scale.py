@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.child import ask, program
 
 if TYPE_CHECKING:
-    from energon_grain.formats.tar.scan import ShardScan
+    from energon_grain.formats.scan import ShardScan
 
 SHARD_SAMPLES = 250_000
 
@@ -44,7 +44,7 @@ def make_index(root: Path, keys: int, order: str, seed: int) -> None:
 
 
 def _scans(keys: int, order: str, seed: int) -> Iterator[ShardScan]:
-    from energon_grain.formats.tar.scan import ShardScan
+    from energon_grain.formats.scan import ShardScan
     from energon_grain.samplers.permutation import permute
 
     for begin in range(0, keys, SHARD_SAMPLES):

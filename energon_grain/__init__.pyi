@@ -100,6 +100,7 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
@@ -112,14 +113,6 @@ from .media.av_decoder import (
     AVWebdatasetDecoder as AVWebdatasetDecoder,
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
-)
-from .media.metadata import (
-    AVMetadata as AVMetadata,
-    ImageMetadata as ImageMetadata,
-    MediaMetadataBase as MediaMetadataBase,
-    MediaMetadataType as MediaMetadataType,
-    deserialize_media_metadata as deserialize_media_metadata,
-    serialize_media_metadata as serialize_media_metadata,
 )
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
@@ -140,6 +133,14 @@ from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samples.batch import Batch as Batch
+from .samples.media_metadata import (
+    AVMetadata as AVMetadata,
+    ImageMetadata as ImageMetadata,
+    MediaMetadataBase as MediaMetadataBase,
+    MediaMetadataType as MediaMetadataType,
+    deserialize_media_metadata as deserialize_media_metadata,
+    serialize_media_metadata as serialize_media_metadata,
+)
 from .samples.sample import (
     Sample as Sample,
     SourceInfo as SourceInfo,
@@ -167,11 +168,7 @@ from .sources.cache_pool import (
     MockLazy as MockLazy,
     NoCachePool as NoCachePool,
 )
-from .sources.file_store import (
-    FileStore as FileStore,
-    ObjectFileStore as ObjectFileStore,
-    SystemFileStore as SystemFileStore,
-)
+from .sources.file_store import FileStore as FileStore
 from .sources.source import (
     RawBatch as RawBatch,
     RawSample as RawSample,

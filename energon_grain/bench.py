@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.kinds.joins.source import JoinedSource, MemberSource
+from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.cores import usable_cores
@@ -334,14 +334,14 @@ def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
     return True
 
 
-def _read_by(source: Source, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source | MemberSource], Sequence[Any]]:
+def _read_by(source: Source, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source], Sequence[Any]]:
     """The sources that samples are read from, of a join those of its members, and their numbers there."""
     if not isinstance(source, JoinedSource):
         return [source], [indices]
     return source.members, [own[own >= 0] for own in source.samples(indices).T]
 
 
-def _files(source: Source | MemberSource, indices: npt.NDArray[np.int64]) -> set[str]:
+def _files(source: Source, indices: npt.NDArray[np.int64]) -> set[str]:
     if not os.path.isdir(source.path):
         return {source.path}
     shards = {source.locate(index).shard for index in indices.tolist()}

@@ -24,7 +24,6 @@ from energon_grain.errors import (
     EmptyDatasetError,
     SplitError,
 )
-from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
@@ -38,6 +37,7 @@ from energon_grain.formats.nv_meta import (
     holds_records,
     write_info,
 )
+from energon_grain.formats.records import encode_records_file
 from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, Sample, UnfitSampleError
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
 from energon_grain.prepare.containers import open_data, open_prepared
@@ -469,7 +469,7 @@ def source_samples(source: Source, start: int, stop: int, endings: Mapping[str, 
         source: What is read.
         start: The first one.
         stop: The first one behind.
-        endings: Of columns that are not decoded by their names, see `TableSource.endings`.
+        endings: Of columns that are not decoded by their names, see `Opened.endings`.
     """
     for block in _blocks(source, start, stop):
         for raw in source.read(block):

@@ -76,8 +76,6 @@ INFO_YAML = ".info.yaml"
 INDEX_SQLITE = "index.sqlite"
 INDEX_UUID = "index.uuid"
 RECORDS_JSON = "records.json"
-INDEX_JSON = "index.json"
-"""What names the shards of an MDS dataset, in their folder."""
 RECORD_SUFFIX = ".array_record"
 """How names of ArrayRecord files end, but those of TensorFlow Datasets; see `is_record_file`."""
 _RECORD_FILE = re.compile(r"\.array_record(?:-[0-9]+-of-[0-9]+)?\Z")

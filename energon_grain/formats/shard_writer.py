@@ -22,9 +22,10 @@ from energon_grain.errors import EnergonGrainError, FormatError
 from energon_grain.extras import needed_for
 from energon_grain.formats.array_record import KEY, ArrayRecordFile, record_decoder
 from energon_grain.formats.nv_meta import RECORD_SUFFIX
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.tar.header import BLOCK, CHECKSUM, NAME, SIZE
 from energon_grain.formats.tar.names import split_member_name
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.storage.atomic import naming_when_full, sync_folder
 
 Container = Literal["tar", "array-record"]

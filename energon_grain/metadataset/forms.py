@@ -18,7 +18,7 @@ import msgspec
 from energon_grain.datasets.aux_stores import read_aux
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
-from energon_grain.formats.tar_list import one_text
+from energon_grain.formats.data_files import one_text
 from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
 from energon_grain.kinds.joins.leaf import Joiner

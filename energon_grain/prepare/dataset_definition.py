@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from energon_grain.errors import ConfigError, FieldMapError
-from energon_grain.formats.array_record import RecordEncoding, open_records, record_decoder
+from energon_grain.formats.array_record import open_records, record_decoder
 from energon_grain.formats.class_ref import imported
-from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.formats.records import RecordEncoding
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.prepare.scan import MAX_PART_NAMES
 from energon_grain.samples import types

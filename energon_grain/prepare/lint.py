@@ -33,7 +33,7 @@ from energon_grain.errors import (
     SplitError,
     UntrustedCodeError,
 )
-from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
+from energon_grain.formats.array_record import scan_records
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar, scan_checked
@@ -41,6 +41,8 @@ from energon_grain.formats.columns import ATTACHED, StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info
+from energon_grain.formats.records import RecordEncoding, read_records_file
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import (
     DEFAULT_SPLIT_CONFIG,
     SplitConfig,
@@ -50,7 +52,6 @@ from energon_grain.formats.splits import (
 )
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
 from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
 from energon_grain.prepare.listing import TAR_SUFFIX, list_files

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
-from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
@@ -29,6 +28,7 @@ from energon_grain.formats.nv_meta import (
     is_prepared,
     read_info,
 )
+from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config
 from energon_grain.formats.sqlite_index import filter_of
 from energon_grain.formats.tar.index import tar_index_path

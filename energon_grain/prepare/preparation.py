@@ -21,7 +21,6 @@ import msgspec
 import yaml
 
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError
-from energon_grain.formats.array_record import RecordEncoding, encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar
 from energon_grain.formats.columnar_build import open_columnar, remove_old_generations, write_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
@@ -38,11 +37,12 @@ from energon_grain.formats.nv_meta import (
     write_info,
     write_uuid,
 )
+from energon_grain.formats.records import RecordEncoding, encode_records_file
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.seek_table import SEEK_TABLE
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, write_split_config
 from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
 from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.containers import open_prepared
 from energon_grain.prepare.dataset_definition import DatasetDefinition

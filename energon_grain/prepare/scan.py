@@ -39,10 +39,12 @@ from energon_grain.errors import (
     TarError,
     WorkerError,
 )
-from energon_grain.formats.array_record import RecordEncoding, count_records, scan_records
+from energon_grain.formats.array_record import count_records, scan_records
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.tar.scan import MediaRows, ShardScan, scan_tar
+from energon_grain.formats.records import RecordEncoding
+from energon_grain.formats.scan import MediaRows, ShardScan
+from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.forms import Form
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.executors import outcomes, own_executor

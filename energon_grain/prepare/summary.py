@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
-from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columns import StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
+from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.media.headers import HEADER_FUNCTION
 from energon_grain.prepare.containers import open_data, open_prepared
@@ -380,7 +380,7 @@ def summarize_samples(found: Opened) -> SamplesSummary:
     columns = Columns(source)
     return SamplesSummary(
         path=source.path,
-        files=len(source.shard_counts),
+        files=len(found.rows.shard_counts),
         samples=len(source),
         size_bytes=size_bytes,
         content_id=source.content_id,
@@ -393,7 +393,7 @@ def summarize_samples(found: Opened) -> SamplesSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSummary:
-    """What Parquet, Arrow or MDS files hold, or an indexed dataset of Megatron.
+    """What files hold that are read as they are, row by row or in groups of rows.
 
     Attributes:
         path: The files, as they were named.

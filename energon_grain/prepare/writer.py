@@ -24,11 +24,11 @@ from types import CodeType, TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
-from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import find_columnar
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, read_info
+from energon_grain.formats.records import read_records_file
 from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
 from energon_grain.prepare.dataset_definition import define_dataset
 from energon_grain.prepare.listing import printable

@@ -18,7 +18,7 @@ from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import ReadInRuns
-from energon_grain.sources.source import Selected, Source
+from energon_grain.sources.source import Source
 from energon_grain.storage.urls import revision_of
 from energon_grain.stream.flow import SampleLoader
 from energon_grain.stream.hooks import HookSpec
@@ -440,7 +440,7 @@ class StreamSpec:
 
 def _where(source: Source) -> dict[str, Any]:
     """What a manifest says of the condition that samples of a leaf meet, where there is one."""
-    where = source.where if isinstance(source, Selected) else None
+    where = getattr(source, "where", None)
     return {} if where is None else {"where": dict(where)}
 
 

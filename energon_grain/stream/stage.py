@@ -237,7 +237,7 @@ class Kind:
         self._loader = LeafLoader(resolved, hook_keys, spec.failure_tolerance)
         if len(leaves) > 1:
             sources = [each.source for each in resolved.values()]
-            self._together = cast("ReadInGroups", sources[0]).group(sources)
+            self._together = cast("ReadInGroups", sources[0])._group(sources)
             self._numbers = np.array([*leaves], np.int32)
 
     def read(self, draws: Draws) -> RawBatch:
@@ -263,7 +263,7 @@ def _what_makes(spec: LeafSpec) -> Hashable:
     source = spec.leaf.source
     if spec.leaf.loader is not None or not isinstance(source, ReadInGroups):
         return None
-    read_alike = source.read_alike()
+    read_alike = source._read_alike()
     if read_alike is None:
         return None
     leaf = cast("ResolvedLeaf", spec.leaf)

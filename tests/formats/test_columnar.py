@@ -47,8 +47,8 @@ from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
 from energon_grain.formats.tar.index import check_shards, read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.kinds.tar.bare_tars import open_tars
 from energon_grain.prepare import prepare_dataset
-from energon_grain.prepare.bare_tars import open_tars
 from energon_grain.testing import make_text_dataset, write_tars
 
 SHARD = st.lists(

@@ -38,10 +38,10 @@ from energon_grain.errors import (
     StaleIndexError,
     TarError,
 )
-from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import holds_records, preparing, read_info, read_uuid
+from energon_grain.formats.records import read_records_file
 from energon_grain.formats.splits import read_split_config
 from energon_grain.formats.tar.index import read_tar_index, tar_index_path
 from energon_grain.formats.tar.scan import scan_tar

@@ -367,7 +367,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from energon_grain.formats.columnar_build import write_columnar
     from energon_grain.formats.columnar_header import columnar_folder
     from energon_grain.formats.nv_meta import DatasetInfo, write_info
-    from energon_grain.formats.tar.scan import ShardScan, scan_tar
+    from energon_grain.formats.scan import ShardScan
+    from energon_grain.formats.tar.scan import scan_tar
 
     root = tmp_path_factory.mktemp("large")
     write_tars(root, [{"__key__": "0", "txt": "0"}], name="real.tar")

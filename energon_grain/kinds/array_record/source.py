@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DatasetNotFoundError, FormatError, RangeError, ReadError, StaleIndexError
-from energon_grain.formats.array_record import ArrayRecordFile, read_records_file, record_decoder
+from energon_grain.formats.array_record import ArrayRecordFile, record_decoder
 from energon_grain.formats.array_record_ranges import RecordPlaces, find_places, read_records, record_extents
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
+from energon_grain.formats.records import read_records_file
 from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedSource, SourceOptions
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents

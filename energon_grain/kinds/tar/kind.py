@@ -9,9 +9,11 @@ from pathlib import Path
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, naming
 from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepared, names_below
-from energon_grain.formats.tar_list import ends_like_a_tar, lists_tars
+from energon_grain.kinds.prepared.kind import local_folder
+from energon_grain.kinds.prepared.leaf import BareLeaves, PreparedLeaves
+from energon_grain.kinds.tar.bare_tars import find_tars, open_tars
 from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
-from energon_grain.prepare.bare_tars import open_tars
+from energon_grain.kinds.tar.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.prepare.containers import Container, Shards, open_data
 from energon_grain.sources.kinds import Kind, Listing
 
@@ -23,7 +25,8 @@ def _store(location: str) -> WebdatasetFileStore:
 
 
 def _is_prepared(at: Listing) -> bool:
-    return is_prepared(at.local) and not holds_records(at.local)
+    local = at.once(local_folder)
+    return is_prepared(local) and not holds_records(local)
 
 
 def _holds_bare_tars(at: Listing) -> bool:
@@ -56,6 +59,7 @@ WEBDATASET = Kind(
     described="a prepared dataset",
     marked=_is_prepared,
     shards=Shards(container=TARS),
+    opener=PreparedLeaves(),
     is_configured=True,
     store=_store,
 )
@@ -68,6 +72,7 @@ BARE_TARS = Kind(
     files="tars",
     pattern="**/*.tar",
     shards=Shards(container=TARS, open_folder=open_tars),
+    opener=BareLeaves("tars", find_tars, open_tars),
     has_plain_bytes=True,
     store=_store,
 )

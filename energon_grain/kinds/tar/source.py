@@ -81,12 +81,16 @@ class WebDatasetSource(IndexedSource):
             owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`."""
-        return self.read_by_keys(indices, None)
+    def _read_by_keys(self, indices: Int64Array, keys: list[str]) -> RawBatch:
+        return self.read(indices, keys=keys)
 
-    def read_by_keys(self, indices: Int64Array, keys: list[str] | None) -> RawBatch:
-        """See `ReadsByKeys`; without keys they are looked up."""
+    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`.
+
+        Args:
+            indices: Of the samples.
+            keys: Theirs, where they are known.
+        """
         indices = np.asarray(indices, np.int64)
         samples, shard = self._resolve(indices)
         owner, rows = self._part_rows(samples)
@@ -167,14 +171,14 @@ class WebDatasetSource(IndexedSource):
             check_shards(self._folder, self._index, numbers)
         self._verified[numbers] = True
 
-    def read_alike(self) -> Hashable:
+    def _read_alike(self) -> Hashable:
         """See `ReadInGroups`. A class made of this one may read in its own way, so it is not grouped."""
         if type(self) is not WebDatasetSource:
             return None
         parts = [None if each is None else each.tobytes() for each in (self._wanted, self._lazy_from)]
         return self._index.part_names, *parts, self._folder.is_remote, self.coalescing
 
-    def group(self, sources: Sequence[WebDatasetSource]) -> WebDatasetGroup:
+    def _group(self, sources: Sequence[WebDatasetSource]) -> WebDatasetGroup:
         return WebDatasetGroup(sources)
 
     def close(self) -> None:
@@ -244,7 +248,7 @@ class WebDatasetGroup:
     """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
 
     Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many. All have
-    the same parts in the same order; see `WebDatasetSource.read_alike`.
+    the same parts in the same order; see `WebDatasetSource._read_alike`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:

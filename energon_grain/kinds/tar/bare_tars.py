@@ -43,10 +43,11 @@ from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder
 from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
-from energon_grain.formats.tar.scan import ShardScan
-from energon_grain.formats.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.forms import Form, encode_json
+from energon_grain.kinds.prepared.leaf import ALL_OF_THEM
+from energon_grain.kinds.tar.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.atomic import atomic_write_bytes, explaining_writes, is_writable, locked, open_unlinked
@@ -56,8 +57,6 @@ from energon_grain.storage.location import as_joined, is_url, join
 from energon_grain.storage.remote import has_lists, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
 
-ALL_OF_THEM = "train"
-"""The split part that bare tars have without a ratio."""
 _STATE, _LOG, _LOCK = "state.json", "scan.log", ".lock"
 _VERSION = 1
 _FIRST_WORD_S, _NEXT_WORD_S = 2.0, 10.0

@@ -1,0 +1,188 @@
+"""Opening leaves of prepared shards: what of them is served, and how samples are made, as the files beside them say."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_grain.datasets.leaf import Content, LeafDataset, SampleDefinition, refuse_configuration
+from energon_grain.errors import ConfigError, SplitError
+from energon_grain.formats.columns import ColumnFolder
+from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
+from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, read_info
+from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.kinds.prepared.definition import define_samples
+from energon_grain.prepare.containers import open_prepared
+from energon_grain.samplers.subset import Subset
+
+_logger = logging.getLogger("energon_grain")
+ALL_OF_THEM = "train"
+"""The split part that bare shards have without a ratio."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """What is served of a folder of shards, as its three small files say.
+
+    Attributes:
+        info: `.info.json`.
+        config: `dataset.yaml`.
+        options: Shards, range and excludes, as the sources take them; none: all samples.
+        unmatched_excludes: Excludes that name no shard.
+        where: The split part, as messages name it.
+    """
+
+    info: DatasetInfo
+    config: DatasetConfig
+    options: Mapping[str, Any]
+    unmatched_excludes: tuple[str, ...]
+    where: str
+
+
+def _stamps(files: list[str]) -> list[Any]:
+    """What changes when one of these files does."""
+    found: list[Any] = []
+    for file in files:
+        try:
+            status = os.stat(file)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return found
+
+
+def _held(leaf: LeafDataset) -> _Chosen | None:
+    """What `check` chose; None: nothing, or the files say something else by now."""
+    held = leaf.held.take()
+    return held[0] if held is not None and _stamps(held[1]) == held[2] else None
+
+
+class PreparedLeaves:
+    """The `Opener` of prepared shards."""
+
+    def subflavors(self, leaf: LeafDataset) -> Mapping[str, Any]:
+        return read_dataset_config(open_folder(leaf.path).local, leaf.dataset_config).subflavors
+
+    def open(self, leaf: LeafDataset, whole: bool) -> Content:
+        folder = self._folder(leaf)
+        with naming(folder):
+            chosen = (None if whole else _held(leaf)) or self._choose(folder, leaf, whole)
+            definition = _define(leaf, chosen.config)
+            field_map = definition.field_map
+            decoder = None if definition.load is not None else definition.decoder
+            source = open_prepared(
+                folder,
+                info=chosen.info,
+                lazy=getattr(decoder, "lazy_from", None),
+                parts=definition.part_filter if field_map is None else frozenset(field_map.parts),
+                **chosen.options,
+            )
+            unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
+            if unmatched:
+                said = "%s: excludes that name nothing that is there: %d, such as %r"
+                _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
+            if field_map is not None:
+                field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
+        config = chosen.config
+        overrides = {name: getattr(config, name) for name in config.overrides}
+        return Content(source=source, definition=definition, subflavors=config.subflavors, overrides=overrides)
+
+    def check(self, leaf: LeafDataset, whole: bool) -> None:
+        folder = open_folder(leaf.path)
+        meta = os.path.join(folder.local, META_FOLDER, "")
+        names = (INFO_JSON, INFO_YAML, leaf.dataset_config, leaf.split_config or "split.yaml", "split.json")
+        files = [meta + name for name in names]
+        stamps = _stamps(files)
+        chosen = self._choose(folder, leaf, whole)
+        _define(leaf, chosen.config)
+        if leaf.where is not None:
+            ColumnFolder.of(folder).refuse_unknown(leaf.where.names)
+        if not whole and not chosen.config.split_config:
+            leaf.held.put((chosen, files, stamps))
+
+    def _folder(self, leaf: LeafDataset) -> DataFolder:
+        return open_folder(leaf.path)
+
+    def _choose(self, folder: DataFolder, leaf: LeafDataset, whole: bool) -> _Chosen:
+        info = read_info(folder.local)
+        if leaf.definition is None:
+            config = read_dataset_config(folder.local, leaf.dataset_config)
+        else:
+            config = DatasetConfig(kind="crude")
+        if whole:
+            return _Chosen(info=info, config=config, options={}, unmatched_excludes=(), where=folder.location)
+        part = config.split_part or leaf.split_part
+        where = f"split part {part!r} of {folder.location if folder.bare is None else folder.bare}"
+        total, options, unmatched = self._part(folder, leaf, info, config, part)
+        subset = Subset.parse(config.subset) if "subset" in config.overrides and config.subset else leaf.subset
+        start, stop = (0, total) if subset is None else subset.resolve(total, of=where)
+        options = {**options, "start": start, "stop": stop, "where": leaf.where}
+        return _Chosen(info=info, config=config, options=options, unmatched_excludes=unmatched, where=where)
+
+    def _part(
+        self, folder: DataFolder, leaf: LeafDataset, info: DatasetInfo, config: DatasetConfig, part: str
+    ) -> tuple[int, Mapping[str, Any], tuple[str, ...]]:
+        """Samples of a split part, the options of sources that serve it, and excludes that name no shard."""
+        if leaf.split_ratio is not None:
+            raise ConfigError(
+                f"{leaf.path}: is prepared, so that its split file says what its parts are; give no split_ratio"
+            )
+        name = leaf.split_config or config.split_config or "split.yaml"
+        selected = select_shards(read_split_config(folder.local, name, shards=info.shard_counts), part, info)
+        options = {"shards": selected.shards, "excluded": selected.excluded_samples}
+        return sum(info.shard_counts[shard] for shard in selected.shards), options, selected.unmatched_excludes
+
+
+@dataclass(frozen=True, slots=True)
+class BareLeaves(PreparedLeaves):
+    """The `Opener` of shards that were not prepared: they have no configuration, and are split by a ratio alone.
+
+    Attributes:
+        shards: What messages call them.
+        find: Raises where the shards that a path names are not there.
+        open_folder: Indexes them where they are not, and says where the index is.
+    """
+
+    shards: str
+    find: Callable[[str], object]
+    open_folder: Callable[[str], DataFolder]
+
+    def subflavors(self, leaf: LeafDataset) -> Mapping[str, Any]:
+        return {}
+
+    def check(self, leaf: LeafDataset, whole: bool) -> None:
+        self._runs(leaf, {})
+        self.find(leaf.path)
+
+    def _folder(self, leaf: LeafDataset) -> DataFolder:
+        return self.open_folder(leaf.path)
+
+    def _part(
+        self, folder: DataFolder, leaf: LeafDataset, info: DatasetInfo, config: DatasetConfig, part: str
+    ) -> tuple[int, Mapping[str, Any], tuple[str, ...]]:
+        counts = info.shard_counts
+        runs = self._runs(leaf, counts)
+        total = sum(counts.values()) if runs is None else sum(end - begin for begin, end in runs)
+        return total, {"shards": tuple(counts), "runs": runs}, ()
+
+    def _runs(self, leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, int]] | None:
+        """Runs of each shard that are in the split part; None: all of each."""
+        refuse_configuration(leaf, leaf.kind_there.described)
+        if leaf.split_ratio is not None:
+            return leaf.split_ratio.runs(leaf.split_part, counts)
+        if leaf.split_part == ALL_OF_THEM:
+            return None
+        raise SplitError(
+            f"{leaf.path}: {self.shards} that were not prepared have one split part, {ALL_OF_THEM!r}, which is all of "
+            f"them, and no {leaf.split_part!r}. Give split_part={ALL_OF_THEM!r}, or, the same wherever parts of them "
+            f"are used, split_ratio='{ALL_OF_THEM}:0.9,{leaf.split_part}:0.1'"
+        )
+
+
+def _define(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition:
+    return define_samples(leaf, config) if leaf.definition is None else leaf.definition
