@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import EmptyDatasetError, KeyNotFoundError
-from energon_grain.formats.columns import KeptColumns
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -55,6 +54,33 @@ class Blocks:
     at_least: int | None
     are_read_whole: bool
     warn: Callable[[int, int, int | None], str | None]
+
+
+class MeasuredColumns(Protocol):
+    """Columns that were measured of rows and are kept beside these. Errors are as in `Source.column`."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def __contains__(self, name: object) -> bool: ...
+
+    def at(self, name: str, samples: Int64Array | slice) -> npt.NDArray[Any]:
+        """(n,) what a column says of rows, by their numbers, or of a slice of them with both its ends."""
+        ...
+
+    def id(self, name: str) -> str:
+        """Digest that changes with the numbers of a column."""
+        ...
+
+    def no_column(self, name: str) -> KeyNotFoundError:
+        """The error for a name that no column has."""
+        ...
+
+    def used(self) -> dict[str, str]:
+        """The ids of columns that were asked for."""
+        ...
+
+    def require(self, used: Mapping[str, str]) -> None:
+        """Raise StaleIndexError where columns are not those that `used` gave in another process."""
+        ...
 
 
 class Rows(ABC):
@@ -141,7 +167,7 @@ class Rows(ABC):
         return f"{place.shard}: {place.key}"
 
     @cached_property
-    def kept(self) -> KeptColumns | None:
+    def kept(self) -> MeasuredColumns | None:
         """The columns that were measured; None: none can be."""
         return None
 
@@ -312,7 +338,7 @@ class SelectedSource:
         return f"{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
     @property
-    def kept(self) -> KeptColumns | None:
+    def kept(self) -> MeasuredColumns | None:
         """What was measured of all rows, by their numbers; None: nothing can be."""
         return self._rows.kept
 
