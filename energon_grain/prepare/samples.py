@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -98,8 +98,9 @@ def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSo
     kind = kind_at(location)
     if kind.takes_no_columns:
         raise ConfigError(f"{location}: is {kind.described}{kind.takes_no_columns}")
+    source: Any
     if kind.open is None:
-        source: Any = open_prepared(open_data(location), parts=parts)
+        source = open_prepared(open_data(location), parts=parts)
         known = source.all_part_names
     else:
         found = kind.open(location, None)
@@ -107,7 +108,7 @@ def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSo
     refuse_unknown(location, parts, known)
     if parts is not None and kind.open is not None:
         source = kind.open(location, parts).source
-    return cast("MeasurableSource", source)
+    return source
 
 
 def refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
