@@ -103,9 +103,15 @@ def measure_dataset(
 
 def _opened(location: str, parts: Collection[str] | None, split_part: str) -> MeasurableSource:
     """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
-    if kind_at(location) is METADATASET:
-        return _opened_join(location, parts, split_part)
-    return opened_samples(location, parts)
+    if kind_at(location) is not METADATASET:
+        return opened_samples(location, parts)
+    join = _opened_join(location, parts, split_part)
+    if join.kept is None:
+        raise ConfigError(
+            f"{join.path}: this join was made in memory, and columns are kept beside its index: run "
+            "`energon-grain prepare` on the metadataset first"
+        )
+    return join
 
 
 def _opened_join(location: str, parts: Collection[str] | None, split_part: str) -> JoinedSource:
