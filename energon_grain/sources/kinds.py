@@ -137,7 +137,7 @@ class Kind:
         index: Indexes it; None: there is nothing to prepare.
         index_plan: Says what `index` would do, without writing anything.
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
-            is a file, or they are not known, or are shards); None: nothing.
+            is a file, or they are not known); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
         read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
             Given the path, the field, and how errors begin.

@@ -255,7 +255,7 @@ class SelectedSource:
         where: Expression | None = None,
         runs: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self._rows = rows
+        self._rows, self.lost_by_fork = rows, rows.lost_by_fork
         counts = rows.shard_counts.values()
         if runs is None:
             self._selection = Selection(sum(counts), start=start, stop=stop)
@@ -306,7 +306,8 @@ class SelectedSource:
         The copy has to find the same numbers in these.
         """
         kept = vars(self._rows).get("kept")
-        return {"_rows": self._rows, "_selection": self._selection, "_used": {} if kept is None else kept.used()}
+        own = ("_rows", "_selection", "lost_by_fork")
+        return {**{name: vars(self).get(name) for name in own}, "_used": {} if kept is None else kept.used()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         used = state.pop("_used", {})
@@ -338,7 +339,7 @@ class SelectedSource:
         chosen = self._selection
         return f"{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
-    @property
+    @cached_property
     def kept(self) -> Kept | None:
         """What was measured of all rows, by their numbers; None: nothing can be."""
         return self._rows.kept
@@ -384,12 +385,15 @@ class SelectedSource:
         if not isinstance(indices, slice):
             return self._rows.column(name, self.numbers(indices))
         wanted = range(*indices.indices(len(self)))
-        run = None
-        if wanted.step == 1:
-            run = self._selection.raw_run(wanted.start, max(wanted.start, wanted.stop))
-        return (
-            in_pieces(indices, len(self), partial(self.column, name)) if run is None else self._rows.column(name, run)
-        )
+        runs = self._selection.raw_runs(wanted.start, wanted.stop) if wanted.step == 1 else []
+        if not runs:
+            return in_pieces(indices, len(self), partial(self.column, name))
+        found = [self._rows.column(name, run) for run in runs]
+        if len(found) == 1:
+            return found[0]
+        joined = np.concatenate(found)
+        release_mapped(found[0])
+        return joined
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
@@ -402,11 +406,6 @@ class SelectedSource:
     def place_of(self, index: int) -> str:
         """See `Source.place_of`."""
         return self._rows.place_of(self._number(index))
-
-    @property
-    def lost_by_fork(self) -> bool:
-        """Whether a forked process cannot read it."""
-        return self._rows.lost_by_fork
 
     @property
     def run_samples(self) -> int | None:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import ColumnWriter, read_column
 from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
@@ -36,6 +35,7 @@ from energon_grain.formats.splits import (
 )
 from energon_grain.kinds.joins.index import JoinedMember, shards_digest
 from energon_grain.kinds.joins.source import MemberSource
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.prepare.containers import open_data
 from energon_grain.sources.kinds import rows_joined_by
 from energon_grain.sources.rows import rows_of

@@ -12,9 +12,10 @@ from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepare
 from energon_grain.kinds.prepared.kind import local_folder
 from energon_grain.kinds.prepared.leaf import BareLeaves, PreparedLeaves
 from energon_grain.kinds.tar.bare_tars import find_tars, open_tars
-from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
+from energon_grain.kinds.tar.container import Tars
+from energon_grain.kinds.tar.source import WebdatasetFileStore
 from energon_grain.kinds.tar.tar_list import ends_like_a_tar, lists_tars
-from energon_grain.prepare.containers import Container, Shards, open_data
+from energon_grain.prepare.containers import Shards, open_data
 from energon_grain.sources.kinds import Kind, Listing
 
 
@@ -53,7 +54,7 @@ def _has_bare_tars(folder: str) -> bool:
     return False
 
 
-TARS = Container(name="tar", file="tar file", has_offsets=True, source=WebDatasetSource)
+TARS = Tars()
 WEBDATASET = Kind(
     name="webdataset",
     described="a prepared dataset",
@@ -61,6 +62,7 @@ WEBDATASET = Kind(
     shards=Shards(container=TARS),
     opener=PreparedLeaves(),
     is_configured=True,
+    hint=TARS.hint,
     store=_store,
 )
 BARE_TARS = Kind(

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.formats.scan import ShardScan
-from energon_grain.formats.tar.header import BLOCK, CONTIGUOUS, NAME, OLD_REGULAR, PREFIX, REGULAR, TYPE, full_name
-from energon_grain.formats.tar.names import Hidden, part_dot, part_dots
-from energon_grain.formats.tar.walk import HeaderBatch, HeaderWalk, Strategy, TarBytes
+from energon_grain.kinds.tar.header import BLOCK, CONTIGUOUS, NAME, OLD_REGULAR, PREFIX, REGULAR, TYPE, full_name
+from energon_grain.kinds.tar.names import Hidden, part_dot, part_dots
+from energon_grain.kinds.tar.walk import HeaderBatch, HeaderWalk, Strategy, TarBytes
 
 _KNOWN_IN_BULK: Final = 64
 

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, StaleIndexError
-from energon_grain.formats.array_record import scan_records
 from energon_grain.formats.columnar import ColumnarIndex, load_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
@@ -40,8 +39,7 @@ from energon_grain.formats.key_order import DuplicateKeys, external_key_order
 from energon_grain.formats.nv_meta import DatasetInfo, read_info
 from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.scan import ShardScan
-from energon_grain.formats.tar.index import read_tar_index, tar_index_path
-from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.prepare.containers import container_of
 from energon_grain.storage.atomic import (
     alone_in,
     atomic_write_bytes,
@@ -275,28 +273,12 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
 def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
     """Scan a shard of a prepared dataset, and check it against what is known of it.
 
-    Hidden files in folders make samples only where the index of the shard says that they do. `first` is the number in
-    the dataset of its first sample. Raises StaleIndexError and TarError.
+    `first` is the number in the dataset of its first sample. Raises StaleIndexError, and FormatError if it is damaged.
     """
-    location, advice, expected = dataset.shard(shard), mending(dataset.location), None
-    if records is not None:
-        scan = scan_records(location, records, first=first)
-    else:
-        try:
-            scan = scan_tar(location, hidden="skip", keep=True)
-            with contextlib.suppress(FileNotFoundError):
-                expected = read_tar_index(dataset.shard(os.fspath(tar_index_path(shard))))
-            if not _agrees(scan, count, expected):
-                # Energon makes samples of dot files inside folders; its index says whether it did.
-                scan = scan_tar(location, hidden="keep", keep=True)
-        except FileNotFoundError:
-            raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
+    scan = container_of(records).scan_indexed(dataset, shard, count, records, first=first)
     if len(scan) != count:
-        raise StaleIndexError(f"{location}: has {len(scan)} samples, but `.info.json` says {count}; {advice}")
-    if not _agrees(scan, count, expected):
-        raise StaleIndexError(f"{location}: its samples do not lie where {tar_index_path(shard).name} says; {advice}")
+        raise StaleIndexError(
+            f"{dataset.shard(shard)}: has {len(scan)} samples, but `.info.json` says {count}; "
+            f"{mending(dataset.location)}"
+        )
     return scan
-
-
-def _agrees(scan: ShardScan, count: int, expected: npt.NDArray[np.int64] | None) -> bool:
-    return len(scan) == count and (expected is None or np.array_equal(scan.sample_start, expected))

@@ -29,10 +29,10 @@ import numpy.typing as npt
 
 from energon_grain.errors import FormatError, ReadError
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record_ranges import ArrayRecordObject, message_types
 from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import ShardScan
 from energon_grain.forms import Form
+from energon_grain.kinds.array_record.ranges import ArrayRecordObject, message_types
 from energon_grain.storage.location import is_url
 
 Value: TypeAlias = bytes | npt.NDArray[Any]
@@ -192,16 +192,13 @@ def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
     """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
     if not is_url(location):
         return ArrayRecordFile(location)
+    from energon_grain.kinds.array_record.ranges import ArrayRecordObject  # a process that reads files needs none
+
     return ArrayRecordObject(location)
 
 
 _AT_ONCE_BYTES = 16 << 20
 _AT_ONCE = 4096
-
-
-def count_records(path: str | os.PathLike[str]) -> int:
-    """The number of records of a file, path or URL. Raises ReadError when it is no ArrayRecord file."""
-    return open_records(os.fspath(path)).records
 
 
 def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, first: int) -> ShardScan:
