@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 
@@ -105,7 +105,7 @@ def measure_dataset(
 def _opened(location: str, parts: Collection[str] | None, split_part: str) -> MeasurableSource:
     """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
     if kind_at(location) is METADATASET:
-        return _opened_join(location, parts, split_part)
+        return cast("Any", _opened_join(location, parts, split_part))
     return opened_samples(location, parts)
 
 

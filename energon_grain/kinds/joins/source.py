@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -16,20 +17,17 @@ from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
 from energon_grain.kinds.joins.index import JoinHeader, JoinIndex
 from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
+from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import (
     HasParts,
     PartValue,
     RawBatch,
     ReadsByKeys,
     SampleLocation,
-    Selected,
     Source,
     in_pieces,
-    in_range,
 )
 from energon_grain.storage.location import name_of
 from energon_grain.storage.remote import RemoteFiles, mirror_of
@@ -135,7 +133,233 @@ def _check_members(members: Sequence[MemberSource], header: JoinHeader) -> None:
             )
 
 
-class JoinedSource(Selected):
+class JoinedRows(Rows):
+    """All rows of a join, in the order of the primary.
+
+    A read is one batched read of each dataset or array that has something for any of the rows.
+
+    Args:
+        members: See `JoinedSource`.
+        names: See `JoinedSource`.
+        wanted: The parts that were asked for; None: all. Of some kinds of members more is read.
+
+    Raises ConfigError and StaleIndexError, as `JoinedSource`.
+    """
+
+    own_columns = ()
+
+    def __init__(
+        self,
+        index: JoinIndex,
+        members: Sequence[Source],
+        *,
+        names: Sequence[str | None] | None = None,
+        wanted: frozenset[str] | None = None,
+    ) -> None:
+        self.wanted = wanted
+        self.index, self.members = index, cast("tuple[MemberSource, ...]", tuple(members))
+        _check_members(self.members, index.header)
+        self.path = self.members[0].path
+        self.lost_by_fork = any(getattr(member, "lost_by_fork", False) for member in self.members)
+        named = zip(names or repeat(None), self.members, strict=False)
+        said = [name or name_of(member.path) for name, member in named]
+        # Of members that are called alike none is found by that name.
+        self._names = {name: number for number, name in enumerate(said) if said.count(name) == 1}
+        self._rows = np.asarray(index.rows)
+        self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self.members))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(JoinedRows, names=self._called, wanted=self.wanted), (self.index, self.members)
+
+    def __repr__(self) -> str:
+        return f"JoinedRows({', '.join(repr(each.path) for each in self.members)}, rows={len(self.index)})"
+
+    @property
+    def digest(self) -> str:
+        """Of the datasets and of the rows."""
+        return self.index.content_id[:16]
+
+    @property
+    def shard_counts(self) -> Mapping[str, int]:
+        return {name_of(self.path): len(self.index)}
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of all parts of the primary, of other members and of arrays whose names are no other's."""
+        found = [*_part_names(self.primary)]
+        for name, number in self._names.items():
+            if number:
+                found += [_named(name, part) for part in _part_names(self.members[number])]
+        return tuple(found)
+
+    def with_parts(self, parts: frozenset[str]) -> JoinedRows:
+        """All rows, of which these parts alone are `wanted`; of members that are prepared no others are read."""
+        members: list[MemberSource] = []
+        for name, member in zip(self._called, self.members, strict=True):
+            before = f"{name}." if members else ""
+            own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
+            members.append(member.with_parts(own) if isinstance(member, HasParts) else member)
+        return JoinedRows(self.index, members, names=self._called, wanted=parts)
+
+    @property
+    def _called(self) -> list[str | None]:
+        """The name of each member; None: another one is called alike."""
+        called = {number: name for name, number in self._names.items()}
+        return [called.get(number) for number in range(len(self.members))]
+
+    @property
+    def primary(self) -> MemberSource:
+        return self.members[0]
+
+    @property
+    def run_rows(self) -> int | None:
+        """Of the primary, whose order rows have."""
+        primary = self.members[0]
+        return primary.run_samples if isinstance(primary, ReadInRuns) else None
+
+    @property
+    def remote_files(self) -> Sequence[RemoteFiles]:
+        """What reads members that lie in object stores."""
+        return [files for member in self.members if isinstance(member, RemoteSource) for files in member.remote_files]
+
+    def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
+        """See `Rows.extents`: of all members but arrays."""
+        samples = self.samples(numbers)
+        found: list[RemoteExtents] = []
+        for number, member in enumerate(self.members):
+            if isinstance(member, RemoteSource) and member.remote_files:
+                places = np.flatnonzero(samples[:, number] >= 0)
+                own = member.extents(samples[places, number])
+                found += [replace(extents, owner=places[extents.owner]) for extents in own]
+        return found
+
+    def samples(self, numbers: Int64Array) -> Int64Array:
+        """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
+
+        Raises IndexFileError.
+        """
+        self.index.check(numbers)
+        rows = self._rows[numbers]
+        self._pages.touch(numbers)
+        return rows
+
+    def keys(self, numbers: Int64Array) -> list[str]:
+        """The key of each row, which is the primary's. Raises as `samples`."""
+        return self.primary.keys(self.samples(numbers)[:, 0])
+
+    def read_rows(self, numbers: Int64Array) -> JoinedBatch:
+        samples = self.samples(numbers)
+        primary = self.primary.read(samples[:, 0])
+        members = [MemberBatch(places=np.arange(len(numbers)), samples=samples[:, 0], batch=primary)]
+        for number, member in enumerate(self.members[1:], 1):
+            column = samples[:, number]
+            places = np.flatnonzero(column >= 0)
+            own = column[places]
+            batch = None
+            if len(places) and isinstance(member, ReadsByKeys):
+                whole = len(places) == len(numbers)
+                keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
+                batch = member._read_by_keys(own, keys)
+            elif len(places):
+                batch = member.read(own)
+            members.append(MemberBatch(places=places, samples=own, batch=batch))
+        return JoinedBatch(
+            indices=numbers,
+            keys=primary.keys,
+            shards=primary.shards,
+            columns=primary.columns,
+            orders=primary.orders,
+            members=members,
+            names=self._called,
+            wanted=self.wanted,
+        )
+
+    def sizes(self, numbers: Int64Array) -> Int64Array:
+        """(n,) bytes that reading each row takes, of all members together. See `Source.sizes`."""
+        samples = self.samples(numbers)
+        taken = self.members[0].sizes(samples[:, 0])
+        for number, member in enumerate(self.members[1:], 1):
+            places = np.flatnonzero(samples[:, number] >= 0)
+            if len(places):
+                taken[places] += member.sizes(samples[places, number])
+        return taken
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Source.columns`: of rows, of the primary, and of every other member with its name and a dot before.
+
+        Those of the primary are found in that way too. An array with one number a row is the column of its name.
+        """
+        found = [*(self.kept or ()), *self.primary.columns]
+        for name, number in self._names.items():
+            if number:
+                found += [_named(name, column) for column in self.members[number].columns]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def kept(self) -> KeptColumns | None:
+        """What was measured of all rows: it is with the index. None: that was made in memory."""
+        folder = _column_folder(self.index)
+        of = Measured(content_id=self.index.content_id, samples=len(self.index), parts=())
+        return None if folder is None else KeptColumns(folder, of)
+
+    def _member_of(self, column: str) -> tuple[int, str]:
+        """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
+        if column in self.primary.columns:
+            return 0, column
+        for name, number in self._names.items():
+            member = self.members[number]
+            if column == name and "" in member.columns:
+                return number, ""
+            if column.startswith(f"{name}.") and "" not in member.part_names:
+                return number, column.removeprefix(f"{name}.")
+        if "." in column or len(self.members) == 1:
+            raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
+        return 0, column  # the primary says which command makes it
+
+    def column(self, name: str, numbers: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Rows.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
+        if self.kept is not None and name in self.kept:
+            return self.kept.at(name, numbers)
+        if isinstance(numbers, slice):
+            return in_pieces(numbers, numbers.stop, partial(self.column, name))
+        number, column = self._member_of(name)
+        member, samples = self.members[number], self.samples(numbers)[:, number]
+        if not self.index.header.members[number].missing:
+            return member.column(column, samples)
+        there = samples >= 0
+        own = samples[there]
+        values = member.column(column, own)
+        sizes = column == SIZES or column.startswith(f"{SIZES}.")
+        found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
+        found[there] = values
+        return found
+
+    def column_id(self, name: str) -> str:
+        if self.kept is not None and name in self.kept:
+            return self.kept.id(name)
+        number, column = self._member_of(name)
+        return self.members[number].column_id(column)
+
+    def locate(self, number: int) -> SampleLocation:
+        """Where the primary's sample of a row is."""
+        place = self.locate_all(number)[0]
+        assert place is not None
+        return place
+
+    def locate_all(self, number: int) -> tuple[SampleLocation | None, ...]:
+        """See `JoinedSource.locate_all`."""
+        row = self.samples(np.array([number]))[0].tolist()
+        return tuple(
+            member.locate(sample) if sample >= 0 else None for member, sample in zip(self.members, row, strict=True)
+        )
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+class JoinedSource(SelectedSource):
     """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
 
     A read is one batched read of each dataset or array that has something for any of the rows.
@@ -155,6 +379,9 @@ class JoinedSource(Selected):
         StaleIndexError: A dataset was prepared with other samples, or an array changed, since it was joined.
     """
 
+    _what = "row"
+    _rows: JoinedRows
+
     def __init__(
         self,
         index: JoinIndex,
@@ -165,242 +392,36 @@ class JoinedSource(Selected):
         stop: int | None = None,
         where: Expression | None = None,
     ) -> None:
-        self.wanted: frozenset[str] | None = None
-        self._index, self._members = index, cast("tuple[MemberSource, ...]", tuple(members))
-        _check_members(self._members, index.header)
-        self._selection = Selection(len(index), start=start, stop=stop)
-        named = zip(names or repeat(None), self._members, strict=False)
-        said = [name or name_of(member.path) for name, member in named]
-        # Of members that are called alike none is found by that name.
-        self._names = {name: number for number, name in enumerate(said) if said.count(name) == 1}
-        self._rows = np.asarray(index.rows)
-        self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self._members))
-        self._narrow(where)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            partial(JoinedSource, names=self._called),
-            (self._index, self._members),
-            {**self._state(), "wanted": self.wanted},
-        )
-
-    def __repr__(self) -> str:
-        return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
-
-    @property
-    def path(self) -> str:
-        return self._members[0].path
-
-    @property
-    def content_id(self) -> str:
-        """Digest of the datasets, of the rows and of which of them are served."""
-        chosen = self._selection
-        return f"{self._index.content_id[:16]}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
+        super().__init__(JoinedRows(index, members, names=names), start=start, stop=stop, where=where)
 
     @property
     def index_id(self) -> str:
         """Digest of the datasets and of all rows, whatever is served of them."""
-        return self._index.content_id
-
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of all parts of the primary, of other members and of arrays whose names are no other's."""
-        found = [*_part_names(self.primary)]
-        for name, number in self._names.items():
-            if number:
-                found += [_named(name, part) for part in _part_names(self._members[number])]
-        return tuple(found)
+        return self._rows.index.content_id
 
     def with_parts(self, parts: frozenset[str]) -> JoinedSource:
-        """All rows, of which these parts alone are `wanted`; of members that are prepared no others are read."""
-        members: list[MemberSource] = []
-        for name, member in zip(self._called, self._members, strict=True):
-            before = f"{name}." if members else ""
-            own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
-            members.append(member.with_parts(own) if isinstance(member, HasParts) else member)
-        source = JoinedSource(self._index, members, names=self._called)
-        source.wanted = parts
-        return source
-
-    @property
-    def _called(self) -> list[str | None]:
-        """The name of each member; None: another one is called alike."""
-        called = {number: name for name, number in self._names.items()}
-        return [called.get(number) for number in range(len(self._members))]
+        """The same rows, of which these parts alone are wanted; of members that are prepared no others are read."""
+        found = copy(self)
+        found._rows = self._rows.with_parts(parts)
+        return found
 
     @property
     def members(self) -> tuple[MemberSource, ...]:
-        return self._members
-
-    @property
-    def primary(self) -> MemberSource:
-        return self._members[0]
-
-    @property
-    def lost_by_fork(self) -> bool:
-        """Whether any member is."""
-        return any(getattr(member, "lost_by_fork", False) for member in self._members)
-
-    @property
-    def run_samples(self) -> int | None:
-        """Of the primary, whose order rows have."""
-        primary = self._members[0]
-        return primary.run_samples if isinstance(primary, ReadInRuns) else None
-
-    @property
-    def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads members that lie in object stores."""
-        return [files for member in self._members if isinstance(member, RemoteSource) for files in member.remote_files]
-
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`: of all members but arrays."""
-        samples = self.samples(indices)
-        found: list[RemoteExtents] = []
-        for number, member in enumerate(self._members):
-            if isinstance(member, RemoteSource) and member.remote_files:
-                places = np.flatnonzero(samples[:, number] >= 0)
-                own = member.extents(samples[places, number])
-                found += [replace(extents, owner=places[extents.owner]) for extents in own]
-        return found
+        return self._rows.members
 
     def samples(self, indices: Int64Array) -> Int64Array:
         """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
 
         Raises IndexError and IndexFileError.
         """
-        wanted = self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
-        self._index.check(wanted)
-        rows = self._rows[wanted]
-        self._pages.touch(wanted)
-        return rows
-
-    def keys(self, indices: Int64Array) -> list[str]:
-        """The key of each row, which is the primary's. Raises as `samples`."""
-        return self.primary.keys(self.samples(indices)[:, 0])
-
-    def read(self, indices: Int64Array) -> JoinedBatch:
-        indices = np.asarray(indices, np.int64)
-        samples = self.samples(indices)
-        primary = self.primary.read(samples[:, 0])
-        members = [MemberBatch(places=np.arange(len(indices)), samples=samples[:, 0], batch=primary)]
-        for number, member in enumerate(self._members[1:], 1):
-            column = samples[:, number]
-            places = np.flatnonzero(column >= 0)
-            own = column[places]
-            batch = None
-            if len(places) and isinstance(member, ReadsByKeys):
-                whole = len(places) == len(indices)
-                keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
-                batch = member._read_by_keys(own, keys)
-            elif len(places):
-                batch = member.read(own)
-            members.append(MemberBatch(places=places, samples=own, batch=batch))
-        return JoinedBatch(
-            indices=indices,
-            keys=primary.keys,
-            shards=primary.shards,
-            columns=primary.columns,
-            orders=primary.orders,
-            members=members,
-            names=self._called,
-            wanted=self.wanted,
-        )
-
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each row takes, of all members together. See `Source.sizes`."""
-        samples = self.samples(indices)
-        taken = self._members[0].sizes(samples[:, 0])
-        for number, member in enumerate(self._members[1:], 1):
-            places = np.flatnonzero(samples[:, number] >= 0)
-            if len(places):
-                taken[places] += member.sizes(samples[places, number])
-        return taken
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: of rows, of the primary, and of every other member with its name and a dot before.
-
-        Those of the primary are found in that way too. An array with one number a row is the column of its name.
-        """
-        found = [*(self.kept or ()), *self.primary.columns]
-        for name, number in self._names.items():
-            if number:
-                found += [_named(name, column) for column in self._members[number].columns]
-        return tuple(dict.fromkeys(found))
-
-    @property
-    def kept(self) -> KeptColumns | None:
-        """What was measured of all rows, by their numbers: it lies with the index. None: that was made in memory."""
-        return self._kept
-
-    @cached_property
-    def _kept(self) -> KeptColumns | None:
-        folder = _column_folder(self._index)
-        of = Measured(content_id=self._index.content_id, samples=len(self._index), parts=())
-        return None if folder is None else KeptColumns(folder, of)
-
-    def _member_of(self, column: str) -> tuple[int, str]:
-        """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
-        if column in self.primary.columns:
-            return 0, column
-        for name, number in self._names.items():
-            member = self._members[number]
-            if column == name and "" in member.columns:
-                return number, ""
-            if column.startswith(f"{name}.") and "" not in member.part_names:
-                return number, column.removeprefix(f"{name}.")
-        if "." in column or len(self._members) == 1:
-            raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
-        return 0, column  # the primary says which command makes it
-
-    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
-        if isinstance(indices, slice):
-            return in_pieces(indices, len(self), partial(self.column, name))
-        if self.kept is not None and name in self.kept:
-            return self.kept.at(name, self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row")))
-        number, column = self._member_of(name)
-        member, samples = self._members[number], self.samples(indices)[:, number]
-        if not self._index.header.members[number].missing:
-            return member.column(column, samples)
-        there = samples >= 0
-        own = samples[there]
-        values = member.column(column, own)
-        sizes = column == SIZES or column.startswith(f"{SIZES}.")
-        found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
-        found[there] = values
-        return found
-
-    def column_id(self, name: str) -> str:
-        if self.kept is not None and name in self.kept:
-            return self.kept.id(name)
-        number, column = self._member_of(name)
-        return self._members[number].column_id(column)
-
-    def locate(self, index: int) -> SampleLocation:
-        """Where the primary's sample of a row lies. Raises IndexError when `index` is out of range."""
-        place = self.locate_all(index)[0]
-        assert place is not None
-        return replace(place, index=index)
+        return self._rows.samples(self.numbers(indices))
 
     def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
-        """Where the sample of a row lies in each dataset, or its row in each array; None where there is none.
+        """Where the sample of a row is in each dataset, or its row in each array; None where there is none.
 
         Their `index` is the sample's number in its dataset, or the row. Raises IndexError when `index` is out of range.
         """
-        row = self.samples(np.array([index], np.int64))[0].tolist()
-        return tuple(
-            member.locate(sample) if sample >= 0 else None for member, sample in zip(self._members, row, strict=True)
-        )
-
-    def place_of(self, index: int) -> str:
-        """The shard and the key of the primary's sample of a row."""
-        place = self.locate(index)
-        return f"{place.shard}: {place.key}"
-
-    def close(self) -> None:
-        for member in self._members:
-            member.close()
+        return self._rows.locate_all(self._number(index))
 
 
 def _column_folder(index: JoinIndex) -> ColumnFolder | None:
