@@ -115,8 +115,8 @@ def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_ty
     place = next(iter(aux.values())).place
     raise ConfigError(
         f"{Place(place.document, place.steps[:-1])}: {path} holds samples of type {sample_type.__name__}, and "
-        f"auxiliary stores ({', '.join(aux)}) are for the cookers of crude datasets; remove `aux`, or make the dataset crude "
-        f"(`__class__: CrudeWebdataset` in its dataset.yaml)"
+        f"auxiliary stores ({', '.join(aux)}) are for the cookers of crude datasets; remove `aux`, or make the dataset "
+        f"crude (`__class__: CrudeWebdataset` in its dataset.yaml)"
     )
 
 
