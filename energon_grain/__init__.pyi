@@ -54,7 +54,6 @@ from .datasets.mixtures import (
     LoadedDataset as LoadedDataset,
 )
 from .datasets.packing import PackingDataset as PackingDataset
-from .datasets.packing_plans import CostBudget as CostBudget, PackingPlan as PackingPlan
 from .datasets.passes import (
     EpochizeDataset as EpochizeDataset,
     LimitDataset as LimitDataset,
@@ -101,6 +100,7 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
@@ -114,14 +114,6 @@ from .media.av_decoder import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
-from .media.metadata import (
-    AVMetadata as AVMetadata,
-    ImageMetadata as ImageMetadata,
-    MediaMetadataBase as MediaMetadataBase,
-    MediaMetadataType as MediaMetadataType,
-    deserialize_media_metadata as deserialize_media_metadata,
-    serialize_media_metadata as serialize_media_metadata,
-)
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,
@@ -132,11 +124,23 @@ from .metadataset.documents import (
     traverse_metadataset as traverse_metadataset,
 )
 from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
-from .planning.planned_packing import PlannedPackingDataset as PlannedPackingDataset
+from .planning.planned_packing import (
+    CostBudget as CostBudget,
+    PackingPlan as PackingPlan,
+    PlannedPackingDataset as PlannedPackingDataset,
+)
 from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samples.batch import Batch as Batch
+from .samples.media_metadata import (
+    AVMetadata as AVMetadata,
+    ImageMetadata as ImageMetadata,
+    MediaMetadataBase as MediaMetadataBase,
+    MediaMetadataType as MediaMetadataType,
+    deserialize_media_metadata as deserialize_media_metadata,
+    serialize_media_metadata as serialize_media_metadata,
+)
 from .samples.sample import (
     Sample as Sample,
     SourceInfo as SourceInfo,
@@ -164,11 +168,7 @@ from .sources.cache_pool import (
     MockLazy as MockLazy,
     NoCachePool as NoCachePool,
 )
-from .sources.file_store import (
-    FileStore as FileStore,
-    ObjectFileStore as ObjectFileStore,
-    SystemFileStore as SystemFileStore,
-)
+from .sources.file_store import FileStore as FileStore
 from .sources.source import (
     RawBatch as RawBatch,
     RawSample as RawSample,

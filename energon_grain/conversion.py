@@ -24,9 +24,7 @@ from energon_grain.errors import (
     EmptyDatasetError,
     SplitError,
 )
-from energon_grain.formats.array_record import encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.key_order import duplicate_keys
 from energon_grain.formats.nv_meta import (
@@ -35,12 +33,21 @@ from energon_grain.formats.nv_meta import (
     META_FOLDER,
     RECORDS_JSON,
     DatasetInfo,
-    holds_records,
     write_info,
 )
-from energon_grain.formats.shard_writer import SUFFIXES, Compression, Container, Sample, UnfitSampleError
+from energon_grain.formats.records import encode_records_file
 from energon_grain.formats.splits import SplitConfig, excluded_sample, read_split_config, write_split_config
-from energon_grain.prepare.containers import open_data, open_prepared
+from energon_grain.prepare.columnar_build import open_columnar
+from energon_grain.prepare.containers import (
+    Compression,
+    ContainerName,
+    Sample,
+    UnfitSampleError,
+    container_in,
+    container_named,
+    open_data,
+    open_prepared,
+)
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.write_shards import (
@@ -48,7 +55,6 @@ from energon_grain.prepare.write_shards import (
     WrittenSample,
     check_container,
     parts_of,
-    records_of,
     write_shards,
 )
 from energon_grain.prepare.writing import begin_writing, end_writing
@@ -87,7 +93,7 @@ class ConversionReport:
 
     source: str
     target: Path
-    container: Container
+    container: ContainerName
     shard_counts: dict[str, int]
     source_bytes: int
     target_bytes: int
@@ -107,7 +113,7 @@ def convert_dataset(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: Container | None = None,
+    to: ContainerName | None = None,
     compression: Compression = "none",
     shard_samples: int | None = None,
     num_workers: int | None = None,
@@ -207,7 +213,7 @@ def convert_dataset(
     )
 
 
-def _origin(location: str, to: Container | None, shard_samples: int | None) -> _Shards | _Samples:
+def _origin(location: str, to: ContainerName | None, shard_samples: int | None) -> _Shards | _Samples:
     """What lies at a path or URL, as it is to be converted."""
     kind = streaming_kind(location) or kind_at(location)
     if kind.streamed is not None:
@@ -243,15 +249,15 @@ class _Shards:
         ConfigError: Its shards are of this kind, or two new ones would get the same name.
     """
 
-    def __init__(self, location: str, to: Container | None) -> None:
+    def __init__(self, location: str, to: ContainerName | None) -> None:
         self._folder = folder = open_folder(location)
         with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
             self._index = index = open_columnar(folder)
-        old: Container = "array-record" if holds_records(folder.local) else "tar"
-        self.container: Container = to or ("array-record" if old == "tar" else "tar")
+        old = container_in(folder.local).name
+        self.container: ContainerName = to or ("array-record" if old == "tar" else "tar")
         if self.container == old:
             raise ConfigError(f"{folder.location}: its shards are {old} files already")
-        self._suffixes = SUFFIXES[old], SUFFIXES[self.container]
+        self._suffixes = container_in(folder.local).suffix, container_named(self.container).suffix
         self._new: dict[str, str] = {}
         for shard in index.shards:
             other = self._new.setdefault(self._renamed(shard), shard)
@@ -271,7 +277,7 @@ class _Shards:
 
     def jobs(self) -> Iterator[ShardJob]:
         """The new shards."""
-        records = records_of(self.container)
+        records = container_named(self.container).written
         for new, shard in self._new.items():
             where = f"{self._folder.location}/{shard}"
             yield ShardTask(name=new, records=records), partial(shard_samples_of, self._folder, shard), where
@@ -295,8 +301,8 @@ class _Shards:
                 shutil.copyfile(path, meta / path.name)
             else:
                 write_split_config(meta / path.name, self._renamed_splits(splits))
-        if self.container == "array-record":
-            atomic_write_bytes(meta / RECORDS_JSON, encode_records_file("msgpack"))
+        if (encoding := container_named(self.container).written) is not None:
+            atomic_write_bytes(meta / RECORDS_JSON, encode_records_file(encoding))
         write_info(root, DatasetInfo(shard_counts=counts, energon_version=COMPATIBLE_ENERGON_VERSION))
         prepare_dataset(root, tar_index_only=True, sqlite=sqlite, num_workers=0, progress=tell)
         return _notes(self._index, open_columnar(root))
@@ -367,19 +373,19 @@ class _Samples:
         self,
         location: str,
         plan: dict[str, Any],
-        container: Container,
+        container: ContainerName,
         runs: Callable[[], Iterator[tuple[int, Callable[[], Iterator[Sample]]]]],
         *,
         shards: int | None,
         size_bytes: int,
     ) -> None:
         self.plan, self.shards, self.size_bytes = plan, shards, size_bytes
-        self.container: Container = container
+        self.container: ContainerName = container
         self.read_bytes: dict[str, int] = {}
         self._runs, self._where = runs, location
 
     @classmethod
-    def of_source(cls, location: str, kind: Kind, container: Container, count: int) -> _Samples:
+    def of_source(cls, location: str, kind: Kind, container: ContainerName, count: int) -> _Samples:
         """Whatever a leaf can be."""
         endings: Mapping[str, str] = {}
         if kind.open is not None:
@@ -406,7 +412,7 @@ class _Samples:
         )
 
     @classmethod
-    def of_stream(cls, location: str, streamed: Streamed, container: Container, count: int) -> _Samples:
+    def of_stream(cls, location: str, streamed: Streamed, container: ContainerName, count: int) -> _Samples:
         """A file that is read once, front to back."""
         size_bytes = EPath(location).stat().content_length
 
@@ -419,9 +425,9 @@ class _Samples:
 
     def jobs(self) -> Iterator[ShardJob]:
         """The new shards."""
-        records = records_of(self.container)
+        records = container_named(self.container).written
         for number, (size_bytes, samples) in enumerate(self._runs()):
-            task = ShardTask(name=f"shard-{number:06d}{SUFFIXES[self.container]}", records=records)
+            task = ShardTask(name=f"shard-{number:06d}{container_named(self.container).suffix}", records=records)
             self.read_bytes[task.name] = size_bytes
             yield task, samples, self._where
 
@@ -439,7 +445,7 @@ class _Samples:
         prepare_dataset(
             root,
             shards=list(counts),
-            records=records_of(self.container),
+            records=container_named(self.container).written,
             crude=True,
             split_ratio={"train": 1},
             sqlite=sqlite,

@@ -11,8 +11,9 @@ import numpy as np
 
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.scan import ShardScan
+from energon_grain.kinds.tar.index import tar_index_path
+from energon_grain.kinds.tar.scan import scan_tar
 
 Sample = tuple[str, dict[str, bytes]]
 

@@ -154,8 +154,8 @@ FAULTS = [
     ),
     Fault(
         area="kinds: ids of subsets",
-        before="{self._identify()}-{fold(chosen.start, chosen.stop, *chosen.digest)",
-        after="{self._identify()}-{fold(chosen.stop, *chosen.digest)",
+        before="{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest)",
+        after="{self._rows.digest}-{fold(chosen.stop, *chosen.digest)",
         tests="test_kits.py sources/test_webdataset.py sources/test_arrays.py",
     ),
     Fault(

@@ -22,14 +22,15 @@ from energon_grain.cli.terminal import (
 )
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
-from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.nv_meta import RECORD_SUFFIX, is_prepared
+from energon_grain.formats.nv_meta import is_prepared
+from energon_grain.formats.records import read_records_file
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.metadataset.documents import find_joins, prepare_metadataset
 from energon_grain.metadataset.prepare_joins import plan_joins
 from energon_grain.metadataset.samples import measure_dataset
 from energon_grain.prepare.add_media import prepare_media as prepare_it
+from energon_grain.prepare.containers import container_named, container_of
 from energon_grain.prepare.dataset_definition import (
     SAMPLE_TYPES,
     class_reference,
@@ -41,7 +42,7 @@ from energon_grain.prepare.dataset_definition import (
     propose_expression,
 )
 from energon_grain.prepare.executors import RayExecutor
-from energon_grain.prepare.listing import TAR_SUFFIX, find_shards, parse_split_parts, shards_per_part
+from energon_grain.prepare.listing import find_shards, parse_split_parts, shards_per_part
 from energon_grain.prepare.plan import PrepareRequest, plan_of
 from energon_grain.prepare.preparation import Means, PrepareReport, carry_out
 from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from energon_grain.conversion import ConversionReport
-    from energon_grain.formats.array_record import RecordEncoding
-    from energon_grain.formats.tar.scan import ShardScan
+    from energon_grain.formats.records import RecordEncoding
+    from energon_grain.formats.scan import ShardScan
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
     from energon_grain.prepare.measure import MeasureProgress
@@ -270,12 +271,12 @@ def _with_shards(
     dataset = open_to_prepare(location)
     check_written(dataset.local)
     encoding = request.records or read_records_file(dataset.local)
-    shards = find_shards(location, exclude=exclude, suffix=RECORD_SUFFIX if encoding else TAR_SUFFIX)
+    shards = find_shards(location, exclude=exclude, container=container_of(encoding))
     return replace(request, shards=shards), encoding
 
 
 def _found(shards: Sequence[str], encoding: RecordEncoding | None) -> str:
-    kind = "ArrayRecord file" if encoding else "tar file"
+    kind = container_of(encoding).file
     return f"Found {counted(len(shards), kind)}, {' … '.join(dict.fromkeys([shards[0], shards[-1]]))}."
 
 
@@ -835,7 +836,7 @@ def convert(
 
 
 def _lines_of_conversion(report: ConversionReport) -> list[str]:
-    kind = "ArrayRecord file" if report.container == "array-record" else "tar file"
+    kind = container_named(report.container).file
     lines = [
         f"Converted {report.source} to {report.target}: {counted(report.samples, 'sample')} in "
         f"{counted(len(report.shard_counts), kind)}, {format_bytes(report.target_bytes)} "

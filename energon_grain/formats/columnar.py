@@ -46,7 +46,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again
 from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
-from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.formats.scan import ShardScan
 from energon_grain.storage.memory_maps import release_pages
 
 _WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.splits import collapse
+from energon_grain.storage.data_names import GLOB, data_below, is_data
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import as_joined, is_url, name_of, no_such_path
 from energon_grain.storage.remote import has_lists, shared_client
@@ -20,42 +21,10 @@ from energon_grain.storage.settings import storage_settings
 
 Version = tuple[int, int | bytes]
 """Size of a file, and its time of modification or generation: what `ByteStore.version` gives."""
-_PATTERN = re.compile(r"[*?\[]")
 SIGNS = re.compile(r"[*?\[{]")
 """What a name that is a pattern, or has braces, holds."""
 BETWEEN = "::"
 """Between several paths in one text."""
-
-
-def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Names of the files with these endings that a path means: its own, or those below that folder.
-
-    In a store its ending decides, or a list.
-
-    Raises ReadError: a store cannot be reached.
-    """
-    if location.endswith(endings):
-        yield name_of(location)
-    elif not is_url(location):
-        yield from _below(location, endings)
-    elif not _PATTERN.search(name_of(location)) and has_lists(location, storage_settings()):
-        yield from (name for name in shared_client(storage_settings()).list(location) if _counts(name, endings))
-
-
-def _counts(name: str, endings: tuple[str, ...]) -> bool:
-    """Whether a name below a folder is that of a file with data: hidden ones, `_metadata`, `cache-….arrow` are not."""
-    steps = name.split("/")
-    no_data = any(step.startswith((".", "_")) for step in steps) or steps[-1].startswith("cache-")
-    return name.endswith(endings) and not no_data
-
-
-def _below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Names of the files below a folder of this machine."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        inside = os.path.relpath(root, folder).replace(os.sep, "/")
-        names = files if inside == "." else [f"{inside}/{name}" for name in files]
-        yield from (name for name in names if _counts(name, endings))
 
 
 def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str], dict[str, Version] | None]:
@@ -90,8 +59,8 @@ class _Asked:
     def of(cls, location: str) -> _Asked:
         there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
         patterns = expand_braces(location) if "{" in location and not there else [location]
-        wild = not there and any(map(_PATTERN.search, patterns))
-        fixed = [_PATTERN.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
+        wild = not there and any(map(GLOB.search, patterns))
+        fixed = [GLOB.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
         differ = (at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1)
         cut = fixed[0][: next(differ, min(map(len, fixed)))].rfind("/")
         return cls(patterns, wild, fixed[0][:cut] if cut > 0 else "/"[: cut + 1], cut)
@@ -102,14 +71,14 @@ Found = tuple[str, list[str], dict[str, Version] | None]
 
 def _find_here(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
     if os.path.isdir(location):
-        return location, _sorted(_below(location, endings), location, endings), None
+        return location, _sorted(data_below(location, endings), location, endings), None
     found = set(asked.patterns)
     if asked.wild:
         found = {path for pattern in asked.patterns for path in glob.iglob(pattern, recursive=True)}
     elif missing := sorted(path for path in found if not os.path.exists(path)):
         raise DatasetNotFoundError(no_such_path(missing[0]))
     files = {path for path in found if os.path.isfile(path)}
-    files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in _below(path, endings)}
+    files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in data_below(path, endings)}
     start = len(asked.root) + (asked.cut > 0)
     return asked.root, _sorted((path[start:] for path in files), location, endings), None
 
@@ -124,11 +93,11 @@ def _find_in_store(location: str, asked: _Asked, endings: tuple[str, ...]) -> Fo
     if not asked.wild and len(asked.patterns) == 1:
         below: Any = client.list_versions(location)
         if below:
-            return location, _sorted((name for name in below if _counts(name, endings)), location, endings), below
+            return location, _sorted((name for name in below if is_data(name, endings)), location, endings), below
         return root, [name_of(location)], None
     below = client.list_versions(root)
     wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in asked.patterns]
-    matching = (name for name in below if _counts(name, endings) and any(each.fullmatch(name) for each in wanted))
+    matching = (name for name in below if is_data(name, endings) and any(each.fullmatch(name) for each in wanted))
     return root, _sorted(matching, location, endings), below
 
 

@@ -13,15 +13,17 @@ Usual names (zero-padded numbers) are in order already, which one pass finds out
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import DuplicateKeyError
 from energon_grain.samplers.hashing import GAMMA, splitmix64
 from energon_grain.storage.memory_maps import release_pages
 
@@ -347,3 +349,32 @@ def _report(
 def _release(key_start: Int64Array, key_bytes: Uint8Array) -> None:
     release_pages(key_start)
     release_pages(key_bytes)
+
+
+_LISTED = 5
+
+
+class DuplicateKeys:
+    """Samples that have the key of another one: how many, and the first few. Takes no memory for the others."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._listed: list[str] = []
+
+    def add(self, count: int, examples: Iterable[tuple[bytes, str, str]]) -> None:
+        """Note some of them, with key and the names of both shards of as many as are still to be listed."""
+        self._count += count
+        for key, one, other in itertools.islice(examples, _LISTED - len(self._listed)):
+            places = f"{one} twice" if one == other else f"{one} and in {other}"
+            self._listed.append(f"{key.decode('utf-8', 'backslashreplace')!r} in {places}")
+
+    def refuse(self) -> None:
+        """Raise DuplicateKeyError if there are any; it lists a few of them with their shards."""
+        if not self._count:
+            return
+        more = f" and {self._count - len(self._listed)} more" if self._count > len(self._listed) else ""
+        raise DuplicateKeyError(
+            f"{self._count} samples have the key of another one: {'; '.join(self._listed)}{more}. A key (the name of a "
+            f"tar member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
+            f"rename them, or let fix_duplicates (--fix-duplicates) put the path of its tar before the name of each"
+        )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from os.path import isfile
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
+from energon_grain.sources.kinds import hint_at
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
@@ -37,25 +37,13 @@ def not_prepared(location: str) -> str:
     names = names_below(location)
     if names is not None and not names:
         found = _file_at(location) if read_beginning(location, 1) else "nothing lies below that URL"
-    elif hint := _hint(location, [name for name in names or () if "/" not in name]):
+    elif hint := hint_at(location, [name for name in names or () if "/" not in name]):
         found = hint
     elif not has_lists(location, storage_settings()):
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
-        records = any(map(is_record_file, names or ()))
-        found = _NOT_PREPARED.format(preparing(location, records=records))
+        found = not_indexed(location)
     return f"{location}: {found}"
-
-
-HINTS: list[Callable[[str, Collection[str]], str | None]] = []
-"""Say more of a path at which no prepared dataset is, given the names of files right below it, where these are no
-shards; none: it is a file, or they are not known. The registry of kinds, which is above this module, is one."""
-
-
-def _hint(location: str, names: Collection[str]) -> str | None:
-    if any(name.endswith(".tar") or is_record_file(name) for name in names):
-        names = ()
-    return next((said for hint in HINTS if (said := hint(location, names))), None)
 
 
 def names_below(url: str) -> list[str] | None:
@@ -76,29 +64,18 @@ INFO_YAML = ".info.yaml"
 INDEX_SQLITE = "index.sqlite"
 INDEX_UUID = "index.uuid"
 RECORDS_JSON = "records.json"
-RECORD_SUFFIX = ".array_record"
-"""How names of ArrayRecord files end, but those of TensorFlow Datasets; see `is_record_file`."""
-_RECORD_FILE = re.compile(r"\.array_record(?:-[0-9]+-of-[0-9]+)?\Z")
+INDEX_JSON = "index.json"
+"""What names the shards of an MDS dataset, in their folder."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
 """What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
 _IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
 _IS_METADATASET = "is a metadataset, which get_train_dataset and its like take; one of its datasets is expected here"
-_NOT_PREPARED = f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{{}}`"
 _LOOSE = (
     *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mp3", ".wav", ".flac", ".ogg", ".m4a"),
 )
 """How names of images, videos and sounds end, which people keep in folders."""
 _MOST_LISTED = 10_000
-
-
-def is_record_file(name: str) -> bool:
-    """Whether a name is that of an ArrayRecord file, also as TensorFlow Datasets writes it.
-
-    >>> is_record_file("mnist-train.array_record-00000-of-00002")
-    True
-    """
-    return _RECORD_FILE.search(name) is not None
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,27 +204,14 @@ def not_prepared_here(root: Path) -> str:
     if root.is_file():
         return f"{root}: {_file_at(str(root))}"
     names = os.listdir(root) if root.is_dir() else []
-    if hint := _hint(str(root), names):
+    if hint := hint_at(str(root), names):
         return f"{root}: {hint}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
     found = None
     if not any(root.rglob("*.tar")):
         found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MOST_LISTED)))
-    return f"{root}: {found or _NOT_PREPARED.format(preparing(root))}"
-
-
-def of_plain_folder(path: str) -> str:
-    """Say what to do about a folder with `index.sqlite` and no info file, which is opened as a dataset."""
-    if any(name.endswith((".tar", RECORD_SUFFIX)) for name in os.listdir(path)):
-        return (
-            f"{path}: {META_FOLDER}/{INFO_JSON} is missing: its preparation was interrupted, or not all files were "
-            f"copied; run `{preparing(path)}`"
-        )
-    return (
-        f"{path}: a folder of single files, without shards, can only be an auxiliary store (`aux`); "
-        f"{loose_files(path, os.listdir(path)) or 'a dataset has tar files'}"
-    )
+    return f"{root}: {found or not_indexed(root)}"
 
 
 def loose_files(folder: str, names: Iterable[str]) -> str | None:
@@ -266,14 +230,14 @@ def loose_files(folder: str, names: Iterable[str]) -> str | None:
 
 
 def _file_at(location: str) -> str:
-    return _hint(location, ()) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
+    return hint_at(location, ()) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
 
 
-def preparing(root: str | os.PathLike[str], *, records: bool | None = None) -> str:
-    """The command that prepares the folder at a path or URL; `records` of None: looks for ArrayRecord files."""
-    command = f"energon-grain prepare {os.fspath(root)}"
-    if records is None:
-        records = any(is_record_file(path.name) for path in Path(root).glob(f"*{RECORD_SUFFIX}*"))
-    if records:
-        command += " --records msgpack|tf_example|raw"
-    return command
+def not_indexed(root: str | os.PathLike[str], flags: str = "") -> str:
+    """What messages say of a folder of shards at a path or URL that was not prepared; `flags` are of the command."""
+    return f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root, flags)}`"
+
+
+def preparing(root: str | os.PathLike[str], flags: str = "") -> str:
+    """The command that prepares the folder at a path or URL."""
+    return f"energon-grain prepare {os.fspath(root)}{flags}"

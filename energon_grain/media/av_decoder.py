@@ -16,8 +16,8 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.media.audio import AudioTrack, AudioUnit
 from energon_grain.media.container import Bounds, Track, open_container, opened
-from energon_grain.media.metadata import AVMetadata
 from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
+from energon_grain.samples.media_metadata import AVMetadata
 from energon_grain.samples.sample import edataclass
 from energon_grain.tracebacks import public
 from energon_grain.transforms.image import MAX_PIXELS

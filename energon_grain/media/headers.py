@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from energon_grain.errors import ConfigError, DecodingError
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.tracebacks import public
 from energon_grain.transforms.media_types import media_extension
 

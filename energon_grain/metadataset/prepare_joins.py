@@ -28,8 +28,9 @@ from energon_grain.kinds.joins.index import (
     open_join_index,
     writing_joins,
 )
-from energon_grain.kinds.joins.leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.kinds.joins.members import JoinMember
+from energon_grain.kinds.joins.opening import can_hold_joins, fetch_join, store_joins
 from energon_grain.storage.location import absolute, is_url
 from energon_grain.words import counted
 

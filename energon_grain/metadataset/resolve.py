@@ -19,10 +19,11 @@ from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_files import BETWEEN
-from energon_grain.formats.nv_meta import not_prepared, of_plain_folder
+from energon_grain.formats.nv_meta import not_prepared
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.kinds.joins.members import Keys
+from energon_grain.kinds.prepared.kind import FILESYSTEM, of_plain_folder
 from energon_grain.metadataset.forms import (
     DatasetReference,
     JoinArrayReference,
@@ -36,7 +37,7 @@ from energon_grain.metadataset.forms import (
 )
 from energon_grain.samplers.expression import Expression, combine_expressions
 from energon_grain.samplers.subset import Subset
-from energon_grain.sources.kinds import FILESYSTEM, METADATASET, NOTHING, Kind, kind_at, kind_by_name
+from energon_grain.sources.kinds import METADATASET, NOTHING, Kind, kind_at, kind_by_name
 from energon_grain.storage.location import METADATASET_ENDINGS, absolute, folder_of, is_file_of, is_url
 
 Leaf: TypeAlias = LeafDataset | JoinedLeafDataset

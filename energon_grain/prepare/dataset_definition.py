@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from energon_grain.errors import ConfigError, FieldMapError
-from energon_grain.formats.array_record import RecordEncoding, open_records, record_decoder
 from energon_grain.formats.class_ref import imported
-from energon_grain.formats.tar.scan import ShardScan
-from energon_grain.formats.tar.walk import TarBytes
+from energon_grain.formats.records import RecordEncoding
+from energon_grain.formats.scan import ShardScan
+from energon_grain.prepare.containers import container_of
 from energon_grain.prepare.scan import MAX_PART_NAMES
 from energon_grain.samples import types
 from energon_grain.samples.sample import Sample
@@ -204,14 +204,8 @@ def preview_samples(
         names = [scan.part_names[int(scan.part_name[row])] for row in rows]
         parts = {name: int(scan.part_size[row]) for name, row in zip(names, rows, strict=True)}
         data: object = None
-        if parts.get("json", _JSON_BYTES + 1) > _JSON_BYTES:
-            pass
-        elif records is not None:
-            data = record_decoder(records)(open_records(path).read([sample])[0])[1]["json"]
-        else:
-            row = rows[len(names) - 1 - names[::-1].index("json")]  # of several the last, as it is read
-            with TarBytes(path) as tar:
-                data = tar.read(int(scan.part_offset[row]), int(scan.part_size[row]))
+        if parts.get("json", _JSON_BYTES + 1) <= _JSON_BYTES:
+            data = container_of(records).part(path, records, scan, sample, "json")
         text = None
         if isinstance(data, bytes):
             with contextlib.suppress(ValueError):

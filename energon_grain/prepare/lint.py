@@ -33,14 +33,13 @@ from energon_grain.errors import (
     SplitError,
     UntrustedCodeError,
 )
-from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar, scan_checked
 from energon_grain.formats.columns import ATTACHED, StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info
+from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.splits import (
     DEFAULT_SPLIT_CONFIG,
     SplitConfig,
@@ -49,11 +48,10 @@ from energon_grain.formats.splits import (
     select_shards,
 )
 from energon_grain.formats.sqlite_index import MediaTable
-from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import HEADER_FUNCTION, MediaFilterConfig, read_header
-from energon_grain.prepare.containers import PreparedSource, open_data, open_prepared
-from energon_grain.prepare.listing import TAR_SUFFIX, list_files
+from energon_grain.prepare.columnar_build import open_columnar
+from energon_grain.prepare.containers import PreparedSource, container_of, open_data, open_prepared
+from energon_grain.prepare.listing import list_files
 from energon_grain.prepare.measure import Measurement, Parts, measured
 from energon_grain.prepare.media_headers import media_numbers
 from energon_grain.prepare.repeated_members import RepeatedMembers
@@ -61,7 +59,7 @@ from energon_grain.prepare.samples import Columns, columns_of
 from energon_grain.sources.source import RawSample, Source
 from energon_grain.storage.cores import map_in_order, usable_cores
 from energon_grain.storage.location import is_url
-from energon_grain.storage.remote import read_beginning, remote_files
+from energon_grain.storage.remote import remote_files
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -197,9 +195,8 @@ def _check_shard(
     gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
     if not folder.is_remote and not os.path.isfile(location):
         return [gone]
-    scan_it = _scan_tar if records is None else partial(_scan_records, records)
     try:
-        scan, wrong = scan_it(folder, shard, first, samples)
+        scan, wrong = container_of(records).lint(folder, shard, samples, records, first=first)
     except FileNotFoundError:
         return [gone]
     except (EnergonGrainError, OSError) as error:
@@ -209,28 +206,10 @@ def _check_shard(
             else LintFinding(where=shard, what=str(error).removeprefix(f"{location}: "))
         ]
     if wrong is not None:
-        return [wrong]
+        return [LintFinding(where=shard, what=wrong[0], way_out=wrong[1])]
     if index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
         return [LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_AGAIN)]
     return []
-
-
-def _scan_tar(folder: DataFolder, shard: str, first: int, samples: int) -> tuple[ShardScan, LintFinding | None]:
-    scan, tar_index = scan_checked(folder, shard, samples, None, first), tar_index_path(shard)
-    if folder.bare is not None or read_beginning(folder.shard(tar_index.as_posix()), 1):
-        return scan, None
-    what, way_out = f"{tar_index.name} is missing", "write it with --tar-index-only"
-    return scan, LintFinding(where=shard, what=what, way_out=way_out)
-
-
-def _scan_records(
-    records: RecordEncoding, folder: DataFolder, shard: str, first: int, samples: int
-) -> tuple[ShardScan, LintFinding | None]:
-    scan = scan_records(folder.shard(shard), records, first=first)
-    if len(scan) == samples:
-        return scan, None
-    what = f"has {len(scan):,} samples, .info.json says {samples:,}; the shard was changed"
-    return scan, LintFinding(where=shard, what=what, way_out=PREPARE_AGAIN)
 
 
 def _is_gone(folder: DataFolder, location: str) -> bool:
@@ -704,11 +683,10 @@ def _unused(folder: DataFolder, splits: SplitConfig, shards: Sequence[str]) -> I
 
 def _not_indexed(folder: DataFolder, info: DatasetInfo) -> Iterator[LintFinding]:
     """Tars that were put into the folder after it was prepared, or left out then."""
-    if is_url(folder.location) or not all(shard.endswith(TAR_SUFFIX) for shard in info.shard_counts):
+    tars = container_of(None)
+    if is_url(folder.location) or not all(map(tars.is_shard, info.shard_counts)):
         return
-    more = sorted(
-        name for name in list_files(folder.location) if name.endswith(TAR_SUFFIX) and name not in info.shard_counts
-    )
+    more = sorted(name for name in filter(tars.is_shard, list_files(folder.location)) if name not in info.shard_counts)
     if more:
         yield LintFinding(
             severity="note",

@@ -11,7 +11,8 @@ from fractions import Fraction
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, SplitError, TarError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.formats.nv_meta import META_FOLDER, RECORD_SUFFIX, is_record_file, loose_files
+from energon_grain.formats.nv_meta import META_FOLDER, loose_files
+from energon_grain.prepare.containers import Container, container_of, containers
 from energon_grain.samplers.split_ratio import name_ratio
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import first_leading_out, is_url, located
@@ -19,25 +20,14 @@ from energon_grain.storage.remote import shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted
 
-COMPRESSED_SUFFIXES = {
-    ".tgz": "gzip",
-    ".tar.gz": "gzip",
-    ".tbz2": "bzip2",
-    ".tar.bz2": "bzip2",
-    ".txz": "xz",
-    ".tar.xz": "xz",
-    ".tar.zst": "zstd",
-}
-"""What names of compressed tar files end with, and the tool that decompresses each."""
-TAR_SUFFIX = ".tar"
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)|(?<=-)[0-9]{5,20}(?=-of-[0-9]+$)")
 """The number of a shard, which has six digits (of TensorFlow Datasets five), or more where they do not suffice."""
 
 
 def find_shards(
-    root: str | os.PathLike[str], *, exclude: str | None = None, suffix: str = TAR_SUFFIX
+    root: str | os.PathLike[str], *, exclude: str | None = None, container: Container | None = None
 ) -> tuple[str, ...]:
-    """List the tar files, or those with another ending, below `root` as paths relative to it, sorted by `in_order`.
+    """List the tar files, or those of another container, below `root` as paths relative to it, sorted by `in_order`.
 
     Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched. Shards in
     whose relative path the regular expression `exclude` is *found* are left out.
@@ -45,23 +35,25 @@ def find_shards(
     Raises DatasetNotFoundError, ReadError, ConfigError, and TarError where there are compressed tars among them, which
     cannot be read at random offsets.
     """
-    endings = (suffix, *COMPRESSED_SUFFIXES) if suffix == TAR_SUFFIX else (suffix,)
+    container = container or container_of(None)
+    suffix, compressed = container.suffix, tuple(container.compressed)
     files = list_files(root, what=suffix)
-    found = [name for name in files if name.endswith(endings) or (suffix == RECORD_SUFFIX and is_record_file(name))]
+    found = [name for name in files if container.is_shard(name) or name.endswith(compressed)]
     if not found:
         raise DatasetNotFoundError(
-            f"{root}: no *{suffix} files in it or in its subfolders.{_advice(os.fspath(root), files, suffix)}"
+            f"{root}: no *{suffix} files in it or in its subfolders.{_advice(os.fspath(root), files, container)}"
         )
     return check_shards(sorted(found, key=in_order), exclude)
 
 
-def _advice(root: str, files: Sequence[str], suffix: str) -> str:
+def _advice(root: str, files: Sequence[str], container: Container) -> str:
     """What to do where a folder has no shards, by the other files that it has."""
     if not files:
         return " There are no other files either: check the path."
-    if others := sum(map(is_record_file, files)):
-        return f" There are {others} *{RECORD_SUFFIX} files: add --records msgpack|tf_example|raw."
-    loose = loose_files(root, files) if suffix == TAR_SUFFIX else ""
+    for other in containers():
+        if other.encodings and (others := sum(map(other.is_shard, files))):
+            return f" There are {others} *{other.suffix} files: add{other.flags}."
+    loose = "" if container.encodings else loose_files(root, files)
     return f" {loose[0].upper()}{loose[1:]}." if loose else ""
 
 
@@ -74,7 +66,7 @@ def in_order(name: str) -> list[str]:
     return _NUMBER.sub(lambda found: found[0].zfill(20), name).split("/")
 
 
-def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[str]:
+def list_files(root: str | os.PathLike[str], *, what: str = ".tar") -> list[str]:
     """List the files below a folder or URL, relative to it, without those in `.nv-meta`; see `find_shards`."""
     location = located(root)
     if is_url(location):
@@ -88,7 +80,7 @@ def list_files(root: str | os.PathLike[str], *, what: str = TAR_SUFFIX) -> list[
 def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
     """Leave out the shards in whose name `exclude` is found, and refuse what cannot be one; see `find_shards`."""
     kept = list(shards) if exclude is None else _without(shards, exclude)
-    _refuse_compressed([name for name in kept if name.endswith(tuple(COMPRESSED_SUFFIXES))])
+    _refuse_compressed(kept)
     outside = first_leading_out(kept)
     if outside is not None:
         raise ConfigError(
@@ -117,11 +109,13 @@ def _without(shards: Sequence[str], exclude: str) -> list[str]:
     return kept
 
 
-def _refuse_compressed(compressed: Sequence[str]) -> None:
+def _refuse_compressed(shards: Sequence[str]) -> None:
+    container = container_of(None)
+    compressed = [name for name in shards if name.endswith(tuple(container.compressed))]
     if not compressed:
         return
     example = compressed[0]
-    suffix, tool = next(item for item in COMPRESSED_SUFFIXES.items() if example.endswith(item[0]))
+    suffix, tool = next(item for item in container.compressed.items() if example.endswith(item[0]))
     others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
     raise TarError(
         f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "

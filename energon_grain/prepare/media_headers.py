@@ -23,13 +23,12 @@ from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.columns import ColumnFolder, ColumnStage, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, open_folder
+from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.formats.seek_table import write_seek_table
-from energon_grain.formats.tar.scan import MediaRows, ShardScan
-from energon_grain.formats.tar.walk import TarBytes
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
-from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.media.seek_index import missing_index
-from energon_grain.prepare.containers import container_in
+from energon_grain.prepare.containers import Container, container_in
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import ObjectRange, shared_client
@@ -72,17 +71,19 @@ class _Found:
         return MediaRows(part=np.array(self.part, np.int64), is_av=np.array(self.is_av, np.bool_), texts=texts)
 
 
-def media_in_tar(path: str, scan: ShardScan, by: MediaFilterConfig) -> tuple[MediaRows, int, list[str]]:
-    """Look for media among the parts of a tar that was scanned.
+def media_in_shard(
+    container: Container, path: str, scan: ShardScan, by: MediaFilterConfig
+) -> tuple[MediaRows, int, list[str]]:
+    """Look for media among the parts of a shard that was scanned, whose parts have offsets.
 
     Raises OSError, and StaleIndexError if it changed since.
 
     Gives what is known of them, how many have damaged headers, and what is wrong with the first few.
     """
     found = _Found()
-    with TarBytes(path) as tar:
-        data = tar.data
-        if tar.size_bytes != scan.size_bytes or data.generation != scan.generation:
+    with container.open_bytes(path) as shard:
+        data = shard.data
+        if shard.size_bytes != scan.size_bytes or data.generation != scan.generation:
             raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
         mean_bytes = scan.size_bytes / max(len(scan.part_offset), 1)
         read = data.alone if mean_bytes >= data.pass_over_bytes else data.near
@@ -328,7 +329,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
     container = container_in(folder.local)
     if not container.has_offsets:
         raise RefusedError(
-            f"{folder.location}: records of {container.files} are read whole, so an index of their videos is of no "
+            f"{folder.location}: records of {container.file}s are read whole, so an index of their videos is of no "
             f"use; clips of long videos want tars"
         )
     source = container.source(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)

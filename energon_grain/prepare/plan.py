@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, RefusedError
-from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder, copy_database, naming
@@ -23,19 +22,18 @@ from energon_grain.formats.nv_meta import (
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
-    RECORD_SUFFIX,
     RECORDS_JSON,
     DatasetInfo,
     is_prepared,
     read_info,
 )
+from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, read_split_config
 from energon_grain.formats.sqlite_index import filter_of
-from energon_grain.formats.tar.index import tar_index_path
 from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.containers import Container, container_of
 from energon_grain.prepare.dataset_definition import DatasetDefinition, define_dataset
 from energon_grain.prepare.listing import (
-    TAR_SUFFIX,
     check_shards,
     find_shards,
     list_files,
@@ -135,6 +133,11 @@ class PreparePlan:
     same_uuid: bool = False
 
     @property
+    def container(self) -> Container:
+        """What the shards are."""
+        return container_of(self.records)
+
+    @property
     def digest(self) -> bool:
         """Whether digests of the shards are kept: where that is asked for, or was when it was prepared before."""
         return self.request.digest or (self.mode == "append" and (self.root / DIGESTS).exists())
@@ -186,7 +189,7 @@ class PreparePlan:
     @property
     def writes(self) -> tuple[str, ...]:
         """Paths of all that is written, relative to the dataset; of the columnar index the folder alone."""
-        indices = [tar_index_path(name).as_posix() for name in self.new] if self.records is None else []
+        indices = [name for name in map(self.container.index_file, self.new) if name is not None]
         sqlite = SQLITE_FILES if self.sqlite else ()
         small = self.small_files(defined=self.definition is not None)
         return (*indices, *sqlite, f"{COLUMNAR}/", *small)
@@ -201,7 +204,7 @@ class PreparePlan:
         return {
             "dataset": self.dataset.location,
             "mode": self.mode,
-            "container": "tar" if self.records is None else "array-record",
+            "container": self.container.name,
             "scan": self.new,
             "keep": len(self.shards) - len(self.new),
             "reads_media": self.media is not None,
@@ -230,7 +233,7 @@ class PreparePlan:
         yield from (f"  remove  {name}" for name in self.found_to_remove)
 
     def _lines_of_scan(self) -> Iterator[str]:
-        yield f"  scan    {_counted(self.new, 'tar file' if self.records is None else 'ArrayRecord file')}"
+        yield f"  scan    {_counted(self.new, self.container.file)}"
         if self.records is not None:
             yield f"  decode  their records as {self.records}"
         if self.media is not None:
@@ -432,7 +435,7 @@ def _dealt(
 def _list_shards(root: str, request: PrepareRequest, records: RecordEncoding | None) -> tuple[str, ...]:
     shards, exclude = request.shards, request.exclude
     if shards is None:
-        return find_shards(root, exclude=exclude, suffix=RECORD_SUFFIX if records else TAR_SUFFIX)
+        return find_shards(root, exclude=exclude, container=container_of(records))
     if not shards:
         raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
     found = frozenset(list_files(root)) if is_url(root) else None

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
-from energon_grain.formats.tar.names import split_member_name
+from energon_grain.prepare.containers import Container
 from energon_grain.prepare.scan import ScannedDataset
-from energon_grain.storage.atomic import atomic_write, remove_temporaries
+from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import join
 
 _PREFIXING = f"{PREPARE_FOLDER}/prefixing"
 _PREFIXING_THREADS = 8  # most of them wait for the disk
 
 
-def finish_prefixes(root: Path, shards: Sequence[str]) -> None:
+def finish_prefixes(root: Path, container: Container, shards: Sequence[str]) -> None:
     """Rename the members of the tars that a killed run had not reached. Call it while the dataset is locked."""
     if (root / _PREFIXING).exists():
         for folder in {(root / shard).parent for shard in shards}:
             remove_temporaries(folder, ".*.tar.*.tmp")
-        _prefix(root, shards)
+        _prefix(root, container, shards)
 
 
-def prefix_members(root: Path, scanned: ScannedDataset) -> None:
+def prefix_members(root: Path, container: Container, scanned: ScannedDataset) -> None:
     """Put the path of its tar before each member's name, in all of them. Call it while the dataset is locked.
 
     `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, so that its key is `parts/3.tar/b/7`; members
@@ -48,23 +47,9 @@ def prefix_members(root: Path, scanned: ScannedDataset) -> None:
                 f"name of the tar would not distinguish its samples. Rename them; no tar was changed."
             )
     (root / _PREFIXING).touch()
-    _prefix(root, [shard.name for shard in scanned.shards])
+    _prefix(root, container, [shard.name for shard in scanned.shards])
 
 
-def _prefix(root: Path, shards: Sequence[str]) -> None:
+def _prefix(root: Path, container: Container, shards: Sequence[str]) -> None:
     with ThreadPoolExecutor(_PREFIXING_THREADS, thread_name_prefix="prepare") as pool:
-        list(pool.map(lambda shard: _prefix_one(root / shard, f"{shard}/"), shards))
-
-
-def _prefix_one(path: Path, prefix: str) -> None:
-    with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
-        members = old.getmembers()
-        parts = [member for member in members if member.isreg() and split_member_name(member.name)]
-        if all(member.name.startswith(prefix) for member in parts):
-            return  # done by a run that was killed
-        for member in parts:
-            member.name = prefix + member.name
-        with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:
-            for member in members:
-                data.seek(member.offset_data)
-                new.addfile(member, data if member.isreg() else None)
+        list(pool.map(lambda shard: container.prefix_keys(root / shard, f"{shard}/"), shards))

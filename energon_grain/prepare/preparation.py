@@ -21,9 +21,7 @@ import msgspec
 import yaml
 
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError
-from energon_grain.formats.array_record import RecordEncoding, encode_records_file
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar
-from energon_grain.formats.columnar_build import open_columnar, remove_old_generations, write_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
@@ -38,13 +36,14 @@ from energon_grain.formats.nv_meta import (
     write_info,
     write_uuid,
 )
+from energon_grain.formats.records import RecordEncoding, encode_records_file
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.seek_table import SEEK_TABLE
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, write_split_config
 from energon_grain.formats.sqlite_index import keep_media_tables, write_sqlite_index
-from energon_grain.formats.tar.index import tar_index_path
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.media.headers import MediaFilterConfig
-from energon_grain.prepare.containers import open_prepared
+from energon_grain.prepare.columnar_build import open_columnar, remove_old_generations, write_columnar
+from energon_grain.prepare.containers import Container, open_prepared
 from energon_grain.prepare.dataset_definition import DatasetDefinition
 from energon_grain.prepare.media_headers import ENDINGS, index_videos, write_media_columns
 from energon_grain.prepare.plan import (
@@ -359,7 +358,7 @@ def _working_on(plan: PreparePlan) -> Generator[_Work]:
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         atomic_write_text(root / REQUEST, plan.mark)
         if plan.request.fix_duplicates:
-            finish_prefixes(root, plan.shards)
+            finish_prefixes(root, plan.container, plan.shards)
         # Indexed shards are known by the index, and shards of a writer by its log.
         known = open_columnar(dataset) if plan.mode == "append" else None
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
@@ -399,7 +398,7 @@ def _stage_distinct(
     except DuplicateKeyError:
         if not plan.request.fix_duplicates:
             raise
-    prefix_members(plan.root, scanned)
+    prefix_members(plan.root, plan.container, scanned)
     scanned = _scan(plan, means, work)
     return scanned, _stage_indices(plan, means, work, scanned, staging)
 
@@ -491,7 +490,7 @@ def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: Scanne
     again. Raises DuplicateKeyError: two samples of the dataset have the same key.
     """
     dataset, names = plan.dataset, [shard.name for shard in scanned.shards]
-    indices = _TarIndices(staging, frozenset(plan.new) if plan.records is None else frozenset())
+    indices = _ShardIndices(staging, plan.container, frozenset(plan.new))
     with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
         # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
         database = pool.submit(_stage_database, plan, means, scanned, staging) if plan.sqlite else None
@@ -515,25 +514,26 @@ def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: Scanne
     return _Staged((*indices.paths, *put, *columnar), tuple(remove), header.generation, indices.repeated)
 
 
-class _TarIndices:
-    """Writes the `.tar.idx` of shards into the staging folder as their scans pass by.
+class _ShardIndices:
+    """Writes the index of each shard, where it has one, into the staging folder as their scans pass by.
 
     `paths` lists them, and `repeated` the members of these shards that are not read.
     """
 
-    def __init__(self, staging: Path, wanted: frozenset[str]) -> None:
+    def __init__(self, staging: Path, container: Container, wanted: frozenset[str]) -> None:
         self.paths: list[str] = []
         self.repeated = RepeatedMembers()
-        self._staging = staging
+        self._staging, self._container = staging, container
         self._wanted = wanted
 
     def written(self, scans: Iterable[tuple[str, ShardScan]]) -> Iterator[ShardScan]:
         """The scans, each after its index was written."""
         folders: set[str] = set()
         for name, scan in scans:
-            if name in self._wanted:
-                self.paths.append(tar_index_path(name).as_posix())
-                path = os.path.join(self._staging, self.paths[-1])
+            index = self._container.index_file(name) if name in self._wanted else None
+            if index is not None:
+                self.paths.append(index)
+                path = os.path.join(self._staging, index)
                 if (folder := os.path.dirname(path)) not in folders:
                     os.makedirs(folder, exist_ok=True)
                     folders.add(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.tar.scan import ShardScan, parts_not_read
+from energon_grain.formats.scan import ShardScan, parts_not_read
 from energon_grain.prepare.listing import printable
 
 

@@ -34,20 +34,19 @@ from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
     EnergonGrainError,
-    FormatError,
     StaleIndexError,
-    TarError,
     WorkerError,
 )
-from energon_grain.formats.array_record import RecordEncoding, count_records, scan_records
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.nv_meta import DatasetInfo
-from energon_grain.formats.tar.scan import MediaRows, ShardScan, scan_tar
+from energon_grain.formats.records import RecordEncoding
+from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.forms import Form
 from energon_grain.media.headers import MediaFilterConfig
+from energon_grain.prepare.containers import container_of
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.listing import printable
-from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_tar
+from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_shard
 from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import is_unchanged, shared_client
@@ -371,18 +370,16 @@ def _scan_media(root: str, task: ShardTask) -> tuple[ShardScan, int, list[str]]:
     scan = _scan(path, task)
     if task.media is None:
         return scan, 0, []
-    media, failures, failed = media_in_tar(path, scan, task.media)
+    media, failures, failed = media_in_shard(container_of(task.records), path, scan, task.media)
     return dataclasses.replace(scan, media=media), failures, [f"{task.name}: {each}" for each in failed]
 
 
 def _scan(path: str, task: ShardTask) -> ShardScan:
-    records = task.records
-    scan = scan_tar(path) if records is None else scan_records(path, records, first=task.first)
+    container = container_of(task.records)
+    scan = container.scan(path, task.records, first=task.first)
     if len(scan) == 0:
-        rule = "a regular file with an extension, such as 000.jpg" if records is None else "a record"
-        raise (TarError if records is None else FormatError)(
-            f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude."
-        )
+        error, rule = container.no_sample
+        raise error(f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude.")
     return scan
 
 
@@ -519,7 +516,7 @@ def shard_tasks(
     """What is to be scanned of a dataset: its shards in their order, and in tars the media, if they are wanted."""
     firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
     if records not in (None, "msgpack"):
-        counts = _each(root)(count_records, [join(root, name) for name in shards])
+        counts = _each(root)(container_of(records).count, [join(root, name) for name in shards])
         firsts = [0, *itertools.accumulate(counts)][:-1]
     return [
         ShardTask(name=name, records=records, first=first, media=media)

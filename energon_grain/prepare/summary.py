@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
-from energon_grain.formats.array_record import RecordEncoding, read_records_file
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columns import StoredColumn
 from energon_grain.formats.data_folder import DataFolder, naming
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, DatasetInfo, read_info, read_uuid
+from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.splits import read_split_config, select_shards
 from energon_grain.media.headers import HEADER_FUNCTION
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.prepare.samples import Columns
 from energon_grain.sources.kinds import Opened

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -19,19 +19,17 @@ import numpy as np
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.formats.columnar import find_columnar
 from energon_grain.formats.data_folder import open_folder
-from energon_grain.formats.shard_writer import (
-    SUFFIXES,
-    TEMPORARY,
+from energon_grain.prepare.containers import (
     Compression,
-    Container,
+    ContainerName,
     Sample,
-    ShardWriter,
     UnfitSampleError,
-    read_shard,
+    container_named,
 )
 from energon_grain.prepare.executors import outcomes, own_executor, portable
 from energon_grain.prepare.listing import in_order
 from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, looks, scanned
+from energon_grain.prepare.shard_writer import TEMPORARY, ShardWriter
 from energon_grain.prepare.writing import PartLog
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.storage.atomic import remove_temporaries
@@ -49,14 +47,9 @@ ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
 """A shard to be written, what gives its samples (it goes to a worker by cloudpickle), and where these come from."""
 
 
-def records_of(container: Container) -> Literal["msgpack"] | None:
-    """How samples lie in shards that are written here; None: in tars."""
-    return None if container == "tar" else "msgpack"
-
-
-def check_container(container: Container, compression: Compression) -> None:
+def check_container(container: ContainerName, compression: Compression) -> None:
     """Raise ConfigError where there is no such kind of shard."""
-    if container not in SUFFIXES or compression not in ("none", "zstd"):
+    if container not in ("tar", "array-record") or compression not in ("none", "zstd"):
         raise ConfigError(
             f"container={container!r}, compression={compression!r}: 'tar' or 'array-record', 'none' or 'zstd'"
         )
@@ -68,7 +61,7 @@ def write_shards(
     root: Path,
     jobs: Iterable[ShardJob],
     *,
-    container: Container,
+    container: ContainerName,
     compression: Compression,
     verify: bool = False,
     count: int | None,
@@ -145,7 +138,7 @@ def _remove_unfinished(root: Path) -> None:
 
 
 def make_shard(
-    root: str, task: ShardTask, container: Container, compression: Compression, verify: bool, samples: bytes
+    root: str, task: ShardTask, container: ContainerName, compression: Compression, verify: bool, samples: bytes
 ) -> bytes | Exception:
     """Write a shard and return its record, no bytes where there is no sample, or what is wrong with the samples.
 
@@ -160,7 +153,7 @@ def make_shard(
     written, found = SampleDigest(), SampleDigest()
 
     def compare(path: Path) -> None:
-        deque(found.of(read_shard(path, container)), maxlen=0)
+        deque(found.of(container_named(container).read(path)), maxlen=0)
         if found != written:
             raise ReadError(
                 f"{os.path.join(root, task.name)}: what was written is not what was to be ({found.samples} of "

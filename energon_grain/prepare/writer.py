@@ -24,21 +24,21 @@ from types import CodeType, TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
-from energon_grain.formats.array_record import read_records_file
 from energon_grain.formats.columnar import find_columnar
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, read_info
-from energon_grain.formats.shard_writer import SUFFIXES, TEMPORARY, Compression, Container, Sample, ShardWriter
+from energon_grain.formats.records import read_records_file
+from energon_grain.prepare.columnar_build import open_columnar
+from energon_grain.prepare.containers import Compression, ContainerName, Sample, container_named
 from energon_grain.prepare.dataset_definition import define_dataset
 from energon_grain.prepare.listing import printable
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
+from energon_grain.prepare.shard_writer import TEMPORARY, ShardWriter
 from energon_grain.prepare.write_shards import (
     WrittenSample,
     check_container,
     parts_of,
-    records_of,
     write_shards,
     written_record,
 )
@@ -133,7 +133,7 @@ class DatasetWriter:
         shard_bytes: int = SHARD_BYTES,
         shard_samples: int | None = None,
         name: str = "shard",
-        container: Container = "tar",
+        container: ContainerName = "tar",
         compression: Compression = "none",
         part: int = 0,
         parts: int = 1,
@@ -175,7 +175,7 @@ class DatasetWriter:
         return f"{self._target.name}-" + ("" if self._parts == 1 else f"{self._part:05d}-")
 
     def _name(self, number: int) -> str:
-        return f"{self._prefix}{self._target.first + number:06d}{SUFFIXES[self._target.container]}"
+        return f"{self._prefix}{self._target.first + number:06d}{container_named(self._target.container).suffix}"
 
     def _path(self, number: int) -> Path:
         return self._target.root / self._name(number)
@@ -293,7 +293,7 @@ class _Target:
         self,
         root: str | os.PathLike[str],
         name: str,
-        container: Container,
+        container: ContainerName,
         compression: Compression,
         append: bool,
         settings: Mapping[str, Any],
@@ -302,7 +302,7 @@ class _Target:
         if is_url(location):
             raise ConfigError(f"{location}: datasets are written to a file system; copy the new one to the store")
         self.root, self.name, self._append = Path(location), name, append
-        self.container: Container = container
+        self.container: ContainerName = container
         self.compression: Compression = compression
         check_container(container, compression)
         if not name or name != printable(name) or {"", ".", "..", META_FOLDER} & set(name.split("/")):
@@ -327,12 +327,12 @@ class _Target:
     def _first_free(self) -> int:
         """The number of the first shard to append: behind all that are there by such a name, indexed or not."""
         folder, _, name = self.name.rpartition("/")
-        numbered = re.compile(rf"{re.escape(name)}-(?:\d+-)?(\d+){re.escape(SUFFIXES[self.container])}")
+        numbered = re.compile(rf"{re.escape(name)}-(?:\d+-)?(\d+){re.escape(container_named(self.container).suffix)}")
         found = os.listdir(self.root / folder) if (self.root / folder).is_dir() else []
         return max([len(self.indexed), *(int(match[1]) + 1 for match in map(numbered.fullmatch, found) if match)])
 
     def task(self, name: str) -> ShardTask:
-        return ShardTask(name=name, records=records_of(self.container))
+        return ShardTask(name=name, records=container_named(self.container).written)
 
     def prepare(
         self,
@@ -347,7 +347,7 @@ class _Target:
         return prepare_dataset(
             self.root,
             shards=shards,
-            records=records_of(self.container),
+            records=container_named(self.container).written,
             append=self._append,
             num_workers=0,
             progress=progress,
@@ -363,7 +363,7 @@ def write_dataset(
     *,
     shard_items: int = 1000,
     name: str = "shard",
-    container: Container = "tar",
+    container: ContainerName = "tar",
     compression: Compression = "none",
     append: bool = False,
     resume: bool = False,
@@ -416,7 +416,7 @@ def write_dataset(
     target.begin(any_function=resume)
     jobs = (
         (
-            target.task(f"{name}-{target.first + number:06d}{SUFFIXES[container]}"),
+            target.task(f"{name}-{target.first + number:06d}{container_named(container).suffix}"),
             partial(_samples, fn, at, run),
             f"items {at} to {at + len(run) - 1}",
         )
@@ -506,7 +506,7 @@ def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareP
     )
 
 
-def _check_appendable(root: Path, container: Container) -> None:
+def _check_appendable(root: Path, container: ContainerName) -> None:
     """Raise ConfigError where a dataset has shards of another kind."""
     found = read_records_file(root)
     if found not in (None, "msgpack") or (found is None) != (container == "tar"):

@@ -14,19 +14,16 @@ from functools import cache, cached_property
 from importlib import import_module
 from itertools import chain
 from os.path import isdir, isfile
-from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.commit_journal import finish_interrupted_prepare
-from energon_grain.formats.data_files import names_at
-from energon_grain.formats.data_folder import mirror_dataset
-from energon_grain.formats.nv_meta import HINTS, INDEX_SQLITE, META_FOLDER, is_prepared
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.rows import Rows, SelectedSource, selected
 from energon_grain.sources.source import PartFilter, Source
+from energon_grain.storage.data_names import names_at
 from energon_grain.storage.location import is_file_of, is_url, join
 
+T = TypeVar("T")
 _OWN = "energon_grain.kinds"
 _ENTRY_POINTS = "energon_grain.kinds"
 
@@ -131,6 +128,7 @@ class Kind:
             gives.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
         store: Opens single parts by key.
+        file_store: Opens the files below a folder by their names, where it is a kind of folders without samples.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
         rows: Opens what that key names: samples whose one part has no name, found by number or by keys in a file.
@@ -139,7 +137,7 @@ class Kind:
         index: Indexes it; None: there is nothing to prepare.
         index_plan: Says what `index` would do, without writing anything.
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
-            is a file, or they are not known, or are shards); None: nothing.
+            is a file, or they are not known); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
         read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
             Given the path, the field, and how errors begin.
@@ -159,6 +157,7 @@ class Kind:
     opener: Any = None
     is_configured: bool = False
     store: Callable[[str], FileStore[Any]] | None = None
+    file_store: Callable[[str], FileStore[bytes]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
     rows: Callable[[str], Source] | None = None
@@ -196,6 +195,13 @@ class Listing:
     def __init__(self, location: str, endings: tuple[str, ...]) -> None:
         self.location, self._endings = location, endings
         self.is_url = is_url(location)
+        self._known: dict[Callable[[str], Any], Any] = {}
+
+    def once(self, look: Callable[[str], T]) -> T:
+        """What a function says of the location; it is called once, whichever kinds ask."""
+        if look not in self._known:
+            self._known[look] = look(self.location)
+        return self._known[look]
 
     @cached_property
     def is_file(self) -> bool:
@@ -208,11 +214,6 @@ class Listing:
         return not self.is_url and isdir(self.location)
 
     @cached_property
-    def local(self) -> Path:
-        """The folder of this machine that has the small files of `.nv-meta`: the same, or a mirror."""
-        return mirror_dataset(self.location).folder if self.is_url else Path(self.location)
-
-    @cached_property
     def names(self) -> frozenset[str]:
         """Names of files at or below it that have one of the endings; hidden ones are left out. Raises ReadError."""
         return frozenset(names_at(self.location, self._endings))
@@ -222,21 +223,14 @@ class Listing:
         return any(name.endswith(endings) for name in self.names)
 
 
-def _is_plain_folder(at: Listing) -> bool:
-    return not is_prepared(at.local) and isfile(at.local / META_FOLDER / INDEX_SQLITE)
-
-
 NOTHING = Kind(name="invalid", described="no dataset", is_configured=True)
 """What is not there, or unknown. See `opener_of`."""
 METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=True)
-FILESYSTEM = Kind(name="filesystem", described="a folder of files", is_configured=True, marked=_is_plain_folder)
-"""A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
 
 
 @cache
 def _own_kinds() -> tuple[Kind, ...]:
-    own: tuple[Kind, ...] = import_module(_OWN).OWN
-    return FILESYSTEM, *own
+    return import_module(_OWN).OWN
 
 
 @cache
@@ -279,6 +273,18 @@ def opener_of(kind: Kind) -> Any:
     return next(own.opener for own in _own_kinds() if own.opener is not None and own.is_configured)
 
 
+def store_of(kind: Kind) -> Callable[[str], FileStore[Any]] | None:
+    """What opens samples of a kind by key; None: they have no keys. What is not there is opened as in `opener_of`."""
+    if kind.open is not None or kind.store is not None:
+        return kind.store
+    return next(own.store for own in _own_kinds() if own.store is not None and own.is_configured)
+
+
+def files_below(folder: str) -> FileStore[bytes]:
+    """The files below a folder, here or in a store, by their names. Raises as `Kind.file_store` does."""
+    return next(kind.file_store for kind in _own_kinds() if kind.file_store is not None)(folder)
+
+
 def kind_by_name(location: str) -> Kind | None:
     """The kind that the text of a path or URL says; None: that has to be looked at. No store is asked."""
     if location.endswith(".yaml") and (is_url(location) or isfile(location)):
@@ -303,8 +309,6 @@ def kind_at(location: str) -> Kind:
     found = kind_by_name(location)
     if found is not None:
         return found
-    if not is_url(location):
-        finish_interrupted_prepare(Path(location))
     found = _looked_at(location, _own_kinds())
     if found is None and (others := _other_kinds()):
         found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
@@ -315,9 +319,6 @@ def hint_at(location: str, names: Collection[str] = ()) -> str | None:
     """See `Kind.hint`: what the first kind says that says anything."""
     hints = (kind.hint(location, names) for kind in all_kinds() if kind.hint is not None)
     return next(filter(None, hints), None)
-
-
-HINTS.append(hint_at)
 
 
 def holds_plain_bytes(file: str) -> bool:
@@ -333,12 +334,20 @@ def _named_by(location: str, kinds: Iterable[Kind]) -> Kind | None:
     return next((kind for kind in kinds if kind.is_named_by(location)), None)
 
 
+def kind_by_marker(location: str) -> Kind | None:
+    """Our own kind that a marker file at a path or URL says; None: what files there are has to be looked at."""
+    return _marked(Listing(location, ()), _own_kinds())
+
+
+def _marked(at: Listing, kinds: Iterable[Kind]) -> Kind | None:
+    return next((kind for kind in kinds if kind.marked is not None and kind.marked(at)), None)
+
+
 def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
     """The kind that marker files say, or else the files below. Raises ConfigError where these are of two kinds."""
     at = Listing(location, tuple(ending for kind in kinds if kind.holds for ending in kind.endings))
-    for kind in kinds:
-        if kind.marked is not None and kind.marked(at):
-            return kind
+    if (found := _marked(at, kinds)) is not None:
+        return found
     held = [kind for kind in kinds if kind.holds is not None and kind.holds(at)]
     if len(held) > 1:
         patterns = [join(location, kind.pattern) for kind in held]

@@ -29,14 +29,16 @@ from records import encode_example, msgpack_record, write_records, write_shards
 from energon_grain import DefaultTaskEncoder, get_train_dataset
 from energon_grain.conversion import convert_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError, FormatError, RefusedError
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import holds_records, is_prepared, read_info
-from energon_grain.formats.shard_writer import ShardWriter, UnfitSampleError, member_header, read_shard
 from energon_grain.formats.splits import read_split_config
+from energon_grain.kinds.array_record.writer import read_written
+from energon_grain.kinds.tar.writer import member_header
 from energon_grain.prepare import PrepareProgress, prepare_dataset
-from energon_grain.prepare.containers import open_prepared
+from energon_grain.prepare.columnar_build import open_columnar
+from energon_grain.prepare.containers import UnfitSampleError, open_prepared
 from energon_grain.prepare.lint import lint_dataset
+from energon_grain.prepare.shard_writer import ShardWriter
 from energon_grain.prepare.write_shards import SampleDigest
 from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
 
@@ -510,4 +512,4 @@ def test_digests_tell_samples_apart(tmp_path: Path) -> None:
     ):
         assert first != other
     path = write_records(tmp_path / "x.array_record", [msgpack_record({"__key__": "a", "txt": b"x", "jpg": b"y"})])
-    assert digest(*read_shard(path, "array-record")) == digest(("a", {"txt": b"x", "jpg": b"y"}))  # type: ignore[arg-type]
+    assert digest(*read_written(path)) == digest(("a", {"txt": b"x", "jpg": b"y"}))  # type: ignore[arg-type]

@@ -30,9 +30,9 @@ from energon_grain import (
     measure_dataset,
 )
 from energon_grain.errors import IndexFileError, KeyNotFoundError
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.kinds.tar.source import WebDatasetSource
 from energon_grain.loader.data_source import EnergonDataSource
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.samplers.expression import Expression
 from energon_grain.testing import make_text_dataset
 

@@ -21,20 +21,16 @@ from object_server import Bucket
 from records import encode_example, msgpack_record, write_records
 
 from energon_grain.errors import FormatError, IndexFileError, ReadError
-from energon_grain.formats.array_record import (
-    RECORD_ENCODINGS,
+from energon_grain.formats.records import RECORD_ENCODINGS, RecordEncoding, encode_records_file, read_records_file
+from energon_grain.kinds.array_record.files import (
     ArrayRecordFile,
-    RecordEncoding,
-    count_records,
-    encode_records_file,
     open_records,
     part_bytes,
     read_example,
-    read_records_file,
     record_decoder,
     scan_records,
 )
-from energon_grain.formats.array_record_ranges import (
+from energon_grain.kinds.array_record.ranges import (
     BLOCK_BYTES,
     ArrayRecordObject,
     RecordPlaces,
@@ -280,7 +276,7 @@ def test_a_scan_of_msgpack(tmp_path: Path) -> None:
     records = [msgpack_record(sample) for sample in samples]
     path = write_records(tmp_path / "x.array_record", records)
     scan = scan_records(path, "msgpack", first=7)
-    assert (len(scan), count_records(path)) == (100, 100)
+    assert (len(scan), open_records(str(path)).records) == (100, 100)
     assert scan.keys() == [sample["__key__"] for sample in samples]
     assert scan.part_names == ("txt", "json")
     assert scan.size_bytes == path.stat().st_size
@@ -478,7 +474,7 @@ def test_chunks_take_no_more_memory_than_they_announce(run_script: RunScript, tm
 _IN_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
-from energon_grain.formats.array_record_ranges import chunk_records
+from energon_grain.kinds.array_record.ranges import chunk_records
 data = Path(sys.argv[1]).read_bytes()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

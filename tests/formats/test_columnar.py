@@ -26,7 +26,6 @@ from patience import PATIENCE_S
 
 from energon_grain import WebDatasetSource, open_columns
 from energon_grain.errors import DuplicateKeyError, IndexFileError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
@@ -45,10 +44,11 @@ from energon_grain.formats.columns import ColumnFolder, ColumnStage
 from energon_grain.formats.commit_journal import new_staging_folder
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
-from energon_grain.formats.tar.index import check_shards, read_tar_index, tar_index_path
-from energon_grain.formats.tar.scan import scan_tar
 from energon_grain.kinds.tar.bare_tars import open_tars
+from energon_grain.kinds.tar.index import check_shards, read_tar_index, tar_index_path
+from energon_grain.kinds.tar.scan import scan_tar
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.columnar_build import open_columnar, write_columnar
 from energon_grain.testing import make_text_dataset, write_tars
 
 SHARD = st.lists(

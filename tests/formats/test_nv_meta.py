@@ -29,7 +29,6 @@ from energon_grain import StorageSettings, Stream, get_train_dataset, use_storag
 from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError, IndexFileError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.data_folder import naming, open_folder
 from energon_grain.formats.dataset_config import read_dataset_config
 from energon_grain.formats.nv_meta import (
@@ -43,8 +42,9 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.formats.splits import encode_split_config, read_split_config, select_shards
 from energon_grain.formats.sqlite_index import write_sqlite_index
-from energon_grain.formats.tar.index import read_tar_index, tar_index_path
-from energon_grain.formats.tar.scan import scan_tar
+from energon_grain.kinds.tar.index import read_tar_index, tar_index_path
+from energon_grain.kinds.tar.scan import scan_tar
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.location import leads_out
 from energon_grain.testing import make_text_dataset

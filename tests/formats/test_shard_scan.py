@@ -23,10 +23,11 @@ from object_server import Bucket
 
 from energon_grain import WebDatasetSource
 from energon_grain.errors import ReadError, TarError
-from energon_grain.formats.tar.header import checksum_holds, first_bad_checksum, parse_number, read_sizes
-from energon_grain.formats.tar.names import Hidden, part_dot, part_dots, split_member_name
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
-from energon_grain.formats.tar.walk import Strategy
+from energon_grain.formats.scan import ShardScan
+from energon_grain.kinds.tar.header import checksum_holds, first_bad_checksum, parse_number, read_sizes
+from energon_grain.kinds.tar.names import Hidden, part_dot, part_dots, split_member_name
+from energon_grain.kinds.tar.scan import scan_tar
+from energon_grain.kinds.tar.walk import Strategy
 from energon_grain.testing import make_text_dataset
 
 Sample = tuple[int, str, list[tuple[str, int, int]]]

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energon_grain.formats.columnar_build import write_columnar
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.nv_meta import DatasetInfo, write_info
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import SplitConfig, write_split_config
-from energon_grain.formats.tar.scan import ShardScan
+from energon_grain.prepare.columnar_build import write_columnar
 
 _SHARD = 1 << 14
 

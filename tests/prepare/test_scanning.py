@@ -23,7 +23,8 @@ from patience import PATIENCE_S
 
 from energon_grain import errors
 from energon_grain.errors import ConfigError, DatasetNotFoundError, TarError, WorkerError
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.scan import ShardScan
+from energon_grain.kinds.tar.scan import scan_tar
 from energon_grain.prepare import PrepareProgress, PrepareReport, prepare_dataset
 from energon_grain.prepare.executors import Processes
 from energon_grain.prepare.scan import ScanLog, ShardTask, decode_scan, describe_scan, encode_scan, scan_shard

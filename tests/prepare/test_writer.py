@@ -45,7 +45,7 @@ from energon_grain.errors import (
     SplitError,
     WorkerError,
 )
-from energon_grain.formats.shard_writer import read_shard
+from energon_grain.kinds.tar.writer import read_tar
 from energon_grain.prepare import PrepareReport, prepare_dataset
 from energon_grain.prepare.containers import open_prepared
 from energon_grain.prepare.lint import lint_dataset
@@ -505,7 +505,7 @@ def test_another_function_does_not_go_on_with_what_the_first_one_wrote(tmp_path:
 
 
 def texts(tar: Path) -> set[str]:
-    return {str(parts["txt"], "utf-8") for _, parts in read_shard(tar, "tar")}
+    return {str(parts["txt"], "utf-8") for _, parts in read_tar(tar)}
 
 
 def test_shards_with_more_than_six_digits_come_last(tmp_path: Path) -> None:

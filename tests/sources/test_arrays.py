@@ -27,7 +27,7 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.kinds.arrays.folder import is_array_folder
 from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.sources.rows import SelectedSource, selected
 

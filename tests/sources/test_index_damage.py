@@ -25,7 +25,6 @@ from records import msgpack_record, write_records
 
 from energon_grain import WebDatasetSource, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_grain.errors import IndexFileError, MissingObjectError, ReadError, StaleIndexError
-from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
@@ -36,6 +35,7 @@ from energon_grain.formats.columnar_header import (
 )
 from energon_grain.formats.nv_meta import DatasetInfo, read_info, write_info
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.columnar_build import open_columnar, write_columnar
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.storage import local
 from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
@@ -364,10 +364,11 @@ def resident_kb(path: Path) -> int:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of 400,000 samples, of which two shards exist: 21 MB of columns beside next to no data."""
-    from energon_grain.formats.columnar_build import write_columnar
     from energon_grain.formats.columnar_header import columnar_folder
     from energon_grain.formats.nv_meta import DatasetInfo, write_info
-    from energon_grain.formats.tar.scan import ShardScan, scan_tar
+    from energon_grain.formats.scan import ShardScan
+    from energon_grain.kinds.tar.scan import scan_tar
+    from energon_grain.prepare.columnar_build import write_columnar
 
     root = tmp_path_factory.mktemp("large")
     write_tars(root, [{"__key__": "0", "txt": "0"}], name="real.tar")

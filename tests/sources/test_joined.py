@@ -14,7 +14,6 @@ from arrays import numbered, write_array, write_group
 
 from energon_grain import EPath, Source, SourceInfo, WebDatasetSource, measure_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError, KeyNotFoundError, StaleIndexError
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.joins.build import JoinedArray, build_join
 from energon_grain.kinds.joins.index import JoinIndex
@@ -22,6 +21,7 @@ from energon_grain.kinds.joins.members import JoinedDataset
 from energon_grain.kinds.joins.source import JoinedBatch, JoinedSource
 from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.prepare import prepare_dataset
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.sources.rows import selected
 from energon_grain.sources.source import LazySources
 from energon_grain.testing import make_text_dataset, write_tars

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from energon_grain.formats.array_folder import is_array_folder
+from energon_grain.kinds.arrays.folder import is_array_folder
 from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.arrays.summary import summarize_arrays
 from energon_grain.sources.kinds import Kind, Opened

@@ -36,8 +36,8 @@ from energon_grain.errors import (
     WorkerError,
 )
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
+from energon_grain.kinds.arrays.folder import ArrayFolder, arrays_of, the_array
 from energon_grain.sources.rows import Rows
 from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.location import is_url, join, located, name_of

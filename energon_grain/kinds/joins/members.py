@@ -21,15 +21,21 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, DuplicateKeyError
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar
 from energon_grain.formats.columnar_header import ColumnWriter, read_column
 from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
-from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
+from energon_grain.formats.splits import (
+    DEFAULT_SPLIT_CONFIG,
+    SelectedShards,
+    SplitConfig,
+    read_split_config,
+    select_shards,
+)
 from energon_grain.kinds.joins.index import JoinedMember, shards_digest
 from energon_grain.kinds.joins.source import MemberSource
+from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.prepare.containers import open_data
 from energon_grain.sources.kinds import rows_joined_by
 from energon_grain.sources.rows import rows_of
@@ -45,6 +51,25 @@ Identity: TypeAlias = tuple[str, str, Sequence[str], Sequence[str], str]
 """What the name of a join is made of: see `kinds.joins.index.join_name`."""
 _TEXT_BYTES = 16 << 20
 _KEYS_AT_ONCE = 1 << 16
+
+
+def _split_of(
+    root: Path, split_part: str, split_config: str | None, dataset_config: str | None
+) -> tuple[str, SplitConfig, SelectedShards]:
+    """The split part that counts, all parts, and its shards. Raises as `JoinedDataset`."""
+    info, name = read_info(root), dataset_config or DEFAULT_DATASET_CONFIG
+    if (root / META_FOLDER / name).exists():
+        config = read_dataset_config(root, name)
+        split_config, split_part = split_config or config.split_config, config.split_part or split_part
+    splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG, shards=info.shard_counts)
+    selected = select_shards(splits, split_part, info)
+    if len(set(selected.shards)) < len(selected.shards):
+        twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)
+        raise DuplicateKeyError(
+            f"{root}: split part {split_part!r} lists {twice} more than once, so that its keys are not unique; "
+            "a dataset that is joined must list each shard once"
+        )
+    return split_part, splits, selected
 
 
 class JoinedDataset:
@@ -86,21 +111,8 @@ class JoinedDataset:
         written: str | None = None,
     ) -> None:
         self.folder, self.nonmatch = open_data(path), nonmatch
-        root = self.folder.local
         with naming(self.folder):
-            info = read_info(root)
-            name = dataset_config or DEFAULT_DATASET_CONFIG
-            if (root / META_FOLDER / name).exists():
-                config = read_dataset_config(root, name)
-                split_config, split_part = split_config or config.split_config, config.split_part or split_part
-            splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG, shards=info.shard_counts)
-            selected = select_shards(splits, split_part, info)
-            if len(set(selected.shards)) < len(selected.shards):
-                twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)
-                raise DuplicateKeyError(
-                    f"{root}: split part {split_part!r} lists {twice} more than once, so that its keys are not unique; "
-                    "a dataset that is joined must list each shard once"
-                )
+            split_part, splits, selected = _split_of(self.folder.local, split_part, split_config, dataset_config)
         self.split_part, self.listed = split_part, splits.split_parts[split_part]
         excluded = {f"{shard}/{key}" for shard, key in selected.excluded_samples}
         self.excludes = tuple(sorted((set(self.listed) - set(selected.shards)) | excluded))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
-from energon_grain.kinds.joins.index import JoinIndex
+from energon_grain.kinds.joins.index import JoinHeader, JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -117,6 +117,24 @@ def _named(member: str, part: str) -> str:
     return f"{member}.{part}" if part else member
 
 
+def _check_members(members: Sequence[MemberSource], header: JoinHeader) -> None:
+    """Check that these were joined. Raises ConfigError and StaleIndexError."""
+    if members and "" in members[0].part_names:
+        raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
+    if len(members) != len(header.members):
+        raise ConfigError(f"{len(members)} datasets were given for a join of {len(header.members)}")
+    for member, joined in zip(members, header.members, strict=True):
+        if not member.content_id.startswith(joined.content_id[:16]):
+            raise StaleIndexError(
+                f"{member.path}: holds something else than when it was joined; run `energon-grain prepare` on the "
+                "metadataset"
+            )
+        if len(member) != joined.samples:
+            raise ConfigError(
+                f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not {len(member)}"
+            )
+
+
 class JoinedSource(Selected):
     """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
 
@@ -149,22 +167,8 @@ class JoinedSource(Selected):
     ) -> None:
         self.wanted: frozenset[str] | None = None
         self._index, self._members = index, cast("tuple[MemberSource, ...]", tuple(members))
-        if members and "" in self._members[0].part_names:
-            raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
+        _check_members(self._members, index.header)
         self._selection = Selection(len(index), start=start, stop=stop)
-        if len(self._members) != len(index.header.members):
-            raise ConfigError(f"{len(self._members)} datasets were given for a join of {len(index.header.members)}")
-        for member, joined in zip(self._members, index.header.members, strict=True):
-            if not member.content_id.startswith(joined.content_id[:16]):
-                raise StaleIndexError(
-                    f"{member.path}: holds something else than when it was joined; run `energon-grain prepare` on the "
-                    "metadataset"
-                )
-            if len(member) != joined.samples:
-                raise ConfigError(
-                    f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not "
-                    f"{len(member)}"
-                )
         named = zip(names or repeat(None), self._members, strict=False)
         said = [name or name_of(member.path) for name, member in named]
         # Of members that are called alike none is found by that name.

@@ -37,17 +37,17 @@ import msgspec
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EnergonGrainError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.columnar import ColumnarIndex
-from energon_grain.formats.columnar_build import open_columnar, write_columnar
 from energon_grain.formats.columnar_header import COLUMNS_JSON, columnar_folder, index_cache_folder
 from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder
 from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
+from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
-from energon_grain.formats.tar.scan import ShardScan
 from energon_grain.forms import Form, encode_json
 from energon_grain.kinds.prepared.leaf import ALL_OF_THEM
 from energon_grain.kinds.tar.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
+from energon_grain.prepare.columnar_build import open_columnar, write_columnar
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.atomic import atomic_write_bytes, explaining_writes, is_writable, locked, open_unlinked

@@ -9,11 +9,13 @@ from pathlib import Path
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, naming
 from energon_grain.formats.nv_meta import META_FOLDER, holds_records, is_prepared, names_below
+from energon_grain.kinds.prepared.kind import local_folder
 from energon_grain.kinds.prepared.leaf import BareLeaves, PreparedLeaves
 from energon_grain.kinds.tar.bare_tars import find_tars, open_tars
-from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
+from energon_grain.kinds.tar.container import Tars
+from energon_grain.kinds.tar.source import WebdatasetFileStore
 from energon_grain.kinds.tar.tar_list import ends_like_a_tar, lists_tars
-from energon_grain.prepare.containers import Container, Shards, open_data
+from energon_grain.prepare.containers import Shards, open_data
 from energon_grain.sources.kinds import Kind, Listing
 
 
@@ -24,7 +26,8 @@ def _store(location: str) -> WebdatasetFileStore:
 
 
 def _is_prepared(at: Listing) -> bool:
-    return is_prepared(at.local) and not holds_records(at.local)
+    local = at.once(local_folder)
+    return is_prepared(local) and not holds_records(local)
 
 
 def _holds_bare_tars(at: Listing) -> bool:
@@ -51,7 +54,7 @@ def _has_bare_tars(folder: str) -> bool:
     return False
 
 
-TARS = Container(name="tar", file="tar file", has_offsets=True, source=WebDatasetSource)
+TARS = Tars()
 WEBDATASET = Kind(
     name="webdataset",
     described="a prepared dataset",
@@ -59,6 +62,7 @@ WEBDATASET = Kind(
     shards=Shards(container=TARS),
     opener=PreparedLeaves(),
     is_configured=True,
+    hint=TARS.hint,
     store=_store,
 )
 BARE_TARS = Kind(

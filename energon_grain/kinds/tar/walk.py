@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import TarError
-from energon_grain.formats.tar.header import (
+from energon_grain.kinds.tar.header import (
     BLOCK,
     CONTIGUOUS,
     GNU_LONG_LINK,

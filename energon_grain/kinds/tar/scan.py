@@ -6,7 +6,6 @@ differs from the one of the part before; members that are no parts do not matter
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.formats.tar.header import BLOCK, CONTIGUOUS, NAME, OLD_REGULAR, PREFIX, REGULAR, TYPE, full_name
-from energon_grain.formats.tar.names import Hidden, part_dot, part_dots
-from energon_grain.formats.tar.walk import HeaderBatch, HeaderWalk, Strategy, TarBytes
+from energon_grain.formats.scan import ShardScan
+from energon_grain.kinds.tar.header import BLOCK, CONTIGUOUS, NAME, OLD_REGULAR, PREFIX, REGULAR, TYPE, full_name
+from energon_grain.kinds.tar.names import Hidden, part_dot, part_dots
+from energon_grain.kinds.tar.walk import HeaderBatch, HeaderWalk, Strategy, TarBytes
 
 _KNOWN_IN_BULK: Final = 64
 
@@ -179,69 +179,6 @@ def _no_parts() -> PartBatch:
     return PartBatch(none, none.astype(np.int32), none.astype(np.bool_), none.astype(np.uint8), none)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MediaRows:
-    """What is known of the media among the parts of a shard; k of them."""
-
-    part: npt.NDArray[np.int64]  # (k,) row of the part columns, ascending
-    is_av: npt.NDArray[np.bool_]  # (k,) video or sound, rather than an image
-    texts: bytes  # what `serialize_media_metadata` gives for each, with line ends between
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ShardScan:
-    """Where every sample and every part of one shard lies; n samples with m parts together."""
-
-    size_bytes: int  # of the tar file
-    sample_start: npt.NDArray[np.int64]  # (n+1,) offset of sample i's first header; last: end of archive (= `.tar.idx`)
-    part_start: npt.NDArray[np.int64]  # (n+1,) the parts of sample i are part_start[i]:part_start[i+1]
-    part_names: tuple[str, ...]  # distinct, in order of first appearance
-    part_name: npt.NDArray[np.int32]  # (m,) index into part_names
-    part_offset: npt.NDArray[np.int64]  # (m,) of the payload, in bytes from the start of the tar
-    part_size: npt.NDArray[np.int64]  # (m,) payload bytes
-    key_start: npt.NDArray[np.int64]  # (n+1,) key i is key_bytes[key_start[i]:key_start[i+1]]
-    key_bytes: npt.NDArray[np.uint8]  # UTF-8; bytes that are not come back as surrogate escapes
-    generation: bytes = b""  # version of the object, of a shard in a store
-    media: MediaRows | None = None  # None: it was not looked for any
-
-    def __len__(self) -> int:
-        return len(self.sample_start) - 1
-
-    def lies_as(self, other: ShardScan) -> bool:
-        """Whether all samples and parts of another scan lie where they do here; media and version do not count."""
-        names = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")
-        return (self.size_bytes, self.part_names) == (other.size_bytes, other.part_names) and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in names
-        )
-
-    def key(self, index: int) -> str:
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of a shard of {len(self)}")
-        return self.key_bytes[self.key_start[index] : self.key_start[index + 1]].tobytes().decode(*_UTF8)
-
-    def keys(self) -> list[str]:
-        data, ends = self.key_bytes.tobytes(), self.key_start.tolist()
-        return [data[start:end].decode(*_UTF8) for start, end in itertools.pairwise(ends)]
-
-
-def parts_not_read(part_start: npt.NDArray[np.int64], part_name: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Rows of parts that a later part of the same sample takes the place of, by its name; ascending.
-
-    Args:
-        part_start: (n + 1,) as in `ShardScan`, from 0 on.
-        part_name: (m,) likewise.
-    """
-    counts = np.diff(part_start)
-    if not len(counts) or counts.max() < 2:
-        return np.zeros(0, np.int64)
-    member = np.repeat(np.arange(len(counts)), counts) * (int(part_name.max()) + 1) + part_name
-    order = np.argsort(member, kind="stable")
-    return np.sort(order[:-1][member[order[1:]] == member[order[:-1]]])
-
-
 def scan_tar(
     path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy: Strategy = "auto", keep: bool = False
 ) -> ShardScan:
@@ -302,6 +239,3 @@ class _Columns:
             key_start=np.cumsum(np.concatenate(self.key_length)),
             key_bytes=np.concatenate(self.key_bytes),
         )
-
-
-_UTF8 = ("utf-8", "surrogateescape")

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import DuplicateKeyError, IndexFileError, StaleIndexError
-from energon_grain.formats.array_record import RecordEncoding, read_records_file, scan_records
+from energon_grain.errors import IndexFileError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, load_columnar
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
@@ -36,10 +35,11 @@ from energon_grain.formats.columnar_header import (
     read_header,
 )
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
-from energon_grain.formats.key_order import external_key_order
+from energon_grain.formats.key_order import DuplicateKeys, external_key_order
 from energon_grain.formats.nv_meta import DatasetInfo, read_info
-from energon_grain.formats.tar.index import read_tar_index, tar_index_path
-from energon_grain.formats.tar.scan import ShardScan, scan_tar
+from energon_grain.formats.records import RecordEncoding, read_records_file
+from energon_grain.formats.scan import ShardScan
+from energon_grain.prepare.containers import container_of
 from energon_grain.storage.atomic import (
     alone_in,
     atomic_write_bytes,
@@ -50,35 +50,6 @@ from energon_grain.storage.atomic import (
     writing_in,
 )
 from energon_grain.storage.cores import map_in_order, usable_cores
-
-_LISTED = 5
-
-
-class DuplicateKeys:
-    """Samples that have the key of another one: how many, and the first few. Takes no memory for the others."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._listed: list[str] = []
-
-    def add(self, count: int, examples: Iterable[tuple[bytes, str, str]]) -> None:
-        """Note some of them, with key and the names of both shards of as many as are still to be listed."""
-        self._count += count
-        for key, one, other in itertools.islice(examples, _LISTED - len(self._listed)):
-            places = f"{one} twice" if one == other else f"{one} and in {other}"
-            self._listed.append(f"{key.decode('utf-8', 'backslashreplace')!r} in {places}")
-
-    def refuse(self) -> None:
-        """Raise DuplicateKeyError if there are any; it lists a few of them with their shards."""
-        if not self._count:
-            return
-        more = f" and {self._count - len(self._listed)} more" if self._count > len(self._listed) else ""
-        raise DuplicateKeyError(
-            f"{self._count} samples have the key of another one: {'; '.join(self._listed)}{more}. A key (the name of a "
-            f"tar member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
-            f"rename them, or let fix_duplicates (--fix-duplicates) put the path of its tar before the name of each"
-        )
-
 
 _ABANDONED_AFTER_S = 24 * 3600
 _SCANNING_THREADS = 8
@@ -302,28 +273,12 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
 def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
     """Scan a shard of a prepared dataset, and check it against what is known of it.
 
-    Hidden files in folders make samples only where the index of the shard says that they do. `first` is the number in
-    the dataset of its first sample. Raises StaleIndexError and TarError.
+    `first` is the number in the dataset of its first sample. Raises StaleIndexError, and FormatError if it is damaged.
     """
-    location, advice, expected = dataset.shard(shard), mending(dataset.location), None
-    if records is not None:
-        scan = scan_records(location, records, first=first)
-    else:
-        try:
-            scan = scan_tar(location, hidden="skip", keep=True)
-            with contextlib.suppress(FileNotFoundError):
-                expected = read_tar_index(dataset.shard(os.fspath(tar_index_path(shard))))
-            if not _agrees(scan, count, expected):
-                # Energon makes samples of dot files inside folders; its index says whether it did.
-                scan = scan_tar(location, hidden="keep", keep=True)
-        except FileNotFoundError:
-            raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
+    scan = container_of(records).scan_indexed(dataset, shard, count, records, first=first)
     if len(scan) != count:
-        raise StaleIndexError(f"{location}: has {len(scan)} samples, but `.info.json` says {count}; {advice}")
-    if not _agrees(scan, count, expected):
-        raise StaleIndexError(f"{location}: its samples do not lie where {tar_index_path(shard).name} says; {advice}")
+        raise StaleIndexError(
+            f"{dataset.shard(shard)}: has {len(scan)} samples, but `.info.json` says {count}; "
+            f"{mending(dataset.location)}"
+        )
     return scan
-
-
-def _agrees(scan: ShardScan, count: int, expected: npt.NDArray[np.int64] | None) -> bool:
-    return len(scan) == count and (expected is None or np.array_equal(scan.sample_start, expected))

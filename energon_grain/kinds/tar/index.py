@@ -14,7 +14,7 @@ from energon_grain.errors import IndexFileError, RangeError, StaleIndexError, Ta
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import info_stamp
 from energon_grain.formats.data_folder import DataFolder
-from energon_grain.formats.tar.header import (
+from energon_grain.kinds.tar.header import (
     BLOCK,
     NAME,
     SIZE,
@@ -24,7 +24,7 @@ from energon_grain.formats.tar.header import (
     parse_number,
     text,
 )
-from energon_grain.formats.tar.walk import HeaderHops, TarBytes
+from energon_grain.kinds.tar.walk import HeaderHops, TarBytes
 from energon_grain.storage.remote import read_whole
 
 

@@ -21,19 +21,18 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import FormatError, IndexFileError, ReadError
+from energon_grain.errors import FormatError, ReadError
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_record_ranges import ArrayRecordObject, message_types
-from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
-from energon_grain.formats.tar.scan import ShardScan
-from energon_grain.forms import Form, encode_json
+from energon_grain.formats.records import RecordEncoding
+from energon_grain.formats.scan import ShardScan
+from energon_grain.forms import Form
+from energon_grain.kinds.array_record.ranges import ArrayRecordObject, message_types
 from energon_grain.storage.location import is_url
 
 Value: TypeAlias = bytes | npt.NDArray[Any]
@@ -89,50 +88,11 @@ def read_example(data: bytes) -> dict[str, Value]:
     return features
 
 
-RecordEncoding: TypeAlias = Literal["msgpack", "tf_example", "raw"]
-RECORD_ENCODINGS: tuple[RecordEncoding, ...] = ("msgpack", "tf_example", "raw")
 KEY = "__key__"
 RAW_PART = "record"
-_VERSION = 1
 
 Decode: TypeAlias = Callable[[bytes], tuple[str | None, Mapping[str, Value]]]
 """From a record to its key, None where it has none, and its parts."""
-
-
-class _Records(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: int
-    encoding: RecordEncoding
-
-
-_RECORDS = Form(_Records)
-
-
-def encode_records_file(encoding: RecordEncoding) -> bytes:
-    """Return the bytes of `records.json`."""
-    return encode_json(_Records(_VERSION, encoding)) + b"\n"
-
-
-def read_records_file(root: str | os.PathLike[str]) -> RecordEncoding | None:
-    """Read how the records of the dataset at `root` are encoded; None where its shards are no ArrayRecord files.
-
-    Raises IndexFileError.
-    """
-    path = Path(root) / META_FOLDER / RECORDS_JSON
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        found = _RECORDS.from_json(data)
-        if found.version != _VERSION:
-            raise msgspec.ValidationError(f"version {found.version}, this release reads {_VERSION}")
-    except msgspec.MsgspecError as error:
-        raise IndexFileError(
-            f'{path}: {error}. It must be like {{"version": 1, "encoding": "msgpack"}}, with one of '
-            f"{', '.join(RECORD_ENCODINGS)}; `energon-grain prepare {root} --force-overwrite --records ENCODING` "
-            f"writes it anew"
-        ) from error
-    return found.encoding
 
 
 def record_decoder(encoding: RecordEncoding) -> Decode:
@@ -232,16 +192,13 @@ def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
     """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
     if not is_url(location):
         return ArrayRecordFile(location)
+    from energon_grain.kinds.array_record.ranges import ArrayRecordObject  # a process that reads files needs none
+
     return ArrayRecordObject(location)
 
 
 _AT_ONCE_BYTES = 16 << 20
 _AT_ONCE = 4096
-
-
-def count_records(path: str | os.PathLike[str]) -> int:
-    """The number of records of a file, path or URL. Raises ReadError when it is no ArrayRecord file."""
-    return open_records(os.fspath(path)).records
 
 
 def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, first: int) -> ShardScan:
