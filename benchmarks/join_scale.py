@@ -26,10 +26,10 @@ SHARD_SAMPLES = 250_000
 
 def make_index(root: Path, keys: int, order: str, seed: int) -> None:
     """Write what `prepare` would write for `keys` samples of one 1,000-byte part; sorting the keys is part of it."""
-    from energon_grain.prepare.columnar_build import write_columnar
     from energon_grain.formats.columnar_header import columnar_folder
     from energon_grain.formats.nv_meta import DatasetInfo, write_info, write_uuid
     from energon_grain.formats.splits import SplitConfig, write_split_config
+    from energon_grain.prepare.columnar_build import write_columnar
 
     counts = {
         f"shard_{begin // SHARD_SAMPLES:06d}.tar": min(SHARD_SAMPLES, keys - begin)

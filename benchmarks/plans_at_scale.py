@@ -22,12 +22,11 @@ from benchmarks.child import program
 from energon_grain.datasets.packing_plans import PackingPlan
 from energon_grain.planning.balance import divide
 from energon_grain.planning.cost_blend import CostBlend
-from energon_grain.planning.costs import CostsOfStream
+from energon_grain.planning.costs import PARTS_OF_ONE, CostsOfStream
 from energon_grain.planning.planned_packing import PlannedPacks
 from energon_grain.samplers.hashing import fold_array
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
 from energon_grain.samplers.routing import RouteTree
-from energon_grain.sources.costs import PARTS_OF_ONE
 from energon_grain.stream.index_map import EqualPasses, IndexMap
 
 Int64Array = npt.NDArray[np.int64]

@@ -43,7 +43,6 @@ from .datasets.dataset import (
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,
     SavableDataset as SavableDataset,
 )
-from .datasets.file_store_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
 from .datasets.grouping import GroupBatchDataset as GroupBatchDataset
 from .datasets.hooks import stateless as stateless
 from .datasets.mapping import FilterDataset as FilterDataset, MapDataset as MapDataset
@@ -67,11 +66,6 @@ from .datasets.task_encoder import (
     AugmentTaskEncoder as AugmentTaskEncoder,
     DefaultTaskEncoder as DefaultTaskEncoder,
     TaskEncoder as TaskEncoder,
-)
-from .datasets.watching import (
-    GcDataset as GcDataset,
-    LogSampleDataset as LogSampleDataset,
-    default_get_batch_keys as default_get_batch_keys,
 )
 from .errors import (
     ConfigError as ConfigError,
@@ -107,6 +101,7 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
     SavableDataLoader as SavableDataLoader,
@@ -119,14 +114,6 @@ from .media.av_decoder import (
     AVWebdatasetDecoder as AVWebdatasetDecoder,
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
-)
-from .media.metadata import (
-    AVMetadata as AVMetadata,
-    ImageMetadata as ImageMetadata,
-    MediaMetadataBase as MediaMetadataBase,
-    MediaMetadataType as MediaMetadataType,
-    deserialize_media_metadata as deserialize_media_metadata,
-    serialize_media_metadata as serialize_media_metadata,
 )
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
@@ -143,6 +130,14 @@ from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
 from .samples.batch import Batch as Batch
+from .samples.media_metadata import (
+    AVMetadata as AVMetadata,
+    ImageMetadata as ImageMetadata,
+    MediaMetadataBase as MediaMetadataBase,
+    MediaMetadataType as MediaMetadataType,
+    deserialize_media_metadata as deserialize_media_metadata,
+    serialize_media_metadata as serialize_media_metadata,
+)
 from .samples.sample import (
     Sample as Sample,
     SourceInfo as SourceInfo,
@@ -170,11 +165,7 @@ from .sources.cache_pool import (
     MockLazy as MockLazy,
     NoCachePool as NoCachePool,
 )
-from .sources.file_store import (
-    FileStore as FileStore,
-    ObjectFileStore as ObjectFileStore,
-    SystemFileStore as SystemFileStore,
-)
+from .sources.file_store import FileStore as FileStore
 from .sources.source import (
     RawBatch as RawBatch,
     RawSample as RawSample,
@@ -187,6 +178,7 @@ from .storage.settings import (
     StoreSettings as StoreSettings,
     use_storage as use_storage,
 )
+from .stores.file_cache_pool import FileCacheLazy as FileCacheLazy, FileStoreCachePool as FileStoreCachePool
 from .stream.cursor import merge_cursors as merge_cursors
 from .stream.hooks import (
     Draw as Draw,
@@ -218,6 +210,11 @@ from .transforms.packing import (
     packing_efficiency as packing_efficiency,
 )
 from .watch.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
+from .watch.log_samples import (
+    GcDataset as GcDataset,
+    LogSampleDataset as LogSampleDataset,
+    default_get_batch_keys as default_get_batch_keys,
+)
 from .watch.stream import Stream as Stream
 
 __all__: list[str]

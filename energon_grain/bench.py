@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.kinds.joins.source import JoinedSource, MemberSource
+from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.cores import usable_cores
@@ -31,8 +31,8 @@ from energon_grain.stream.batches import BatchDropped, BatchMaker
 from energon_grain.stream.chunks import Chunk, ChunkPace, plan_chunks
 from energon_grain.stream.clock import Clock, Span
 from energon_grain.stream.drops import Dropped
+from energon_grain.stream.look_ahead import LookAhead, look_ahead_of
 from energon_grain.stream.passes import Share
-from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import StreamSpec, wanted_block
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
@@ -241,8 +241,11 @@ def _storage(dataset: SavableDataset, spec: StreamSpec, stage: PureStage, second
             past = compile_dataset(dataset)
         with (
             contextlib.closing(PureStage(past)) as past_stage,
-            contextlib.closing(Prefetch(past_stage.sources, in_process=True)) as ahead,
+            contextlib.ExitStack() as stack,
         ):
+            ahead = look_ahead_of(past_stage.sources, in_process=True)
+            if ahead is not None:
+                stack.callback(ahead.close)
             chunks, first = _read(past_stage, _chunks(past, past_stage, _CHUNK, ahead), seconds)
     else:
         chunks = list(_chunks(spec, stage, _CHUNK))
@@ -274,7 +277,7 @@ def _notes(spec: StreamSpec, cores: int, dropped: Counter[str], *, all_tried: bo
         yield f"some were dropped: {', '.join(sorted(dropped))}; `energon-grain lint` lists what is broken"
 
 
-def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: Prefetch | None = None) -> Iterator[Chunk]:
+def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: LookAhead | None = None) -> Iterator[Chunk]:
     """Chunks of the first samples of the stream, about one pass over the data: what comes again may take nothing.
 
     Where lanes have a program, which alone knows its order, chunks of its feeds take turns.
@@ -331,14 +334,14 @@ def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
     return True
 
 
-def _read_by(source: Source, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source | MemberSource], Sequence[Any]]:
+def _read_by(source: Source, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source], Sequence[Any]]:
     """The sources that samples are read from, of a join those of its members, and their numbers there."""
     if not isinstance(source, JoinedSource):
         return [source], [indices]
     return source.members, [own[own >= 0] for own in source.samples(indices).T]
 
 
-def _files(source: Source | MemberSource, indices: npt.NDArray[np.int64]) -> set[str]:
+def _files(source: Source, indices: npt.NDArray[np.int64]) -> set[str]:
     if not os.path.isdir(source.path):
         return {source.path}
     shards = {source.locate(index).shard for index in indices.tolist()}

@@ -475,7 +475,7 @@ def source_samples(source: Source, start: int, stop: int, endings: Mapping[str, 
         source: What is read.
         start: The first one.
         stop: The first one behind.
-        endings: Of columns that are not decoded by their names, see `TableSource.endings`.
+        endings: Of columns that are not decoded by their names, see `Opened.endings`.
     """
     for block in _blocks(source, start, stop):
         for raw in source.read(block):

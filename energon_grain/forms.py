@@ -96,23 +96,18 @@ class Form(Generic[T]):
         return msgspec.convert(value, self.of, dec_hook=self._convert)
 
     def read(self, value: Any, place: Place, *, extra: Collection[str] = ()) -> T:
-        """Return the struct that a mapping in a document holds. A field `place` of it is set to where that stands.
+        """Return the struct that a mapping in a document holds. A field `place` of it is set to `place`.
 
         Args:
             value: The mapping.
-            place: Where it stands.
+            place: Where it is.
             extra: Further keys, which belong to whatever holds the mapping; they are passed over.
 
         Raises:
             ConfigError: A key is unknown or missing, or has a value of another kind; says where.
         """
         mapping = as_mapping(value, place, f"a mapping with {', '.join(self.keys)}")
-        for key in mapping:
-            if key not in self._fields and key not in extra:
-                raise unknown(place, key, [*self.keys, *extra])
-        for key, field in self._fields.items():
-            if field.required and key not in mapping:
-                raise wrong(place, f"the key `{key}` is missing{self._meaning(key)}")
+        self._check_keys(mapping, place, extra)
         own = {key: mapping[key] for key in self.keys if key in mapping}
         try:
             made = self.from_value(own)
@@ -122,6 +117,14 @@ class Form(Generic[T]):
             msgspec.structs.force_setattr(made, _PLACE, place)  # type: ignore[arg-type]
         return made
 
+    def _check_keys(self, mapping: Mapping[str, Any], place: Place, extra: Collection[str]) -> None:
+        for key in mapping:
+            if key not in self._fields and key not in extra:
+                raise unknown(place, key, [*self.keys, *extra])
+        for key, field in self._fields.items():
+            if field.required and key not in mapping:
+                raise wrong(place, f"the key `{key}` is missing{self._meaning(key)}")
+
     def _meaning(self, key: str) -> str:
         """What a key means, to end a message with."""
         said = [each.description for each in getattr(self._fields[key].type, "__metadata__", ())]
@@ -129,20 +132,15 @@ class Form(Generic[T]):
 
     def _located(self, error: msgspec.ValidationError, value: Any, place: Place) -> ConfigError:
         """The error with its place, which msgspec gives at the end, in words, and with the value that it met."""
-        message, at, path = str(error).rpartition(" `$")
-        message, path = (message, path) if at else (path, "")
-        message, _, of_key = message.rpartition(" - at") if at else (message, "", "")
+        message, of_key, path = _parted(str(error))
         steps = [name or int(number) for name, number in _STEP.findall(path.partition("[...]")[0])]
         for step in steps:
             value = value[step]
         found = _EXPECTED.fullmatch(message)
         if found is not None:  # else it is the converter's own, which names the value itself
-            kinds = [_WORDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
-            what = f"{' or '.join(kinds)}{found[2] or ''}"
             # msgspec does not say which of the keys or values of a mapping it is.
             each = "key" if of_key else "value" if "[...]" in path else ""
-            message = f"{what} is expected for each {each}" if each else expected(what, value)
-            message += self._meaning(str(steps[0])) if steps else ""
+            message = _in_words(found, value, each) + (self._meaning(str(steps[0])) if steps else "")
         elif unknown_key := _UNKNOWN.fullmatch(message):
             return wrong(place.at(*steps, unknown_key[1]), "there is no such key")
         elif missing := _MISSING.fullmatch(message):
@@ -175,6 +173,22 @@ _WORDS = {
 """What people call the kinds of values that msgspec names."""
 
 
+def _parted(text: str) -> tuple[str, str, str]:
+    """What msgspec says, what is behind "at" where it speaks of a key, and the path, without its `$`."""
+    message, at, path = text.rpartition(" `$")
+    if not at:
+        return path, "", ""
+    message, _, of_key = message.rpartition(" - at")
+    return message, of_key, path
+
+
+def _in_words(found: re.Match[str], value: Any, each: str) -> str:
+    """What msgspec says that a value should be; `each`: what of a mapping it is one of."""
+    kinds = [_WORDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
+    what = f"{' or '.join(kinds)}{found[2] or ''}"
+    return f"{what} is expected for each {each}" if each else expected(what, value)
+
+
 def encode_json(value: Any) -> bytes:
     """Return `value` as compact JSON. Equal values give equal bytes."""
     try:
@@ -185,7 +199,7 @@ def encode_json(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a document something stands, for messages: `meta.yaml: $.splits.train.blend[2].weight`.
+    """Where in a document something is, for messages: `meta.yaml: $.splits.train.blend[2].weight`.
 
     Attributes:
         document: The file, as the program or the file that refers to it gives it; for what was made in Python, the

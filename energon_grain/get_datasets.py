@@ -11,7 +11,7 @@ import inspect
 import logging
 import operator
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
@@ -24,7 +24,7 @@ from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
-from energon_grain.kinds.tar.tar_list import one_text
+from energon_grain.formats.data_files import one_text
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
     DatasetLoader,
@@ -54,6 +54,12 @@ class _Number:
     meant: str
     least: int | None = None
     may_be_none: bool = True
+
+    def takes(self, value: Any) -> bool:
+        if value is None:
+            return self.may_be_none
+        whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        return whole and (self.least is None or value >= self.least)
 
 
 _NUMBERS = {
@@ -114,21 +120,17 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
 
 
 def _check(name: str, value: Any) -> None:
-    number = _NUMBERS.get(name)
-    if value is None and (number is None or number.may_be_none):
-        return
-    if name in _OTHERS:
+    if name in _OTHERS and value is not None:
         kind, must, meant = _OTHERS[name]
         if isinstance(value, kind) is not must:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
-    elif number is not None and not (name == "batch_size" and isinstance(value, CostBudget)):
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if value is None or not whole or (number.least is not None and value < number.least):
-            raise ConfigError(f"{name}={value!r}: {number.meant}")
+    number = _NUMBERS.get(name)
+    if number is not None and not (number.takes(value) or (name == "batch_size" and isinstance(value, CostBudget))):
+        raise ConfigError(f"{name}={value!r}: {number.meant}")
 
 
 def _keywords(given: dict[str, Any]) -> dict[str, Any]:
-    """What an entry point was called with, its `locals()` at the beginning, but for the path and the split part."""
+    """What an entry point was called with, its `locals()` at the beginning, except the path and the split part."""
     deprecated = given.pop("deprecated")
     return {**{name: value for name, value in given.items() if name not in ("path", "split_part")}, **deprecated}
 
@@ -186,9 +188,9 @@ def get_train_dataset(
         balance: Give hosts equal work: what a sample costs, by its columns, such as "tokens" or
             "tokens + 0.0001 * tokens**2". Each global batch is of the same samples, as many for each host, but which
             host gets which follows their costs. `Balance("tokens", micro_batches=4)` also orders those of a host, for
-            gradient accumulation. Where a sample is dropped, another one of its global batch stands in for it. None,
+            gradient accumulation. Where a sample is dropped, another one of its global batch replaces it. None,
             the default: samples as they come.
-        packing_buffer_size: Pack samples: choose from so many candidates in each lane, by the task encoder's
+        packing_buffer_size: Pack samples: choose from this many candidates in each lane, by the task encoder's
             `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
             not used.
         packing: Pack samples as planned from columns, before they are read and before they are dealt to hosts:
@@ -208,7 +210,7 @@ def get_train_dataset(
             the next pass.
         seed: Of every random choice; default: 0. `WorkerConfig.seed_offset` is mixed in.
         lanes: L, the number of interleaved sub-streams: a constant of the run, a multiple of every number of hosts that
-            it shall continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
+            it will continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
             many as leave each lane 20 full buffers, but one a host at least.
         subset: Range of samples, `[start, end]` in numbers or percent.
         where: Condition on columns that samples must meet, such as `"tokens >= 16 and width * height > 65536"`; see the
@@ -422,14 +424,17 @@ def _host_and_hooks(
         raise ConfigError(
             f"worker_config={config!r}: expected a WorkerConfig, such as WorkerConfig(rank=0, world_size=1)"
         )
-    encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
+    return config, _hooks(DefaultTaskEncoder() if task_encoder is None else task_encoder)
+
+
+def _hooks(encoder: Any) -> TaskEncoder:
+    """The same, checked. Raises ConfigError."""
     if isinstance(encoder, type):
         raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
     if not isinstance(encoder, TaskEncoder):
         raise ConfigError(f"task_encoder={encoder!r}: expected an object of a class that derives from TaskEncoder")
     name = type(encoder).__name__
-    for written, hook in _misspelt_hooks(type(encoder)):
-        _logger.warning("%s.%s is no hook, and is not called by itself. Did you mean %r?", name, written, hook)
+    _warn_of_misspelt_hooks(type(encoder))
     decoder: Any = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
         raise ConfigError(
@@ -444,17 +449,19 @@ def _host_and_hooks(
             f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
             f"cook_crude_sample, or give cookers"
         )
-    return config, encoder
+    return encoder
 
 
-def _misspelt_hooks(encoder: type[TaskEncoder]) -> Iterator[tuple[str, str]]:
-    """Methods that are nearly called as a hook that the task encoder does not override, and these hooks."""
+def _warn_of_misspelt_hooks(encoder: type[TaskEncoder]) -> None:
+    """Log methods that are nearly called as a hook that the task encoder does not override."""
     ours = (TaskEncoder, DefaultTaskEncoder)
     idle = [name for name in dir(TaskEncoder) if any(getattr(encoder, name) is getattr(each, name) for each in ours)]
     for name in sorted({*dir(encoder)} - {*dir(DefaultTaskEncoder)}):
         near = difflib.get_close_matches(name, idle, n=1, cutoff=0.9)
         if near and not name.startswith("_") and callable(getattr(encoder, name)):
-            yield name, near[0]
+            _logger.warning(
+                "%s.%s is no hook, and is not called by itself. Did you mean %r?", encoder.__name__, name, near[0]
+            )
 
 
 def _described(path: Source) -> tuple[Source, bool]:

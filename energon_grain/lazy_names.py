@@ -46,3 +46,9 @@ def from_stub(
 
     PACKAGES[names["__name__"]] = get
     return get, lambda: sorted({*names, *get("__all__")})
+
+
+def by_name(dotted: str) -> Any:
+    """What has this dotted name; its module is imported now."""
+    module, _, attribute = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

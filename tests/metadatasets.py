@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain import SavableDataset
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.metadataset.documents import load_metadataset, parse_document
-from energon_grain.storage.yaml_dialect import parse_yaml
 
 Write = Callable[[str, str], Path]
 """The fixture `write` of tests of resolving."""

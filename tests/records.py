@@ -8,7 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
+
+NAMES = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
+
+
+def irregular_samples(count: int) -> list[dict[str, Any]]:
+    """Parts that come and go, empty ones, large ones, keys in every alphabet."""
+    rng = np.random.default_rng(0)
+    found: list[dict[str, Any]] = []
+    for i in range(count):
+        sample: dict[str, Any] = {"__key__": f"{NAMES[i % len(NAMES)]}{i:03d}", "txt": b"text %d" % i}
+        if i % 3 == 0:
+            sample["json"] = b"{}"
+        if i % 5 == 1:
+            sample["seg.bin"] = rng.bytes(i * 1000)
+        if i % 7 == 2:
+            sample["empty"] = b""
+        found.append(sample)
+    return found
 
 
 def write_records(path: Path, records: Iterable[bytes], options: str = "group_size:1,uncompressed") -> Path:

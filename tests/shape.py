@@ -40,9 +40,10 @@ KERNEL = (
 )
 MAY_NAME_KINDS = ("energon_grain.kinds", "energon_grain.extras")
 # Package below `energon_grain.kinds` to the words that are its own. Words that only look like these are left out:
-# `narrow`, the library `pyarrow`, Energon's `mds_path` (of a metadataset) and `web_identity_token_file` (of AWS).
+# `narrow`, the library `pyarrow`, Energon's `mds_path` (of a metadataset) and `CrudeJsonlDatasetFactory` (a
+# public name, of a class that asks the kind), and `web_identity_token_file` (of AWS).
 KINDS = {
-    "jsonl": r"jsonl",
+    "jsonl": r"jsonl(?!datasetfactory)",
     "array_record": r"array_?record",
     "tables": r"parquet|(?<!n)(?<!py)arrow|\bmds\b|mds_(?!path)",
     "arrays": r"zarr|array_?source|is_array",

@@ -14,7 +14,7 @@ import pytest
 from arrays import DRIVERS, numbered, write_array, write_group
 from object_server import Bucket
 from parquet_files import write_parquet
-from records import msgpack_record, write_shards
+from records import irregular_samples, msgpack_record, write_shards
 from table_forms import write_arrow, write_feather, write_mds, write_tokens
 
 from energon_grain import (
@@ -46,21 +46,22 @@ from energon_grain import (
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.kinds import OWN
 from energon_grain.kinds.array_record.source import ArrayRecordSource
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.joins.build import build_join
 from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset
 from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.kinds.jsonl.kind import JSONL
-from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlRows
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import TableSource
-from energon_grain.kinds.tokens.source import TokenSource
+from energon_grain.kinds.tables.source import TableRows
+from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.processes.pool import ProcessPool, process_pool
 from energon_grain.sources import kinds
 from energon_grain.sources.kinds import kind_named
+from energon_grain.sources.rows import SelectedSource, selected
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -68,25 +69,7 @@ from energon_grain.stream.workers import ThreadPool
 from energon_grain.testing import check_kind, check_node, check_pool, check_source, check_store, write_tars
 
 COUNT = 23
-NAMES = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
-
-
-def samples() -> list[dict[str, Any]]:
-    """Parts that come and go, empty ones, large ones, keys in every alphabet."""
-    rng = np.random.default_rng(0)
-    found: list[dict[str, Any]] = []
-    for i in range(COUNT):
-        sample: dict[str, Any] = {"__key__": f"{NAMES[i % len(NAMES)]}{i:03d}", "txt": b"text %d" % i}
-        if i % 3 == 0:
-            sample["json"] = b"{}"
-        if i % 5 == 1:
-            sample["seg.bin"] = rng.bytes(i * 1000)
-        if i % 7 == 2:
-            sample["empty"] = b""
-        found.append(sample)
-    return found
-
-
+SAMPLES = irregular_samples(COUNT)
 LINES = [json.dumps({"i": i, "text": "ä" * (i % 7)}, ensure_ascii=False).encode() + b"\n" for i in range(40)]
 COLUMNS = {"n": list(range(40)), "text": [f"text {i}" for i in range(40)]}
 ROWS = [{"n": i, "text": f"text {i}"} for i in range(40)]
@@ -97,8 +80,8 @@ DOCUMENTS = [list(range(i * 3 % 11)) for i in range(30)]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One dataset of each kind."""
     root = tmp_path_factory.mktemp("kinds")
-    write_tars(root / "tars", samples(), shards=3)
-    write_shards(root / "records", [msgpack_record(sample) for sample in samples()], 3)
+    write_tars(root / "tars", SAMPLES, shards=3)
+    write_shards(root / "records", [msgpack_record(sample) for sample in SAMPLES], 3)
     for name, options in (("tars", {}), ("records", {"records": "msgpack"})):
         prepare_dataset(root / name, split_ratio={"train": 1}, crude=True, num_workers=0, **options)
     (root / "x.jsonl").write_bytes(b"".join(LINES))
@@ -110,11 +93,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokens(root / "tokens", DOCUMENTS, dtype="<i4", sequence=4)
     for driver in DRIVERS:
         write_group(root / driver, driver, image=numbered(40, 3, 2), n=np.arange(40))
-    write_tars(root / "bare" / "deep", samples(), shards=3)
+    write_tars(root / "bare" / "deep", SAMPLES, shards=3)
     write_array(root / "score", numbered(COUNT, 2))
-    write_tars(
-        root / "other", [{"__key__": each["__key__"], "bin": b"%d" % i} for i, each in enumerate(samples())][::-2]
-    )
+    write_tars(root / "other", [{"__key__": each["__key__"], "bin": b"%d" % i} for i, each in enumerate(SAMPLES)][::-2])
     prepare_dataset(root / "other", split_ratio={"train": 1}, crude=True, num_workers=0)
     return root
 
@@ -122,8 +103,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TABLES = {"parquet": ParquetFiles, "arrow": ArrowFiles, "mds": MdsFiles}
 
 
-def tables(root: Path, name: str, kind: str) -> TableSource:
-    return TableSource(TABLES[kind](root / name))
+def tables(root: Path, name: str, kind: str, *chosen: Any) -> SelectedSource:
+    return selected(TableRows(TABLES[kind](root / name)), *chosen)
 
 
 def joined(root: Path, **options: Any) -> JoinedSource:
@@ -139,30 +120,30 @@ def group(root: Path) -> list[dict[str, Any]]:
 
 
 SOURCES: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]] | None]] = {
-    "tars": (lambda root: WebDatasetSource(root / "tars"), samples()),
+    "tars": (lambda root: WebDatasetSource(root / "tars"), SAMPLES),
     "tars, shards": (
         lambda root: WebDatasetSource(root / "tars", shards=["shard_002.tar", "shard_000.tar", "shard_002.tar"]),
-        [*samples()[15:], *samples()[:7], *samples()[15:]],
+        [*SAMPLES[15:], *SAMPLES[:7], *SAMPLES[15:]],
     ),
-    "records": (lambda root: ArrayRecordSource(root / "records"), samples()),
-    "lines": (lambda root: JsonlSource(root / "x.jsonl"), [{"json": line} for line in LINES]),
+    "records": (lambda root: ArrayRecordSource(root / "records"), SAMPLES),
+    "lines": (lambda root: selected(JsonlRows(root / "x.jsonl")), [{"json": line} for line in LINES]),
     "parquet": (lambda root: tables(root, "parquet", "parquet"), None),
     "parquet, runs": (
-        lambda root: tables(root, "parquet", "parquet").cut(runs=[(0, 3), (2, 4), (0, 13)], start=1),
+        lambda root: tables(root, "parquet", "parquet", 1, None, None, [(0, 3), (2, 4), (0, 13)]),
         None,
     ),
     "arrow": (lambda root: tables(root, "arrow", "arrow"), None),
-    "arrow, file format": (lambda root: tables(root, "feather", "arrow").cut(10, 30), None),
+    "arrow, file format": (lambda root: tables(root, "feather", "arrow", 10, 30), None),
     "arrow, compressed": (lambda root: tables(root, "zstd", "arrow"), None),
     "mds": (lambda root: tables(root, "mds", "mds"), None),
     "tokens": (
-        lambda root: TokenSource(root / "tokens"),
+        lambda root: selected(TokenRows(root / "tokens")),
         [{"tokens": np.array(each, np.int32)} for each in DOCUMENTS],
     ),
     "join": (joined, None),
     "join, subset": (lambda root: joined(root, start=4, stop=20), None),
     **{
-        f"arrays, {driver}": (lambda root, driver=driver: ArrayGroupSource(root / driver), group(Path()))
+        f"arrays, {driver}": (lambda root, driver=driver: selected(ArrayGroupRows(root / driver)), group(Path()))
         for driver in DRIVERS
     },
 }
@@ -200,19 +181,19 @@ def test_every_source_in_a_store(data: Path, bucket: Bucket, kind: str) -> None:
     make: dict[str, Callable[[], Any]] = {
         "tars": lambda: WebDatasetSource(url),
         "records": lambda: ArrayRecordSource(url),
-        "x.jsonl": lambda: JsonlSource(url),
-        "tokens": lambda: TokenSource(url),
-        "zarr3": lambda: ArrayGroupSource(url),
-        **{each: lambda files=files: TableSource(files(url)) for each, files in TABLES.items()},
+        "x.jsonl": lambda: selected(JsonlRows(url)),
+        "tokens": lambda: selected(TokenRows(url)),
+        "zarr3": lambda: selected(ArrayGroupRows(url)),
+        **{each: lambda files=files: selected(TableRows(files(url))) for each, files in TABLES.items()},
     }
     name = {"x.jsonl": "lines", "zarr3": "arrays, zarr3"}.get(kind, kind)
     check_source(make[kind], SOURCES[name][1], fork=False)
 
 
 KINDS: dict[str, tuple[str, list[dict[str, Any]] | None]] = {
-    "webdataset": ("tars", samples()),
+    "webdataset": ("tars", SAMPLES),
     "bare tars": ("bare", None),  # keys are prefixed
-    "array_record": ("records", samples()),
+    "array_record": ("records", SAMPLES),
     "jsonl": ("x.jsonl", [{"json": line} for line in LINES]),
     "parquet": ("parquet", None),
     "arrow": ("arrow", None),
@@ -263,7 +244,7 @@ def test_broken_kinds_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, wro
         check_kind(kind, data / "x.jsonl", fork=False)
 
 
-class Faulty(JsonlSource):
+class Faulty(SelectedSource):
     """Lines that break the contract in one way."""
 
     fault = ""
@@ -314,16 +295,16 @@ class Faulty(JsonlSource):
 def test_broken_sources_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, fault: str, says: str) -> None:
     monkeypatch.setattr(Faulty, "fault", fault)
     with pytest.raises(AssertionError, match=says):
-        check_source(lambda: Faulty(data / "x.jsonl"), fork=False)
+        check_source(lambda: Faulty(JsonlRows(data / "x.jsonl")), fork=False)
 
 
 def test_other_contents_are_found(data: Path) -> None:
     wrong = [{"json": line} for line in LINES]
     wrong[3] = {"json": b"{}\n"}
     with pytest.raises(AssertionError, match=r"sample 3 has .*, expected"):
-        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong, fork=False)
+        check_source(lambda: selected(JsonlRows(data / "x.jsonl")), wrong, fork=False)
     with pytest.raises(AssertionError, match="has 40 samples, expected 39"):
-        check_source(lambda: JsonlSource(data / "x.jsonl"), wrong[1:], fork=False)
+        check_source(lambda: selected(JsonlRows(data / "x.jsonl")), wrong[1:], fork=False)
 
 
 # Stores.

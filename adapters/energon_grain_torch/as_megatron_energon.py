@@ -86,7 +86,7 @@ MODULES = frozenset(_MODULES.split())
 _COMMANDS = "energon_grain_torch.energon_commands"
 _NAMES = "energon_grain_torch.energon_names"
 ELSEWHERE = {
-    "AVDecoderType": "energon_grain.media.av_decoder:AVDecode",
+    "AVDecoderType": "energon_grain.transforms.media_types:AVDecode",
     "AVProbeIndex": _NAMES,
     "MediaFilterConfig": "energon_grain.media.headers:MediaFilterConfig",
     "MediaFilterStrategy": "energon_grain.media.headers:MediaFilterStrategy",
@@ -98,7 +98,7 @@ ELSEWHERE = {
     "WebdatasetMeta": "energon_grain.formats.nv_meta:DatasetInfo",
     "collapse": "energon_grain.formats.splits:collapse",
     "LoadedDatasetList": "energon_grain.datasets.mixtures:LoadedDatasets",
-    "default_get_batch_keys": "energon_grain.datasets.watching:default_get_batch_keys",
+    "default_get_batch_keys": "energon_grain.watch.log_samples:default_get_batch_keys",
     # Where Energon's pickles name it; who imports it from there makes and recognises ours.
     "source_info:SourceInfo": _NAMES,
     "get_source_info": "energon_grain.samples.sample:get_source_info",

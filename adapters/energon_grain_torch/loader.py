@@ -26,7 +26,6 @@ from torch.utils.data import _utils
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError
-from energon_grain.kinds.joins.source import holds_arrays
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.samples.sample import pin_memory as pinned
@@ -78,7 +77,8 @@ def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
     if context.get_start_method() != "fork":
         return context
     if not any(
-        holds_arrays(source) or (isinstance(source, RemoteSource) and source.remote_files) for source in sources
+        getattr(source, "lost_by_fork", False) or (isinstance(source, RemoteSource) and source.remote_files)
+        for source in sources
     ):
         return context
     if asked is None:

@@ -41,7 +41,7 @@ class SampleDecoder(decode.SampleDecoder):
     | `npy`, `npz`, `ten` `tb` | numpy arrays, as in Energon |
     """
 
-    _av_decoder = AVWebdatasetDecoder
+    _av_decoder = f"{AVWebdatasetDecoder.__module__}.{AVWebdatasetDecoder.__qualname__}"
 
     def _planes_value(self, planes: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(planes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,23 +122,24 @@ def _lines(summary: DatasetSummary) -> list[str]:
         "",
         "Splits" if summary.splits else "No splits.",
     ]
-    rows: list[tuple[str, ...]] = []
+    lines += [*table([*_split_rows(summary)], "<>><"), "", "Parts", *table([*_part_rows(summary)], "<>><<"), ""]
+    return [*lines, *column_lines(summary.columns, summary.stale_columns), *histogram_lines(summary.sizes)]
+
+
+def _split_rows(summary: DatasetSummary) -> Iterator[tuple[str, ...]]:
     for name, split in summary.splits.items():
         share = split.samples / summary.samples if summary.samples else 0.0
         excluded = f", {split.excluded_samples:,} of them excluded" if split.excluded_samples else ""
-        rows.append(
-            (name, f"{split.samples:,} samples", f"{share:.1%}", f"in {counted(split.shards, 'shard')}{excluded}")
-        )
-    lines += [*table(rows, "<>><"), "", "Parts"]
-    rows = []
+        yield name, f"{split.samples:,} samples", f"{share:.1%}", f"in {counted(split.shards, 'shard')}{excluded}"
+
+
+def _part_rows(summary: DatasetSummary) -> Iterator[tuple[str, ...]]:
     for name, part in summary.parts.items():
         mean = format_bytes(part.total_bytes / part.count)
         extent = f"{format_bytes(part.smallest_bytes)} to {format_bytes(part.largest_bytes)}"
         total = format_bytes(part.total_bytes)
         drawn = sparkline([size.samples for size in part.sizes])
-        rows.append((name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn))
-    lines += [*table(rows, "<>><<"), ""]
-    return [*lines, *column_lines(summary.columns, summary.stale_columns), *histogram_lines(summary.sizes)]
+        yield name, f"{part.count:,} files", total, f"mean {mean} ({extent})", drawn
 
 
 def _sample_type(summary: DatasetSummary) -> str:

@@ -1,4 +1,4 @@
-"""`energon-grain lint`: does everything open as it is meant, is every index right, and does every sample decode?"""
+"""`energon-grain lint`: does everything open, is every index right, and does every sample decode?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -63,7 +63,7 @@ def lint(
     code 1 if anything is wrong.
     """
     path = located(path)
-    parts = None if split_parts is None else [part.strip() for part in split_parts.split(",")]
+    parts = _names(split_parts)
     trusted = own_modules(trust_module)
     labels = {"index": "Indices", "samples": "Samples"}
     with ProgressBar("Indices", shown=progress) as bar:
@@ -89,12 +89,7 @@ def lint(
         elif (kind := kind_at(path)).open is not None:
             if split_parts or split_config or dataset_config:
                 raise ConfigError(f"{path}: {kind.described} has neither splits nor a configuration to name.")
-
-            def show_samples(done: int, total: int, found: int, what: str) -> None:
-                count = f"{done:,}/{total:,} {what}, " if what else ""
-                bar.advance_to(done, total, f"{count}{counted(found, 'problem')}", "Samples")
-
-            ask = LintAsk(trusted_modules=tuple(trusted), allow_pickle=allow_pickle, progress=show_samples)
+            ask = LintAsk(trusted_modules=tuple(trusted), allow_pickle=allow_pickle, progress=partial(_show, bar))
             report = lint_samples(kind, path, ask) if kind.lint is None else kind.lint(path, ask)
         else:
 
@@ -113,24 +108,32 @@ def lint(
     return Answer(document=report.findings, lines=_lines(report, limit), failed=failed)
 
 
+def _names(listed: str | None) -> list[str] | None:
+    return None if listed is None else [name.strip() for name in listed.split(",")]
+
+
+def _show(bar: ProgressBar, done: int, total: int, found: int, what: str) -> None:
+    count = f"{done:,}/{total:,} {what}, " if what else ""
+    bar.advance_to(done, total, f"{count}{counted(found, 'problem')}", "Samples")
+
+
 def _lines(report: LintReport, limit: int) -> list[str]:
-    counts = Counter(finding.severity for finding in report.findings)
     alike: dict[tuple[str, str], list[LintFinding]] = {}
     for finding in report.findings:
         alike.setdefault((finding.severity, finding.what), []).append(finding)
     problems = [line for (severity, _), same in alike.items() if severity != "note" for line in _lines_of(same)]
     notes = [_line(finding) for finding in report.findings if finding.severity == "note"]
     hidden = [f"… and {len(problems) - limit:,} more lines (--limit)"] if len(problems) > limit else []
+    return [*problems[:limit], *hidden, *notes, _summary(report)]
+
+
+def _summary(report: LintReport) -> str:
+    counts = Counter(finding.severity for finding in report.findings)
     warnings = f" and {counted(counts['warning'], 'warning')}" if counts["warning"] else ""
     found = counted(counts["error"], "problem") if counts["error"] else "No problems"
     shards = "" if report.shards is None else f" and {counted(report.shards, 'shard')}"
     colour = typer.colors.RED if counts["error"] else typer.colors.GREEN
-    return [
-        *problems[:limit],
-        *hidden,
-        *notes,
-        typer.style(f"{found}{warnings} in {counted(report.samples, 'sample')}{shards}.", fg=colour),
-    ]
+    return typer.style(f"{found}{warnings} in {counted(report.samples, 'sample')}{shards}.", fg=colour)
 
 
 def _lines_of(alike: Sequence[LintFinding]) -> list[str]:
@@ -145,6 +148,10 @@ def _line(finding: LintFinding) -> str:
     return str(finding) if finding.severity == "error" else note(str(finding), kind=finding.severity)
 
 
+_Read: TypeAlias = dict[tuple[str, str | None, str], list[str]]
+"""Split parts by path, split configuration and dataset configuration."""
+
+
 def _lint_metadataset(
     path: str, splits: Sequence[str] | None, trusted: Collection[str], lint_folder: Callable[..., LintReport]
 ) -> LintReport:
@@ -156,25 +163,22 @@ def _lint_metadataset(
     document = opened(path, findings, partial(read_document, path), raised=(DatasetNotFoundError, ReadError))
     if document is None:
         return LintReport.of(path, findings, shards=0, samples=0)
-    read: dict[tuple[str, str | None, str], list[str]] = {}
-    files = set[str]()
+    read: _Read = {}
     for split in splits or document.splits:
-        joins = 0
-        for open_leaf, leaf in opened(path, findings, partial(_leaves, document, split, trusted)) or ():
-            before = len(findings)
-            opened(str(leaf.place), findings, open_leaf)
-            for name, aux in leaf.aux.items():
-                opened(str(aux.place), findings, partial(open_aux, {name: aux}, None))
-            if not any(finding.severity == "error" for finding in findings[before:]):
-                joins += isinstance(leaf, JoinedLeafDataset)
-                for each in datasets_of(leaf):
-                    read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
-        if joins == 1:  # of several it is not said which one a column is of
-            opened(
-                path,
-                findings,
-                lambda split=split: findings.extend(about_columns(path, trusted, open_columns(path, split_part=split))),
-            )
+        _open_split(path, document, split, trusted, read, findings)
+    samples, shards = _lint_read(read, trusted, lint_folder, findings)
+    if shards:
+        what = "Of each shard, only the first sample was decoded"
+        way_out = "`energon-grain lint` of a dataset decodes all of them"
+        findings.append(LintFinding(severity="note", where=path, what=what, way_out=way_out))
+    return LintReport.of(path, findings, shards=shards, samples=samples)
+
+
+def _lint_read(
+    read: _Read, trusted: Collection[str], lint_folder: Callable[..., LintReport], findings: list[LintFinding]
+) -> tuple[int, int]:
+    """Check each dataset that leaves are of, and give how many samples and shards these have."""
+    files = set[str]()
     samples = shards = 0
     for (root, split_config, dataset_config), parts in read.items():
         kind = kind_at(root)
@@ -194,11 +198,27 @@ def _lint_metadataset(
         for finding in report.findings:
             where = finding.where if finding.where.startswith(report.root) else f"{report.root}/{finding.where}"
             findings.append(replace(finding, where=where))
-    if shards:
-        what = "Of each shard, only the first sample was decoded"
-        way_out = "`energon-grain lint` of a dataset decodes all of them"
-        findings.append(LintFinding(severity="note", where=path, what=what, way_out=way_out))
-    return LintReport.of(path, findings, shards=shards, samples=samples)
+    return samples, shards
+
+
+def _open_split(
+    path: str, document: Source, split: str, trusted: Collection[str], read: _Read, findings: list[LintFinding]
+) -> None:
+    """Open the leaves of a split, and note in `read` which datasets they are of."""
+    joins = 0
+    for open_leaf, leaf in opened(path, findings, partial(_leaves, document, split, trusted)) or ():
+        before = len(findings)
+        opened(str(leaf.place), findings, open_leaf)
+        for name, aux in leaf.aux.items():
+            opened(str(aux.place), findings, partial(open_aux, {name: aux}, None))
+        if not any(finding.severity == "error" for finding in findings[before:]):
+            joins += isinstance(leaf, JoinedLeafDataset)
+            for each in datasets_of(leaf):
+                read.setdefault((each.path, each.split_config, each.dataset_config), []).append(each.split_part)
+    if joins == 1:  # of several it is not said which one a column is of
+        opened(
+            path, findings, lambda: findings.extend(about_columns(path, trusted, open_columns(path, split_part=split)))
+        )
 
 
 def _leaves(
@@ -208,7 +228,7 @@ def _leaves(
     split_config: str | None = None,
     dataset_config: str | None = None,
 ) -> list[tuple[Callable[[], object], Leaf]]:
-    """The leaves of a split, whether or not they are there: what opens each as a loader does, and where it stands."""
+    """The leaves of a split, whether or not they are there: what opens each as a loader does, and the leaf."""
     maker = leaf_maker(
         task_encoder=DefaultTaskEncoder(),
         training=False,

@@ -16,10 +16,10 @@ from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import Course, FlatLeaf, changes, children_of, flatten, share_at
 from energon_grain.metadataset.resolve import Leaf
+from energon_grain.planning.costs import Costs
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import part_of
-from energon_grain.sources.costs import Costs
-from energon_grain.sources.source import Selected, Source
+from energon_grain.sources.source import Source
 from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.words import counted, table
@@ -254,7 +254,7 @@ def _course(starts: Sequence[int], shares: Sequence[Fraction]) -> Course:
 
 def _leaf(flat: FlatLeaf, course: Course, cost: Course, source: Source, label: str, endless: bool) -> LeafSummary:
     leaf, samples = flat.leaf, len(source)
-    where = source.where if isinstance(source, Selected) else None
+    where = getattr(source, "where", None)
     return LeafSummary(
         label=label,
         path=leaf.path,

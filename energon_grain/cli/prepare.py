@@ -245,11 +245,11 @@ def prepare(
     if is_file_of(location, METADATASET_ENDINGS):
         options.refuse(f"{path}: a metadataset, of which only joins are prepared", *_OF_FOLDERS)
         return _plan_of_metadataset(location) if options.dry_run else _metadataset(location, options.progress)
-    kind = _kind_by_name(location)
+    kind = _kind_of(location)
     if kind is not None and kind.index is not None:
         options.refuse(f"{path}: {kind.described}, which is only indexed", *_OF_FOLDERS)
         return _plan_of_index(kind, location) if options.dry_run else _index(kind.index, location, options.progress)
-    _check_kind(location)
+    _check_kind(location, kind)
     options.check()
     own_sample_type(options.sample_type)
     request, encoding, unasked = options.request(), options.records, list[str]()
@@ -420,7 +420,7 @@ def prepare_media(
     """
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
-    _check_kind(location)
+    _check_kind(location, _kind_of(location))
     with running(runner, ray_address) as executor, ProgressBar("Looking", shown=progress) as bar:
         report = prepare_it(location, media, num_workers=num_workers, progress=_shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
@@ -448,11 +448,6 @@ def _plan_of_index(kind: Kind, path: str) -> Answer:
         raise ConfigError(f"{path}: {kind.described}, which cannot be planned: leave --dry-run out.")
     plan = kind.index_plan(path)
     return Answer(document=plan, lines=plan.lines())
-
-
-def _kind_by_name(path: str) -> Kind | None:
-
-    return kind_by_name(path)
 
 
 def _index(index: Callable[[str, IndexProgress], Described], path: str, progress: bool) -> Answer:
@@ -496,8 +491,12 @@ def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
     yield f"Prepared {path} in {report.elapsed_s:.2f} s."
 
 
-def _check_kind(path: str) -> None:
+def _kind_of(path: str) -> Kind | None:
+    """What is at a path; None: a URL whose text does not say it. No store is asked."""
+    return kind_by_name(path) if is_url(path) else kind_at(path)
 
+
+def _check_kind(path: str, kind: Kind | None) -> None:
     if is_url(path):
         return
     if os.path.isfile(path):
@@ -505,8 +504,7 @@ def _check_kind(path: str) -> None:
         raise ConfigError(f"{path}: {hint_at(path) or taken}")
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
-
-    if (kind := kind_at(path)).open is not None:
+    if kind is not None and kind.open is not None:
         raise RefusedError(f"{path}: is {kind.described}, which is read as it is: there is nothing to prepare.")
 
 

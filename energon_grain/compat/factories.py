@@ -22,7 +22,6 @@ from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
 from energon_grain.forms import Place
 from energon_grain.kinds.joins.leaf import JoinedLeafDataset, Joiner, JoinMember
 from energon_grain.kinds.joins.members import Nonmatch
-from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.prepare.add_media import prepare_media
 from energon_grain.prepare.preparation import prepare_dataset
@@ -44,7 +43,8 @@ from energon_grain.samples.types import (
     VQASample,
 )
 from energon_grain.sources.file_store import FileStore
-from energon_grain.storage.location import without_revision
+from energon_grain.sources.kinds import kind_at
+from energon_grain.storage.location import located, without_revision
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
@@ -544,8 +544,19 @@ class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
 
     @staticmethod
     def prepare_dataset(path: str | os.PathLike[str]) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Write the index of a JSONL file, and return how many samples it has. Raises as `prepare_jsonl`."""
-        return prepare_jsonl(path).samples
+        """Write the index of the file, and return how many samples it has.
+
+        Raises:
+            ConfigError: It is of a kind that has no index.
+            DatasetNotFoundError: It does not exist.
+            DecodingError: Lines hold no JSON object.
+            EmptyDatasetError: It has no sample.
+        """
+        location = located(path)
+        kind = kind_at(location)
+        if kind.index is None:
+            raise ConfigError(f"{location}: is {kind.described}, which is not indexed")
+        return kind.index(location, lambda *_: None).samples
 
 
 class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):

@@ -225,7 +225,7 @@ class MultiEpochLeaf(LeafSamples):
     def _open(self) -> None:
         spec = self._dataset.compiled()
         names = ["/".join(leaf.key) for leaf in spec.leaves]
-        if spec.batch is not None or spec.index_map is None or spec.packs:
+        if spec.batch is not None or spec.index_map is None or spec.makers:
             raise ConfigError(
                 "a MultiEpochLeaf has single samples, and this dataset makes batches, packs or groups of them, or "
                 "samples of others: use batch_size=None, and leave out what works on more than one sample"

@@ -10,14 +10,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, DecodingError
-from energon_grain.formats.nv_meta import not_prepared
+from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.forms import Place, expected, unknown, wrong
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo
-from energon_grain.sources.file_store import FileStore, ObjectFileStore, SystemFileStore, T_co
-from energon_grain.sources.kinds import kind_at
-from energon_grain.storage.location import absolute, check_url, is_url, located
+from energon_grain.sources.file_store import FileStore, T_co
+from energon_grain.sources.kinds import files_below, kind_at, store_of
+from energon_grain.storage.location import absolute, check_url, located
 from energon_grain.words import plural
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
@@ -130,7 +129,7 @@ def _open(reference: AuxReference) -> FileStore[bytes]:
     path = absolute(reference.path, os.getcwd())
     try:
         if reference.kind == "filesystem":
-            return ObjectFileStore(path) if is_url(path) else SystemFileStore(path)
+            return files_below(path)
         return store_at(path)
     except ConfigError as error:
         raise ConfigError(f"{reference.place}: {error}") from error
@@ -255,10 +254,9 @@ def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
     """
     location = located(path)
     kind = kind_at(location)
-    if kind.store is not None:
-        return kind.store(location)
-    if kind.open is None:
-        raise DatasetNotFoundError(not_prepared(location))
+    store = store_of(kind)
+    if store is not None:
+        return store(location)
     raise ConfigError(
         f"{path}: is {kind.described}, whose samples cannot be read by key; give the cooker no `need_primary`"
     )

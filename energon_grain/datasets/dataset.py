@@ -19,6 +19,7 @@ from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import StreamSpec, names_of_leaves, no_dataset
+from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public, shorten
 
@@ -70,8 +71,6 @@ class SavableDataset(OneSubscript[Item]):
             return object.__getattribute__(self, name)  # fails as it did: inside of a property, maybe
 
     def __iter__(self) -> Iterator[Item]:
-        from energon_grain.stream.stream import Stream
-
         try:
             stream = Stream.of(self, num_workers=0)
             try:

@@ -18,7 +18,8 @@ from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset, part_of
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.kinds import FileSource, Kind, Opened, kind_at, opener_of
+from energon_grain.sources.kinds import Kind, Opened, kind_at, opener_of
+from energon_grain.sources.rows import selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located, without_revision
@@ -301,7 +302,7 @@ def _open_files(leaf: LeafDataset, whole: bool, kind: Kind) -> Content:
     if definition.field_map is not None and not found.has_lists:
         definition.field_map.check_parts(found.part_names, where=f"{leaf.path}: field_map")
     definition = replace(definition, decoder=_decoder_of(leaf, definition, found))
-    source = found.source if whole else _chosen_of(leaf, found.source)
+    source = found.source if whole else _chosen_of(leaf, found)
     return Content(source=source, definition=definition)
 
 
@@ -316,14 +317,15 @@ def _decoder_of(leaf: LeafDataset, definition: SampleDefinition, found: Opened) 
     return ColumnDecoder(definition.decoder, found.endings)
 
 
-def _chosen_of(leaf: LeafDataset, source: FileSource) -> FileSource:
+def _chosen_of(leaf: LeafDataset, found: Opened) -> Source:
     """The samples of the split part and the subset, for which `where` holds."""
-    ratio, subset = leaf.split_ratio, leaf.subset
-    runs = None if ratio is None else ratio.runs(leaf.split_part, source.shard_counts)
-    total = len(source) if runs is None else sum(end - begin for begin, end in runs)
+    ratio, subset, rows = leaf.split_ratio, leaf.subset, found.rows
+    runs = None if ratio is None else ratio.runs(leaf.split_part, rows.shard_counts)
+    total = len(found.source) if runs is None else sum(end - begin for begin, end in runs)
     start, stop = (0, total) if subset is None else subset.resolve(total, of=leaf.path)
-    is_all = runs is None and subset is None and leaf.where is None
-    return source if is_all else source.cut(start, stop, leaf.where, runs)
+    if runs is None and subset is None and leaf.where is None:
+        return found.source
+    return selected(rows, start, stop, leaf.where, runs)
 
 
 def _check_files(leaf: LeafDataset, kind: Kind) -> None:

@@ -31,8 +31,8 @@ from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.spec import (
     BatchSpec,
+    ItemSpec,
     LeafSpec,
-    PackSpec,
     Program,
     Resolved,
     StreamSpec,
@@ -162,10 +162,10 @@ class LeafPart:
         )
 
 
-class Packing(Protocol):
-    """A part whose items are packs that are planned."""
+class PlannedItems(Protocol):
+    """A part whose items of several samples are planned."""
 
-    def spec(self) -> PackSpec: ...
+    def spec(self) -> ItemSpec: ...
 
 
 @dataclass(slots=True)
@@ -317,7 +317,7 @@ class _Graph:
     Attributes:
         hosts: Number of hosts, for blends that choose once a step.
         resolved: The leaves in document order, where they were resolved before.
-        packs: Parts whose items are packs that are planned.
+        planned: Parts whose items of several samples are planned.
         runs: For each leaf by its number, whether lanes ask for contiguous runs.
         ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
     """
@@ -328,7 +328,7 @@ class _Graph:
     leaves: list[LeafPart] = field(default_factory=list[LeafPart])
     feeds: list[Feed] = field(default_factory=list[Feed])
     parts_of: list[IndexPart] = field(default_factory=list["IndexPart"])
-    packs: list[Packing] = field(default_factory=list["Packing"])
+    planned: list[PlannedItems] = field(default_factory=list["PlannedItems"])
     runs: dict[int, bool] = field(default_factory=dict[int, bool])
     ragged: bool = False
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
@@ -508,7 +508,7 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
         index_map=index_map,
         program=program,
         mixture=part.mixture,
-        packs=tuple(part.spec() for part in to.graph.packs),
+        makers=tuple(part.spec() for part in to.graph.planned),
         batch=steps.batch,
         steps=epoch,
         limit=steps.limit,

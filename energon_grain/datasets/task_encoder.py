@@ -43,11 +43,10 @@ from energon_grain.datasets.mixtures import (
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
-from energon_grain.datasets.watching import LogSampleDataset
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
-from energon_grain.stream.extensions import PLANNED_PACKING, extension
+from energon_grain.stream.extensions import LOG_SAMPLES, PLANNED_PACKING, extension
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
@@ -360,7 +359,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             balance=balance,
         )
         if worker_config.should_log(1):
-            dataset = LogSampleDataset(dataset, "train", worker_config)
+            dataset = extension(LOG_SAMPLES)(dataset, "train", worker_config)
         if virtual_epoch_length > 0:
             dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
         return dataset
@@ -403,7 +402,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
             balance=balance,
         )
         if worker_config.should_log(2):
-            dataset = LogSampleDataset(dataset, "val", worker_config)
+            dataset = extension(LOG_SAMPLES)(dataset, "val", worker_config)
         return dataset if limit is None else LimitDataset(dataset, limit, worker_config=worker_config)
 
     def build_encode_sample(self, dataset: SavableDataset, *, worker_config: WorkerConfig) -> SavableDataset:

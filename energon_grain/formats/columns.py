@@ -8,7 +8,7 @@
     ~/.cache/energon-grain/columns/<id>/…        for this machine, of data beside which nothing can be written
 
 A column belongs to samples, by the `content_id` of the index that it was made with, and not to a generation of the
-index. So it stays when the index of the same samples is written anew, and is not given out for others.
+index. So it stays when the index of the same samples is written again, and is not returned for others.
 
 Sizes of parts are columns that need no file: `bytes` of all parts of a sample, `bytes.jpg` of one, 0 where it has none.
 """
@@ -106,16 +106,16 @@ _FILE = Form(_ColumnsFile)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFolder:
-    """Where the columns of a dataset lie.
+    """Where the columns of a dataset are.
 
     Attributes:
         dataset: Path or URL of the dataset, as messages name it.
         location: Path or URL of the folder with `columns.json`.
         local: That folder on this machine: the same, or a copy of it.
-        mirrored: The folder in an object store that `local` lies in the copy of; None: it lies on this machine.
+        mirrored: The folder in an object store, with `local` in the copy of it; None: it is on this machine.
         locked: The folder on this machine that those who measure or prepare lock; None: `local`.
         has_media_headers: Whether `prepare-media` makes columns, too.
-        known_as: What the samples are known as on this machine: where they lie, first, and which of these they are.
+        known_as: What the samples are known as on this machine: where they are, first, and which of these they are.
     """
 
     dataset: str
@@ -155,7 +155,7 @@ class ColumnFolder:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the data lie on a web server or the Hub, where nothing can be written."""
+        """Whether the data are on a web server or the Hub, where nothing can be written."""
         where = self.known_as[0]
         return is_url(where) and address_of(where, storage_settings()).kind in ("http", "hub")
 
@@ -205,7 +205,7 @@ class ColumnFolder:
     def refuse_unknown(self, names: Iterable[str]) -> None:
         """Raise KeyNotFoundError for a name that no column has, of whichever samples, and no size of a part could have.
 
-        So much can be told before the samples are known. Raises IndexFileError, too.
+        This needs no samples. Raises IndexFileError, too.
         """
         known = {SIZES: None, **self.read(), **self.here_alone.read()}
         for name in names:
@@ -342,11 +342,11 @@ def _part_sizes(index: ColumnarIndex, samples: Int64Array | slice, part: int | N
 class KeptColumns:
     """What is known of all samples of a dataset beside them: what was measured, and the sizes of parts.
 
-    Those with files are memory maps, which are compared with their checksums when they are asked for. NaN stands for
-    what a sample has not. A column that was kept for this machine alone goes before one that lies beside the data.
+    Those with files are memory maps, which are compared with their checksums when they are asked for. A sample
+    without a number has NaN. A column that was kept for this machine alone goes before one beside the data.
 
     Attributes:
-        folder: Where those with files lie, beside the data.
+        folder: Where those with files are, beside the data.
         stored: What is known of these.
     """
 
@@ -402,7 +402,7 @@ class KeptColumns:
                 sums.check_rows(samples)
             return column[samples]
         if name not in self._parts:
-            raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
+            raise self.no_column(name)
         part, sizes = self._parts[name], self._of.sizes
         assert sizes is not None
         if not isinstance(samples, slice):
@@ -420,11 +420,11 @@ class KeptColumns:
             self._opened(name)  # who knows a column by its id goes on with it when it is measured again
             return self.stored[name].column.checksum
         if name not in self._parts:
-            raise KeyNotFoundError(f"{self.folder.dataset}: {self._why_not(name)}")
+            raise self.no_column(name)
         return self._of.content_id
 
     def used(self) -> dict[str, str]:
-        """The ids of columns with files that were asked for: whoever goes on elsewhere has to find the same ones."""
+        """The ids of columns with files that were asked for: another process must find the same ones."""
         return {name: self.stored[name].column.checksum for name in self._open}
 
     def require(self, used: Mapping[str, str]) -> None:
@@ -480,11 +480,13 @@ class KeptColumns:
         """The command that makes a column with a file, be it stale or not."""
         return self._all[name].made_by(name, self.folder.dataset)
 
-    def _why_not(self, name: str) -> str:
+    def no_column(self, name: str) -> KeyNotFoundError:
+        """The error for a name that no column has. Raises KeyNotFoundError where one of other samples has it."""
         self.refuse_stale(name)
+        why = self.folder.no_column(name, self)
         if name.startswith(f"{SIZES}."):
-            return f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
-        return self.folder.no_column(name, self)
+            why = f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
+        return KeyNotFoundError(f"{self.folder.dataset}: {why}")
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The files with data at a path, a pattern or a URL: their names, and their versions where a list says them."""
+"""The files with data at a path, a pattern, a URL, or several of these: names, and versions where a list says them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.brace_patterns import expand_braces
-from energon_grain.storage.data_names import SIGNS, data_below, is_data
+from energon_grain.formats.splits import collapse
+from energon_grain.storage.data_names import GLOB, data_below, is_data
 from energon_grain.storage.epath import glob_to_regex
 from energon_grain.storage.location import as_joined, is_url, name_of, no_such_path
 from energon_grain.storage.remote import has_lists, shared_client
@@ -19,6 +21,10 @@ from energon_grain.storage.settings import storage_settings
 
 Version = tuple[int, int | bytes]
 """Size of a file, and its time of modification or generation: what `ByteStore.version` gives."""
+SIGNS = re.compile(r"[*?\[{]")
+"""What a name that is a pattern, or has braces, holds."""
+BETWEEN = "::"
+"""Between several paths in one text."""
 
 
 def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str], dict[str, Version] | None]:
@@ -53,8 +59,8 @@ class _Asked:
     def of(cls, location: str) -> _Asked:
         there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
         patterns = expand_braces(location) if "{" in location and not there else [location]
-        wild = not there and any(map(SIGNS.search, patterns))
-        fixed = [SIGNS.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
+        wild = not there and any(map(GLOB.search, patterns))
+        fixed = [GLOB.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
         differ = (at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1)
         cut = fixed[0][: next(differ, min(map(len, fixed)))].rfind("/")
         return cls(patterns, wild, fixed[0][:cut] if cut > 0 else "/"[: cut + 1], cut)
@@ -114,3 +120,21 @@ def version_of(path: str) -> Version:
     except FileNotFoundError:
         raise DatasetNotFoundError(no_such_path(path)) from None
     return status.st_size, status.st_mtime_ns
+
+
+def one_text(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """The text that names several paths, as short as runs of numbers in it allow.
+
+    >>> one_text(["a/08.tar", "a/09.tar", "a/10.tar", "b"])
+    'a/{08..10}.tar::b'
+
+    Raises ConfigError if there is none, or one is no text.
+    """
+    texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
+    if not texts or not all(isinstance(text, str) and text for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a list of paths names at least one, and each is text, not {texts!r:.100}")
+    pieces: list[str] = []
+    for is_special, run in groupby(texts, lambda text: SIGNS.search(text) is not None):
+        names = list(run)
+        pieces += names if is_special else collapse(names)
+    return BETWEEN.join(pieces)

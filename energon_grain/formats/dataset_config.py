@@ -11,10 +11,10 @@ import msgspec
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.nv_meta import META_FOLDER
+from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, as_mapping, unknown, wrong
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import leads_out
-from energon_grain.storage.yaml_dialect import dump_yaml, parse_yaml
 
 DEFAULT_DATASET_CONFIG = "dataset.yaml"
 _STANDARD_CLASSES = ("StandardWebdatasetFactory", "StandardWebdataset", "DefaultGenericWebdatasetFactory")

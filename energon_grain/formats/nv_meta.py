@@ -16,12 +16,12 @@ import msgspec
 import yaml
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
 from energon_grain.storage.settings import storage_settings
-from energon_grain.storage.yaml_dialect import parse_yaml
 
 _LONGEST_LIST_SECONDS = 10.0
 

@@ -16,10 +16,10 @@ import msgspec
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.brace_patterns import MOST_NAMES, TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
+from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, did_you_mean
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import first_leading_out
-from energon_grain.storage.yaml_dialect import dump_yaml, parse_yaml
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"
 _FALLBACK_SPLIT_CONFIG = "split.json"
@@ -68,19 +68,7 @@ def read_split_config(
     Raises SplitError: The file is missing, is not valid, has other keys than `split_parts` and `exclude`, names far
     more than there is, or a shard outside of the dataset.
     """
-    meta = Path(root) / META_FOLDER
-    path = meta / (name or DEFAULT_SPLIT_CONFIG)
-    if not path.exists() and path.name == DEFAULT_SPLIT_CONFIG:
-        path = meta / _FALLBACK_SPLIT_CONFIG
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        existing = sorted(file.name for file in meta.glob("split*"))
-        found = f"; there is {', '.join(existing)}" if existing else ""
-        raise SplitError(
-            f"{meta / (name or DEFAULT_SPLIT_CONFIG)}: no such split file{found}. "
-            f"`energon-grain prepare {root}` writes one"
-        ) from None
+    path, data = _read_file(Path(root), name or DEFAULT_SPLIT_CONFIG)
     try:
         is_json = path.suffix == ".json"
         found = _JSON.from_json(data) if is_json else parse_yaml(data, where=str(path), written_floats=False)
@@ -95,6 +83,19 @@ def read_split_config(
             f"{path}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`"
         )
     return SplitConfig(split_parts=parts, exclude=names.of("exclude", content.exclude), where=str(path))
+
+
+def _read_file(root: Path, name: str) -> tuple[Path, bytes]:
+    """A split file, and what is in it. Raises SplitError."""
+    wanted = path = root / META_FOLDER / name
+    if not path.exists() and path.name == DEFAULT_SPLIT_CONFIG:
+        path = path.with_name(_FALLBACK_SPLIT_CONFIG)
+    try:
+        return path, path.read_bytes()
+    except FileNotFoundError:
+        existing = sorted(file.name for file in (root / META_FOLDER).glob("split*"))
+        found = f"; there is {', '.join(existing)}" if existing else ""
+        raise SplitError(f"{wanted}: no such split file{found}. `energon-grain prepare {root}` writes one") from None
 
 
 def write_split_config(path: str | os.PathLike[str], config: SplitConfig) -> None:
@@ -151,10 +152,17 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
             f"{config.where}: split part {split_part!r} has no shards"
             + (" left after the excludes" if config.split_parts[split_part] else "; add some to the split file")
         )
-    selected = set(shards)
+    samples, unmatched = _excluded_samples(config.exclude, set(shards), info)
+    return SelectedShards(shards=shards, excluded_samples=samples, unmatched_excludes=unmatched)
+
+
+def _excluded_samples(
+    excludes: Iterable[str], selected: set[str], info: DatasetInfo
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """The samples of selected shards that excludes name, and the excludes that name nothing."""
     samples: list[tuple[str, str]] = []
     unmatched: list[str] = []
-    for exclude in config.exclude:
+    for exclude in excludes:
         if exclude in info.shard_counts:
             continue
         sample = excluded_sample(exclude, info)
@@ -162,9 +170,7 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
             unmatched.append(exclude)
         elif sample[0] in selected:
             samples.append(sample)
-    return SelectedShards(
-        shards=shards, excluded_samples=tuple(dict.fromkeys(samples)), unmatched_excludes=tuple(unmatched)
-    )
+    return tuple(dict.fromkeys(samples)), tuple(unmatched)
 
 
 class _Split(msgspec.Struct, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from energon_grain.errors import FatalSampleError, IndexFileError, KeyNotFoundEr
 from energon_grain.formats.data_folder import copy_database
 from energon_grain.formats.key_order import DuplicateKeys
 from energon_grain.media.headers import MediaFilterConfig, MediaFilterStrategy
-from energon_grain.media.metadata import AVMetadata, ImageMetadata, deserialize_media_metadata
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata, deserialize_media_metadata
 from energon_grain.storage.atomic import sync_folder
 
 if TYPE_CHECKING:

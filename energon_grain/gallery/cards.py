@@ -131,31 +131,35 @@ def gather(
             total = sum(len(leaf.leaf.source) for leaf in spec.leaves)
             subtitle = f"{len(chosen):,} of {total:,} samples"
         else:
-            if state is not None:
-                stream.restore(state)
-            records = found = stream.which(step)
-            chosen = [_of_record(spec, record, stream.share.hosts) for record in records[:samples]]
+            records, chosen, how = _of_step(stream, step, state, samples)
             title = f"{title}, step {step:,}"
-            subtitle = f"{len(chosen):,} of {len(records):,} samples of the step" + (
-                ", known by making the steps before again" if found.read else ""
-            )
+            subtitle = f"{len(chosen):,} of {len(records):,} samples of the step{how}"
             shares = _shares(spec, records[0].item if records else 0)
         cards = tuple(_cards(spec.leaves, chosen, most_bytes))
         if encoded and step is not None:
             batches = [_delivered(stream, host, step, state) for host in range(stream.share.hosts)]
             cards = tuple(_with_encoded(cards, records, batches))
-        labels = _labels(spec.leaves)
-        datasets = tuple(
-            Dataset(label=label, path=leaf.leaf.path, samples=len(leaf.leaf.source), share=share)
-            for label, leaf, share in zip(labels, spec.leaves, shares, strict=True)
-        )
         return Contents(
             title=title,
             subtitle=subtitle,
             cards=cards,
-            datasets=datasets,
+            datasets=tuple(
+                Dataset(label=label, path=leaf.leaf.path, samples=len(leaf.leaf.source), share=share)
+                for label, leaf, share in zip(_labels(spec.leaves), spec.leaves, shares, strict=True)
+            ),
             columns=tuple(_columns([leaf.leaf.source for leaf in spec.leaves])) if columns else (),
         )
+
+
+def _of_step(
+    stream: Stream, step: int, state: Cursor | None, samples: int
+) -> tuple[Sequence[SampleRecord], Sequence[_Chosen], str]:
+    """The samples of a step, the first of them, and how they are known, where that took time."""
+    if state is not None:
+        stream.restore(state)
+    found = stream.which(step)
+    chosen = [_of_record(stream.spec, record, stream.share.hosts) for record in found[:samples]]
+    return found, chosen, ", known by making the steps before again" if found.read else ""
 
 
 def _delivered(stream: Stream, host: int, step: int, state: Cursor | None) -> Any:
@@ -308,10 +312,8 @@ def _parts(source: Source, batch: RawBatch, place: int) -> Iterable[tuple[str, A
     for number, (member, found) in enumerate(zip(members, batch.members, strict=True)):
         at = np.flatnonzero(found.places == place)
         if len(at) and found.batch is not None:
-            row = found.batch[int(at[0])]
-            parts: Mapping[str, Any] = {"": row} if isinstance(row, np.ndarray) else row.parts
             prefix = os.path.basename(str(member.path).rstrip("/"))
-            for name, value in parts.items():
+            for name, value in found.batch[int(at[0])].parts.items():
                 yield (f"{prefix}/{name}".rstrip("/") if number else name), value
 
 

@@ -22,11 +22,10 @@ from PIL import Image
 from rich.filesize import decimal
 
 from energon_grain.errors import DecodingError, MissingPackageError
-from energon_grain.media.av_decoder import AV_EXTENSIONS
-from energon_grain.media.container import MAX_PART_BYTES, Bounds, opened, require_av
-from energon_grain.media.metadata import media_extension
+from energon_grain.media.container import Bounds, opened, require_av
 from energon_grain.transforms.decode import SampleDecoder, gunzip
 from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_size
+from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, media_extension
 
 THUMBNAIL_PIXELS = 640
 """Longest side of a picture that is made smaller."""

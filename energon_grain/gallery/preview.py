@@ -115,18 +115,9 @@ def preview(
         raise ConfigError(f"samples={samples}: expected a positive number")
     if step is None and (state is not None or encoded):
         raise ConfigError("state and encoded=True: go with step, which one begins at and the other shows hooks of")
-    if isinstance(dataset, SavableDataset):
-        if arguments:
-            raise ConfigError(f"{', '.join(arguments)}: given with a path; this dataset has its settings")
-        node: Any = dataset
-    else:
-        if step is not None and "batch_size" not in arguments:
-            raise ConfigError(f"step={step}: steps are of a batch size; pass batch_size")
-        defaults: dict[str, Any] = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-        node = get_train_dataset(dataset, **{**defaults, **arguments})
     return Preview(
         gather(
-            node,
+            _node(dataset, step, arguments),
             title=_title(dataset),
             samples=samples,
             step=step,
@@ -136,6 +127,17 @@ def preview(
             encoded=encoded,
         )
     )
+
+
+def _node(dataset: Any, step: int | None, arguments: dict[str, Any]) -> SavableDataset:
+    if isinstance(dataset, SavableDataset):
+        if arguments:
+            raise ConfigError(f"{', '.join(arguments)}: given with a path; this dataset has its settings")
+        return dataset
+    if step is not None and "batch_size" not in arguments:
+        raise ConfigError(f"step={step}: steps are of a batch size; pass batch_size")
+    defaults: dict[str, Any] = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    return get_train_dataset(dataset, **{**defaults, **arguments})
 
 
 def _title(dataset: Any) -> str:

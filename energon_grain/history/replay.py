@@ -22,7 +22,7 @@ from energon_grain.stream.assembly import rebuild_item, surroundings
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
 from energon_grain.stream.drops import DropBudget, Dropped, Holed
-from energon_grain.stream.index_map import Draws, IndexMap, Packs
+from energon_grain.stream.index_map import Draws, IndexMap, Items
 from energon_grain.stream.run import Run
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -91,7 +91,7 @@ class SampleRestorer:
 
     def _check_pack(self, maker: Any, number: Any, members: Any, ranges: Any) -> None:
         _number(number)
-        if _number(maker) >= len(self._spec.packs) or not members or len(ranges or members) != len(members):
+        if _number(maker) >= len(self._spec.makers) or not members or len(ranges or members) != len(members):
             raise ValueError("there is no such pack")
         for each in members:
             self._check_sample(*each)
@@ -137,14 +137,14 @@ class SampleRestorer:
         step: int | None,
     ) -> Any:
         starts, stops = np.array(ranges or [(0, 0)] * len(members), np.int64).T
-        packs = Packs(
+        items = Items(
             cuts=np.array([0, len(members)]),
             number=np.array([number]),
             maker=np.array([maker], np.int32),
             starts=starts,
             stops=stops,
         )
-        return self._made(replace(self._draws(members), packs=packs), step)
+        return self._made(replace(self._draws(members), items=items), step)
 
     def _draws(self, samples: tuple[tuple[int, int], ...]) -> Draws:
         """The draws of samples of one index map, of each the leaf and the child position."""

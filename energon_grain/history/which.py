@@ -127,7 +127,7 @@ class _Question:
             of_hosts = items % hosts
         else:
             of_hosts = work.hosts_of(0)[: stop - item]
-        places = np.arange(stop - item) if draws.packs is None else draws.packs.owner()
+        places = np.arange(stop - item) if draws.items is None else draws.items.owner()
         return self._located(items[places].tolist(), of_hosts[places].tolist(), draws)
 
     def _at(self) -> list[Progress]:
@@ -172,7 +172,7 @@ class _Question:
             else:
                 draws = self.run.spec.order.draw_children(np.full(len(at), feed, np.int32), places[at])
             parts.append(draws.members)
-            owners.append(at if draws.packs is None else at[draws.packs.owner()])
+            owners.append(at if draws.items is None else at[draws.items.owner()])
         owner = np.concatenate(owners)
         order = np.argsort(owner, kind="stable")
         entries = owner[order].tolist()

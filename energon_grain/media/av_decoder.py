@@ -8,27 +8,24 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError
 from energon_grain.media.audio import AudioTrack, AudioUnit
-from energon_grain.media.container import MAX_PART_BYTES, Bounds, Track, open_container, opened
-from energon_grain.media.metadata import AVMetadata
+from energon_grain.media.container import Bounds, Track, open_container, opened
 from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
+from energon_grain.samples.media_metadata import AVMetadata
 from energon_grain.samples.sample import edataclass
 from energon_grain.tracebacks import public
 from energon_grain.transforms.image import MAX_PIXELS
+from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, AVDecode
 
 Buffer = bytes | memoryview
 Ranges = Sequence[tuple[float, float]]
 Times = list[tuple[float, float]]
-AVDecode = Literal["torch", "AVDecoder", "pyav"]
-
-AV_EXTENSIONS = frozenset({"avi", "flac", "flv", "mkv", "mov", "mp3", "mp4", "wav", "webm"})
-"""Ends of part names (in lower case) that mean video or audio."""
 
 _WHOLE = [(-math.inf, math.inf)]
 

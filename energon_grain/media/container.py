@@ -28,9 +28,7 @@ from typing import Any, BinaryIO
 from energon_grain.errors import DecodingError, EnergonGrainError
 from energon_grain.extras import needed_for
 from energon_grain.transforms.image import MAX_PIXELS, PASSES
-
-MAX_PART_BYTES = 1 << 31
-"""Of what a part unpacks to, by default."""
+from energon_grain.transforms.media_types import MAX_PART_BYTES
 
 FORMATS = "aac,aiff,amr,asf,au,avi,caf,flac,flv,gif,matroska,webm,mov,mp4,mp3,mpeg,mpegts,mxf,ogg,rm,tta,w64,wav,wv"
 """Demultiplexers of libav that a file may be read by."""

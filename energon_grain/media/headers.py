@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from energon_grain.errors import ConfigError, DecodingError
-from energon_grain.media.metadata import AVMetadata, ImageMetadata, media_extension
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.tracebacks import public
+from energon_grain.transforms.media_types import media_extension
 
 HEADER_BYTES = 16 << 10
 """What `read_header` wants of the beginning of a file. With so much, most files need no second look."""

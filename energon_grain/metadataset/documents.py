@@ -23,11 +23,12 @@ from energon_grain.datasets.mixtures import (
 from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.data_files import one_text
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Place, as_mapping, did_you_mean, expected, unknown, wrong
 from energon_grain.kinds.joins.build import JOIN_MEMORY_BYTES
 from energon_grain.kinds.joins.index import index_file_name
 from energon_grain.kinds.joins.leaf import JoinedLeafDataset
-from energon_grain.kinds.tar.tar_list import one_text
 from energon_grain.metadataset.flat import flatten_blend, flatten_epochized, flattened, leaves_of
 from energon_grain.metadataset.forms import (
     NODE_KEYS,
@@ -51,7 +52,6 @@ from energon_grain.sources.kinds import NOTHING, kind_at
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, located, name_of, no_such_path
 from energon_grain.storage.remote import read_whole
-from energon_grain.storage.yaml_dialect import parse_yaml
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
@@ -226,14 +226,16 @@ def _read_older(value: Any, place: Place) -> Node:
     datasets, at = split["datasets"], place.at("datasets")
     if not isinstance(datasets, list | tuple) or not datasets:
         raise wrong(at, expected("a list of at least one dataset", datasets))
-    children: list[Child] = []
-    for number, each in enumerate(datasets):
-        written = OLDER.read(each, at.at(number))
-        if written.weight == 0:
-            raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
-        named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
-        children.append(Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight))
-    return MetadatasetBlend(blend=tuple(children), place=place)
+    children = tuple(_read_older_child(each, at.at(number)) for number, each in enumerate(datasets))
+    return MetadatasetBlend(blend=children, place=place)
+
+
+def _read_older_child(value: Any, place: Place) -> Child:
+    written = OLDER.read(value, place)
+    if written.weight == 0:
+        raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
+    named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
+    return Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight)
 
 
 @public

@@ -18,15 +18,15 @@ import msgspec
 from energon_grain.datasets.aux_stores import read_aux
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
+from energon_grain.formats.data_files import one_text
+from energon_grain.formats.yaml_dialect import WrittenFloat
 from energon_grain.forms import Form, Place, as_mapping, expected, unknown, wrong
 from energon_grain.kinds.joins.leaf import Joiner
-from energon_grain.kinds.tar.tar_list import one_text
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import PERCENT, Subset
 from energon_grain.samplers.weights import exact
 from energon_grain.storage.location import check_url
-from energon_grain.storage.yaml_dialect import WrittenFloat
 
 NODE_KEYS = ("path", "blend", "blend_epochized", "concat", "join")
 """What tells the forms of nodes apart."""

@@ -28,8 +28,9 @@ from energon_grain.kinds.joins.index import (
     open_join_index,
     writing_joins,
 )
-from energon_grain.kinds.joins.leaf import JoinedLeafDataset, can_hold_joins, fetch_join, store_joins
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.kinds.joins.members import JoinMember
+from energon_grain.kinds.joins.opening import can_hold_joins, fetch_join, store_joins
 from energon_grain.storage.location import absolute, is_url
 from energon_grain.words import counted
 
@@ -267,35 +268,31 @@ def _remove_stale(cache: Path, wanted: set[str]) -> tuple[str, ...]:
 
 def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
     """Give index files the names that Energon looks for, where these are clear, and say where they are not."""
-    notes: list[str] = []
-    for join in joins:
-        ours = join.folder / index_file_name(join.name)
-        where = join.places[0]
-        name = join.energon_name
-        rivals = [
-            other.places[0]
-            for other in joins
-            if other is not join and other.folder == join.folder and other.energon_name == name
-        ]
-        if join.has_arrays:
-            notes.append(f"{where}: Energon cannot load this join, as it knows no arrays")
-        elif name is None:
-            notes.append(
-                f"{where}: Energon cannot load this join, as a dataset has no index.uuid, or has several sample "
-                "excludes, for which it looks for another name in every process"
-            )
-        elif rivals:
-            notes.append(
-                f"{where}: Energon has one name for this join and for {', '.join(rivals)}, so it is not given to either"
-            )
-        elif not (theirs := join.folder / name).exists():
-            _link(ours, theirs)
-        elif not (ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)):
-            notes.append(
-                f"{where}: {theirs}, which Energon would load, has other rows or another order and is "
-                "left as it is; remove it and prepare again to put ours in its place"
-            )
-    return notes
+    notes = ((join.places[0], _name_one_for_energon(join, joins)) for join in joins)
+    return [f"{where}: {note}" for where, note in notes if note]
+
+
+def _name_one_for_energon(join: _Pending, joins: Sequence[_Pending]) -> str:
+    """Why there is no such name; empty: there is one."""
+    if join.has_arrays:
+        return "Energon cannot load this join, as it knows no arrays"
+    if join.energon_name is None:
+        return (
+            "Energon cannot load this join, as a dataset has no index.uuid, or has several sample excludes, for which "
+            "it looks for another name in every process"
+        )
+    theirs, ours = join.folder / join.energon_name, join.folder / index_file_name(join.name)
+    named = {each.places[0]: (each.folder, each.energon_name) for each in joins if each is not join}
+    if rivals := [place for place, name in named.items() if name == (join.folder, join.energon_name)]:
+        return f"Energon has one name for this join and for {', '.join(rivals)}, so it is not given to either"
+    if not theirs.exists():
+        _link(ours, theirs)
+    elif not (ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)):
+        return (
+            f"{theirs}, which Energon would load, has other rows or another order and is left as it is; remove it and "
+            "prepare again to put ours in its place"
+        )
+    return ""
 
 
 def _link(file: Path, name: Path) -> None:

@@ -18,12 +18,12 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, ConcatDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
+from energon_grain.formats.data_files import BETWEEN
 from energon_grain.formats.nv_meta import not_prepared
 from energon_grain.forms import Place, asked_at, wrong
 from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.kinds.joins.members import Keys
 from energon_grain.kinds.prepared.kind import FILESYSTEM, of_plain_folder
-from energon_grain.kinds.tar.tar_list import BETWEEN
 from energon_grain.metadataset.forms import (
     DatasetReference,
     JoinArrayReference,

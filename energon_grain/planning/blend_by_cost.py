@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from energon_grain.datasets.lowering import IndexPart, Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.planning.cost_blend import CostBlend
-from energon_grain.planning.costs import CostsOfStream
+from energon_grain.planning.costs import Costs, CostsOfStream
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import RouteTree
 from energon_grain.samplers.weights import Weight
-from energon_grain.sources.costs import Costs
 
 
 def blend_by_cost(

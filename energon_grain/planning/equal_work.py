@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from energon_grain.datasets.batching import Balance
 from energon_grain.planning.balance import divide
-from energon_grain.sources.costs import Costs
+from energon_grain.planning.costs import Costs
 from energon_grain.sources.source import Source
 from energon_grain.stream.index_map import IndexMap, Sources
 from energon_grain.stream.passes import PassPlan, Share

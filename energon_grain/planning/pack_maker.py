@@ -1,4 +1,4 @@
-"""Packs that were planned, made of their samples where these are read."""
+"""Items that were planned, made of their samples where these are read."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, Holed, raise_if_fatal, release_frames
 from energon_grain.stream.hooks import call_hook
-from energon_grain.stream.index_map import PASS_BITS, Packs
-from energon_grain.stream.spec import PackSpec
+from energon_grain.stream.index_map import PASS_BITS, Items
+from energon_grain.stream.spec import ItemSpec
 
 
 class PackMaker:
     """Makes items of several samples, where packs are planned."""
 
-    def __init__(self, specs: Sequence[PackSpec], hook_lock: threading.RLock) -> None:
+    def __init__(self, specs: Sequence[ItemSpec], hook_lock: threading.RLock) -> None:
         self._specs = specs
         self._lock = hook_lock
 
     def make(
-        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[RestoreKey], clock: Clock
+        self, chunk: Chunk, packs: Items, samples: list[Any], restore_keys: list[RestoreKey], clock: Clock
     ) -> tuple[list[Any], list[RestoreKey], int]:
         """The items of a chunk, their restore keys, and how many are not whole; `clock` takes the times of hooks.
 
@@ -70,7 +70,7 @@ class PackMaker:
 
     def _made(
         self,
-        spec: PackSpec,
+        spec: ItemSpec,
         samples: list[Any],
         ranges: list[tuple[int, int]] | None,
         number: int,

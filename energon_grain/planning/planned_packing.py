@@ -20,15 +20,14 @@ from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
 from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.errors import ConfigError
-from energon_grain.planning.costs import CostsOfStream
+from energon_grain.planning.costs import PARTS_OF_ONE, Costs, CostsOfStream
 from energon_grain.planning.pack_plan import PATIENCE, OversizeSample, WindowPacks, plan_packs
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import Carry, Fold, SavedCarries
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.costs import PARTS_OF_ONE, Costs
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.index_map import PASS_BITS, Draws, IndexMap, Int64Array, Packs
-from energon_grain.stream.spec import PackSpec
+from energon_grain.stream.index_map import PASS_BITS, Draws, IndexMap, Int64Array, Items
+from energon_grain.stream.spec import ItemSpec
 from energon_grain.stream.worker_config import WorkerConfig
 
 _logger = logging.getLogger("energon_grain")
@@ -109,11 +108,11 @@ class PlannedPackingDataset(SavableDataset):
             takes_ranges=_takes_ranges(self.packer),
             key=to.key("planned packs"),
             lanes=to.lanes,
-            number=len(to.graph.packs),
+            number=len(to.graph.planned),
         )
         part.plan_again()
         part.mixture = part.described()
-        to.graph.packs.append(part)
+        to.graph.planned.append(part)
         if to.outermost:
             return part
         return LanePart(to.operator(part, stripe=1), part.mixture, part.batches)
@@ -201,13 +200,13 @@ class PackedPart(IndexPart):
             passes=self.passes,
             same_pass=self.same_pass,
             samples=self.packs.typical(),
-            packs=self.packs,
+            planned=self.packs,
         )
 
-    def spec(self) -> PackSpec:
+    def spec(self) -> ItemSpec:
         """How packs are made."""
         hooks = tuple((hook, fold(self.key, "hooks", hook.name)) for hook in self.hooks)
-        return PackSpec(hooks=hooks, takes_ranges=self.takes_ranges)
+        return ItemSpec(hooks=hooks, takes_ranges=self.takes_ranges)
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +218,7 @@ class PlannedPacks:
         costs: Of positions of the child among those of all passes, one for each capacity.
         plan: What a pack is bounded by.
         key: 64-bit key of the order of packs.
-        maker: Number of the stream's `PackSpec` that makes them.
+        maker: Number of the stream's `ItemSpec` that makes them.
     """
 
     child: IndexMap
@@ -261,7 +260,7 @@ class PlannedPacks:
         ranges = [-(-units[members] // PARTS_OF_ONE) for units in (window.packs.starts, window.packs.stops)]
         return replace(
             self.child.draw_in_stream(window.positions[members]),
-            packs=Packs(
+            items=Items(
                 cuts=own,
                 number=numbers,
                 maker=np.full(len(packs), self.maker, np.int32),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon_grain.errors import ConfigError, DatasetNotFoundError
-from energon_grain.formats.array_folder import is_array_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, is_prepared
@@ -21,6 +20,7 @@ from energon_grain.prepare.listing import list_files, printable
 from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScanLog, ShardTask, scan_dataset
 from energon_grain.prepare.writing import open_to_prepare, preparation_lock, put_in_place
+from energon_grain.sources.kinds import kind_by_marker
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 from energon_grain.tracebacks import public
 
@@ -98,8 +98,9 @@ def _prepare_folder(
     executor: Executor | None,
 ) -> FolderReport:
     start, root = time.perf_counter(), dataset.local
-    if not dataset.is_remote and is_array_folder(dataset.location):
-        raise ConfigError(f"{dataset.location}: is an array, which holds no files of media.")
+    kind = None if dataset.is_remote else kind_by_marker(dataset.location)
+    if kind is not None and kind.open is not None:
+        raise ConfigError(f"{dataset.location}: is {kind.described}, which holds no files of media.")
     taken = sorted(name for name in list_files(dataset.location, what="media") if media_filter.may_take(name))
     names, tasks = _tasks(dataset, taken, media_filter)
     (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
-"""Attaching: one more number of every sample, from a file that somebody else made, by row or by key."""
+"""Attaching: one more number of every sample, from a file, by row or by key."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, EnergonGrainError, FormatError
-from energon_grain.extras import needed_for
+from energon_grain.errors import ConfigError, FormatError
 from energon_grain.formats.columns import ATTACHED, ColumnStage
+from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import Source
 from energon_grain.storage.location import name_of
 
@@ -151,40 +150,22 @@ def _rows_of(rows: Mapping[str, int], source: Source, begin: int) -> npt.NDArray
 
 def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDArray[Any]]:
     """Keys, if it has any, and the numbers of a field."""
-    read = _parquet if path.endswith(".parquet") else _text_table
-    keys, found = read(path, field, where)
+    if path.endswith(".csv"):
+        keys, found = field_of_rows(_rows(path), field, where)
+        found = [_parsed(value) for value in found]
+    elif read_field := kind_at(path).read_field:
+        keys, found = read_field(path, field, where)
+    else:
+        raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
     is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
     return keys, _known(found if is_plain else list(found), where)
 
 
-def _parquet(path: str, field: str, where: str) -> tuple[list[str] | None, Any]:
-    with needed_for("attaching a Parquet file", instead="write the numbers to a CSV or .npy file"):
-        import pyarrow.parquet as parquet
-    try:
-        names = parquet.read_schema(path).names
-        key = _named(names, field, where)
-        table = parquet.read_table(path, columns=[name for name in (key, field) if name])
-    except (OSError, ValueError) as error:
-        if isinstance(error, EnergonGrainError):
-            raise
-        raise FormatError(f"{path}: is no Parquet file that can be read: {error}") from error
-    keys = None if key is None else [_key(each, path, key, row) for row, each in enumerate(table[key])]
-    return keys, table[field].to_numpy()
-
-
-def _named(names: Collection[str], field: str, where: str) -> str | None:
-    """The field that has keys, if there is one. Raises ConfigError if there is no field of the name that is wanted."""
+def key_beside(names: Collection[str], field: str, where: str) -> str | None:
+    """The one of these fields that has keys, if there is one. Raises ConfigError if `field` is none of them."""
     if field not in names:
         raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(map(str, names)) or 'none'}")
     return next((name for name in _KEYS if name in names), None)
-
-
-def _key(value: Any, path: str, column: str, row: int) -> str:
-    """A key of a Parquet file, by its `pyarrow.Scalar`. Raises FormatError where it is no UTF-8."""
-    try:
-        return str(value.as_py())
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: row {row}: its key in column {column!r} is no UTF-8: {error}") from error
 
 
 def _known(values: Sequence[Any] | npt.NDArray[Any], where: str) -> Numbers:
@@ -194,28 +175,18 @@ def _known(values: Sequence[Any] | npt.NDArray[Any], where: str) -> Numbers:
     return numbers
 
 
-def _text_table(path: str, field: str, where: str) -> tuple[list[str] | None, list[Any]]:
-    if not path.endswith((".csv", ".jsonl")):
-        raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
-    rows = _rows(path)
-    key = _named(dict.fromkeys(name for row in rows for name in row), field, where)
-    values = [row.get(field) for row in rows]
-    if path.endswith(".csv"):
-        values = [_parsed(value) for value in values]
-    return None if key is None else [str(row.get(key)) for row in rows], values
+def field_of_rows(rows: Sequence[Mapping[str, Any]], field: str, where: str) -> tuple[list[str] | None, list[Any]]:
+    """Keys, if there are any, and the values of a field. Raises ConfigError if no row has it."""
+    key = key_beside(dict.fromkeys(name for row in rows for name in row), field, where)
+    return None if key is None else [str(row.get(key)) for row in rows], [row.get(field) for row in rows]
 
 
 def _rows(path: str) -> list[dict[str, Any]]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:  # else the key of a spreadsheet's is not found
-            if path.endswith(".csv"):
-                return list(csv.DictReader(file))
-            rows = [json.loads(line) for line in file if line.strip()]
+            return list(csv.DictReader(file))
     except (ValueError, csv.Error) as error:
         raise FormatError(f"{path}: cannot be read: {error}") from error
-    if any(not isinstance(row, dict) for row in rows):
-        raise FormatError(f"{path}: has lines that are no objects")
-    return rows
 
 
 def _parsed(text: Any) -> Any:

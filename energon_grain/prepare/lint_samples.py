@@ -36,7 +36,7 @@ def lint_samples(kind: Kind, path: str, ask: LintAsk) -> LintReport:
         ask.progress(int(rows[0]), len(source), len(findings), "samples")
     if not kind.takes_no_columns:
         opened(path, findings, lambda: findings.extend(about_columns(path, ask.trusted_modules)))
-    return LintReport.of(path, findings, shards=len(source.shard_counts), samples=len(source))
+    return LintReport.of(path, findings, shards=len(found.rows.shard_counts), samples=len(source))
 
 
 def _decoder(found: Opened, ask: LintAsk) -> ColumnDecoder | SampleDecoder:

@@ -12,30 +12,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError
-from energon_grain.formats.data_folder import open_folder
+from energon_grain.formats.columnar import ColumnarIndex
+from energon_grain.formats.columnar_header import columnar_folder
+from energon_grain.formats.columns import ColumnFolder, ColumnStage, KeptColumns, Measured
+from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
-from energon_grain.media.metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.media.seek_index import missing_index
 from energon_grain.prepare.containers import Container, container_in
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
 from energon_grain.tracebacks import public
-
-if TYPE_CHECKING:
-    from energon_grain.formats.columnar import ColumnarIndex
-    from energon_grain.formats.columns import ColumnStage
-    from energon_grain.formats.data_folder import DataFolder
 
 LISTED_FAILURES = 5
 _MOST_PARTS = 16
@@ -206,10 +204,6 @@ def write_media_columns(
     say of these stays. Where it had no columns of media, or damaged ones, none are made; and where it had none for each
     part, there are none for each now.
     """
-    # A process that scans files needs none of it.
-    from energon_grain.formats.columnar_header import columnar_folder
-    from energon_grain.formats.columns import ColumnFolder, ColumnStage
-
     held = {} if before is None else _held(dataset, before)
     if before is not None and not held:
         return [], []
@@ -277,8 +271,6 @@ class _MediaColumns:
 
 def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[Any]]:
     """The columns of media that a dataset has of all its samples; none where one of them is damaged."""
-    from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
-
     try:
         columns = KeptColumns(ColumnFolder.of(dataset), Measured.of(index))
         everything = slice(0, columns.samples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -105,7 +105,7 @@ def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSo
         found = kind.open(location, None)
         source, known = found.source, found.part_names
     refuse_unknown(location, parts, known)
-    return source if parts is None or kind.open is None else cast("Any", kind.open(location, parts).source)
+    return source if parts is None or kind.open is None else kind.open(location, parts).source
 
 
 def refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:

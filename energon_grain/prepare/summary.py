@@ -380,7 +380,7 @@ def summarize_samples(found: Opened) -> SamplesSummary:
     columns = Columns(source)
     return SamplesSummary(
         path=source.path,
-        files=len(source.shard_counts),
+        files=len(found.rows.shard_counts),
         samples=len(source),
         size_bytes=size_bytes,
         content_id=source.content_id,
@@ -393,7 +393,7 @@ def summarize_samples(found: Opened) -> SamplesSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSummary:
-    """What Parquet, Arrow or MDS files hold, or an indexed dataset of Megatron.
+    """What files hold that are read as they are, row by row or in groups of rows.
 
     Attributes:
         path: The files, as they were named.

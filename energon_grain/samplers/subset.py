@@ -256,6 +256,15 @@ class Selection:
         begin, last = self.to_raw(np.array([first, stop - 1])).tolist()
         return slice(begin, last + 1) if last - begin == stop - 1 - first else None
 
+    def cut_by(self, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(k,) how many samples of the selection are before each raw rank of `bounds`, ascending, each once."""
+        low, high = np.zeros(len(bounds), np.int64), np.full(len(bounds), len(self), np.int64)
+        while (open_ := low < high).any():  # `to_raw` ascends
+            middle = (low + high) // 2
+            before = np.where(open_, self.to_raw(np.minimum(middle, len(self) - 1)) < bounds, False)
+            low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
+        return np.unique(low)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subset:

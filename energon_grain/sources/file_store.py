@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import posixpath
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from copy import copy
-from functools import cached_property
-from itertools import repeat
 from typing import Any, Generic, Self, TypeVar, cast
 
-import numpy as np
-
-from energon_grain.errors import (
-    ConfigError,
-    DatasetNotFoundError,
-    FatalSampleError,
-    KeyNotFoundError,
-    MissingObjectError,
-    RangeError,
-)
-from energon_grain.formats.sqlite_index import MediaTable
-from energon_grain.media.metadata import AVMetadata, ImageMetadata
+from energon_grain.errors import FatalSampleError
+from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
-from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import shared_epath
-from energon_grain.storage.local import LocalFiles
-from energon_grain.storage.location import is_url, join, located
-from energon_grain.storage.remote import ObjectClient, ObjectRange, address_of, remote_files, shared_client
-from energon_grain.storage.settings import StorageSettings, storage_settings
 from energon_grain.tracebacks import public
 
 T = TypeVar("T")
@@ -161,21 +138,6 @@ class OwnFileStore(FileStore[T_co]):
         return hash(self._identity)
 
 
-class MediaFileStore(OwnFileStore[T_co]):
-    """One whose files may be media that `prepare` has looked at."""
-
-    @abstractmethod
-    def _place(self, key: str) -> object:
-        """Where the file of a key lies. Raises KeyNotFoundError."""
-
-    def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        return self._media.get(key, lambda: self._place(key))
-
-    @cached_property
-    def _media(self) -> MediaTable:
-        return MediaTable(self.get_path())
-
-
 def with_sources(
     path: str, keys: Iterable[str], shards: Iterable[str], values: Iterable[T]
 ) -> list[tuple[T, SourceInfo]]:
@@ -185,186 +147,3 @@ def with_sources(
         (value, SourceInfo(dataset_path=location, index=key, shard_name=shard, file_names=(key,)))
         for key, shard, value in zip(keys, shards, values, strict=False)
     ]
-
-
-def _least(key: str, lazy: LazyFrom) -> int | None:
-    """From how many bytes on a file is given as a stream; None: never."""
-    return None if lazy is None else lazy(key.rpartition("/")[2].partition(".")[2])
-
-
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-
-
-@public
-class SystemFileStore(MediaFileStore[bytes]):
-    """Reads whole files below a folder; a key is a path relative to it, `train/000012.jpg`.
-
-    Keys come from data, so none may lead out of the folder: neither an absolute path, nor `..`, nor a symbolic link.
-
-    Args:
-        base_dir: The folder; it needs no preparation. An `ObjectFileStore` reads one in an object store.
-
-    Raises:
-        DatasetNotFoundError: There is no such folder.
-        ConfigError: It is the URL of a folder in an object store.
-    """
-
-    def __init__(self, base_dir: str | os.PathLike[str]) -> None:
-        self._base = located(base_dir)
-        if is_url(self._base):
-            raise ConfigError(f"{self._base}: is no folder of this machine; an ObjectFileStore reads those of stores")
-        if not os.path.isdir(self._base):
-            raise DatasetNotFoundError(f"{self._base}: there is no such folder to serve files from")
-        self._real_base = os.path.realpath(self._base)
-        # Files are read whole and seldom twice: keeping them open would be of no use.
-        self._files = LocalFiles(max_open_files=1)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SystemFileStore, (self._base,)
-
-    def get_path(self) -> str:
-        """The folder."""
-        return self._base
-
-    def __contains__(self, key: object) -> bool:
-        """Whether a key leads to a file below the folder."""
-        try:
-            return isinstance(key, str) and bool(self._place(key))
-        except KeyNotFoundError:
-            return False
-
-    def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Read files in the order asked for. See `FileStore.read`."""
-        return SystemFileStore.read_or_open(self, keys, None)
-
-    def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        contents = [self._content(self._place(key), _least(key, lazy)) for key in keys]
-        return with_sources(self._base, keys, repeat(self._base), contents)
-
-    def _content(self, path: str, lazy_bytes: int | None) -> bytes | ByteStream:
-        size = self._files.size(path)
-        if lazy_bytes is not None and size >= lazy_bytes:
-            files = LocalFiles(indexed_by="")
-            return ByteStream(files, path, 0, files.size(path))
-        file = np.zeros(1, np.int64)
-        return self._files.read_spans([path], file, file, np.array([size], np.int64))[0]
-
-    def _place(self, key: str) -> str:
-        """The real path of a key. Raises KeyNotFoundError."""
-        if not key or "\0" in key:
-            raise KeyNotFoundError(f"{self._base}: {key!r} is no file name")
-        path = os.path.realpath(os.path.join(self._base, key))
-        if os.path.isabs(key) or os.path.commonpath((path, self._real_base)) != self._real_base:
-            raise KeyNotFoundError(
-                f"{self._base}: {key!r} leads out of this folder, to {path}; a key is a path below it, without links "
-                f"out of it: make the folder above both the store, or copy the file"
-            )
-        try:
-            regular = stat.S_ISREG(os.stat(path).st_mode)
-        except OSError as error:
-            if error.errno in _MISSING:
-                raise KeyNotFoundError(f"{self._base}: there is no file {key!r} in this folder") from None
-            return path  # opening it is tried again, and then says what is wrong
-        if not regular:
-            raise KeyNotFoundError(f"{self._base}: {key!r} is not a file; a key is the path of a regular file")
-        return path
-
-    def close(self) -> None:
-        """Close what is open; reading again opens it anew."""
-        self._files.close()
-
-
-_LONGEST_NAME_BYTES = 1024
-
-
-@public
-class ObjectFileStore(MediaFileStore[bytes]):
-    """Reads whole objects below a folder of an object store; a key is a name relative to it, `train/000012.jpg`.
-
-    Each read of a key is one request for all of an object, which must come within `timeout_s` of the storage settings;
-    those of several keys run side by side, as many as the settings allow. Nothing is kept; a `FileStoreCachePool`
-    fetches files before they are needed. Keys come from data, so none may lead out of the folder; `..` is taken out as
-    text, as in a path.
-
-    Args:
-        base_url: The folder. Whether there is anything in it shows when it is read: stores know no folders.
-
-    Raises:
-        ConfigError: The URL is of no store that can be read.
-    """
-
-    def __init__(self, base_url: str | os.PathLike[str]) -> None:
-        settings = storage_settings()
-        self._begin(shared_client(settings).pinned(located(base_url)), settings)
-
-    def _begin(self, base: str, settings: StorageSettings) -> None:
-        if not is_url(base):
-            raise ConfigError(f"{base}: is no URL of an object store; a SystemFileStore reads folders of this machine")
-        address_of(base, settings)  # refuses what no store has
-        self._base = base
-        self._client: ObjectClient = shared_client(settings)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._base, self._client.settings)
-
-    def get_path(self) -> str:
-        """The folder's URL."""
-        return self._base
-
-    def __contains__(self, key: object) -> bool:
-        """Whether there is an object under a key; one small request. Raises ReadError where that cannot be known."""
-        if not isinstance(key, str):
-            return False
-        try:
-            return self._client.read(ObjectRange(self._place(key), 0, 1)) is not None
-        except KeyNotFoundError:
-            return False
-        except RangeError:
-            return True  # an empty one
-
-    def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Read objects in the order asked for. See `FileStore.read`."""
-        return ObjectFileStore.read_or_open(self, keys, None)
-
-    def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
-        wanted = {key: (key, self._place(key), _least(key, lazy)) for key in keys}
-        contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
-        return with_sources(self._base, keys, repeat(self._base), (copy(contents[key]) for key in keys))
-
-    def _content(self, item: tuple[str, str, int | None]) -> bytes | ByteStream:
-        key, url, lazy_bytes = item
-        if lazy_bytes is not None:
-            files = remote_files(self._client.settings)
-            with suppress(MissingObjectError):
-                if (size := files.size(url)) >= lazy_bytes:
-                    return ByteStream(files, url, 0, size)
-        found = self._client.read(ObjectRange(url))
-        if found is None or found.data is None:
-            raise KeyNotFoundError(f"{self._base}: there is no object {key!r} in this folder")
-        return found.data
-
-    def _place(self, key: str) -> str:
-        """The URL of a key. Raises KeyNotFoundError."""
-        name = posixpath.normpath(key)
-        if posixpath.isabs(key) or name.split("/", 1)[0] == "..":
-            raise KeyNotFoundError(
-                f"{self._base}: {key!r} leads out of this folder; a key is a name below it: make the folder above both "
-                f"the store, or copy the object"
-            )
-        if name == "." or key.endswith("/") or not _can_be_stored(name):
-            raise KeyNotFoundError(f"{self._base}: {key!r} is no name of an object")
-        return join(self._base, name)
-
-
-def _can_be_stored(name: str) -> bool:
-    try:
-        return "\0" not in name and len(name.encode()) <= _LONGEST_NAME_BYTES
-    except UnicodeEncodeError:
-        return False
-
-
-def _restore(base: str, settings: StorageSettings) -> ObjectFileStore:
-    store = ObjectFileStore.__new__(ObjectFileStore)
-    store._begin(base, settings)
-    return store

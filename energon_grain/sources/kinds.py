@@ -8,7 +8,7 @@ path away from us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import HINTS
-from energon_grain.samplers.expression import Expression
 from energon_grain.sources.file_store import FileStore
+from energon_grain.sources.rows import Rows, SelectedSource, selected
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.data_names import names_at
 from energon_grain.storage.location import is_file_of, is_url, join
@@ -29,42 +29,28 @@ _OWN = "energon_grain.kinds"
 _ENTRY_POINTS = "energon_grain.kinds"
 
 
-class FileSource(Source, Protocol):
-    """A source of files that are read as they are, some of whose samples may be served alone."""
-
-    @property
-    def shard_counts(self) -> Mapping[str, int]:
-        """Samples of each file, by name, in order: all, whatever is served."""
-        ...
-
-    def cut(
-        self,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
-        runs: Sequence[tuple[int, int]] | None = None,
-    ) -> FileSource:
-        """Samples [start, stop) of all, for which `where` holds; `runs` are [begin, end) of each file. See `Cut`."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
     """Data that are read as they are, opened.
 
     Attributes:
-        source: All samples.
+        rows: All samples.
+        source: The same as a source.
         part_names: Names of all parts.
         has_lists: Whether parts are also entries of lists, so that more names mean something.
         endings: Which ends of names decode parts that are not decoded by their own.
         decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
     """
 
-    source: FileSource
+    rows: Rows
+    source: SelectedSource = field(init=False)
     part_names: tuple[str, ...]
     has_lists: bool = False
     endings: Mapping[str, str] = field(default_factory=dict[str, str])
     decoded: Literal["as asked", "always", "never"] = "as asked"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", selected(self.rows))
 
 
 class Described(Protocol):
@@ -72,6 +58,15 @@ class Described(Protocol):
 
     def lines(self) -> list[str]:
         """What people read."""
+        ...
+
+
+class Indexed(Described, Protocol):
+    """An answer about data that were indexed."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
         ...
 
 
@@ -134,8 +129,10 @@ class Kind:
             gives.
         is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
         store: Opens single parts by key.
+        file_store: Opens the files below a folder by their names, where it is a kind of folders without samples.
         takes_no_columns: Why nothing can be measured of it, behind "is a …".
         joined_by: The key of a metadataset that joins it, if that is not `path`.
+        rows: Opens what that key names: samples whose one part has no name, found by number or by keys in a file.
         summary: Describes it; None: in general words.
         lint: Checks it; None: every sample is read and decoded.
         index: Indexes it; None: there is nothing to prepare.
@@ -143,6 +140,8 @@ class Kind:
         hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
             is a file, or they are not known); None: nothing.
         has_plain_bytes: Whether its files hold the bytes of samples as they are read.
+        read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
+            Given the path, the field, and how errors begin.
         streamed: Files that a conversion reads as a stream; None: it opens them.
     """
 
@@ -159,14 +158,17 @@ class Kind:
     opener: Any = None
     is_configured: bool = False
     store: Callable[[str], FileStore[Any]] | None = None
+    file_store: Callable[[str], FileStore[bytes]] | None = None
     takes_no_columns: str = ""
     joined_by: str | None = None
+    rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
     lint: Callable[[str, LintAsk], Any] | None = None
-    index: Callable[[str, IndexProgress], Described] | None = None
+    index: Callable[[str, IndexProgress], Indexed] | None = None
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
     has_plain_bytes: bool = False
+    read_field: Callable[[str, str, str], tuple[list[str] | None, Any]] | None = None
     streamed: Streamed | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -254,6 +256,14 @@ def kind_named(name: str) -> Kind:
     raise LookupError(f"no installed package has a kind of data {name!r}")
 
 
+def rows_joined_by(key: str, location: str) -> Any:
+    """Open the rows that this key of a metadataset joins. Raises as the kind's `rows`."""
+    for kind in all_kinds():
+        if kind.joined_by == key and kind.rows is not None:
+            return kind.rows(location)
+    raise LookupError(f"no installed package has a kind of data that is joined by {key!r}")
+
+
 def opener_of(kind: Kind) -> Any:
     """What opens leaves of a kind in a way of its own; None: they take what `Kind.open` gives.
 
@@ -262,6 +272,18 @@ def opener_of(kind: Kind) -> Any:
     if kind.open is not None or kind.opener is not None:
         return kind.opener
     return next(own.opener for own in _own_kinds() if own.opener is not None and own.is_configured)
+
+
+def store_of(kind: Kind) -> Callable[[str], FileStore[Any]] | None:
+    """What opens samples of a kind by key; None: they have no keys. What is not there is opened as in `opener_of`."""
+    if kind.open is not None or kind.store is not None:
+        return kind.store
+    return next(own.store for own in _own_kinds() if own.store is not None and own.is_configured)
+
+
+def files_below(folder: str) -> FileStore[bytes]:
+    """The files below a folder, here or in a store, by their names. Raises as `Kind.file_store` does."""
+    return next(kind.file_store for kind in _own_kinds() if kind.file_store is not None)(folder)
 
 
 def kind_by_name(location: str) -> Kind | None:
@@ -316,12 +338,20 @@ def _named_by(location: str, kinds: Iterable[Kind]) -> Kind | None:
     return next((kind for kind in kinds if kind.is_named_by(location)), None)
 
 
+def kind_by_marker(location: str) -> Kind | None:
+    """Our own kind that a marker file at a path or URL says; None: what files there are has to be looked at."""
+    return _marked(Listing(location, ()), _own_kinds())
+
+
+def _marked(at: Listing, kinds: Iterable[Kind]) -> Kind | None:
+    return next((kind for kind in kinds if kind.marked is not None and kind.marked(at)), None)
+
+
 def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
     """The kind that marker files say, or else the files below. Raises ConfigError where these are of two kinds."""
     at = Listing(location, tuple(ending for kind in kinds if kind.holds for ending in kind.endings))
-    for kind in kinds:
-        if kind.marked is not None and kind.marked(at):
-            return kind
+    if (found := _marked(at, kinds)) is not None:
+        return found
     held = [kind for kind in kinds if kind.holds is not None and kind.holds(at)]
     if len(held) > 1:
         patterns = [join(location, kind.pattern) for kind in held]

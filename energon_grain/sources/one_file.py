@@ -7,28 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import Cut, PartValue, RawBatch, SampleLocation
+from energon_grain.sources.rows import Rows
+from energon_grain.sources.source import Int64Array, PartValue, RawBatch, SampleLocation
 from energon_grain.storage.byte_store import ByteStore, coalesce
 from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote import RemoteFiles
 
-Int64Array = npt.NDArray[np.int64]
 
-
-class OneFile(Cut):
+class OneFile(Rows):
     """The samples of a file, each a run of its bytes with one part. The key of a sample is its number, from 0.
 
     Attributes:
         size_bytes: Of the file, when it was indexed.
+        samples: How many there are.
     """
 
     size_bytes: int
+    samples: int
     _part: ClassVar[str]
-    _total: int
     _reads: bool = True
     _store: ByteStore
     _pages: IndexPages
@@ -61,48 +60,39 @@ class OneFile(Cut):
 
     @property
     def shard_counts(self) -> Mapping[str, int]:
-        return {self.shard: self._total}
+        return {self.shard: self.samples}
 
     @property
-    def run_samples(self) -> int | None:
-        """Of a file in an object store, samples in about 4 MiB; None: it lies on this machine."""
-        return remote_run(self.size_bytes, self._total) if is_url(self.path) else None
+    def run_rows(self) -> int | None:
+        """Of a file in an object store, samples in about 4 MiB; None: it is on this machine."""
+        return remote_run(self.size_bytes, self.samples) if is_url(self.path) else None
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
         return (self._store,) if self._reads and isinstance(self._store, RemoteFiles) else ()
 
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+    def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
         self._verify()
-        start, stop = self._bounds(self._numbers(indices))
+        start, stop = self._bounds(numbers)
         file, owner = np.zeros(len(start), np.int64), np.arange(len(start))
         return [remote_extents(files, [self.path], file, start, stop - start, owner) for files in self.remote_files]
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        numbers = self._numbers(indices)
+    def read_rows(self, numbers: Int64Array) -> RawBatch:
         start, stop = self._bounds(numbers)
         self._verify()
         values = self._values(start, stop) if self._reads and len(numbers) else []
         self._pages.touch(numbers)
-        return RawBatch(
-            indices=np.asarray(indices, np.int64),
-            keys=list(map(str, numbers.tolist())),
-            shards=[self.shard] * len(numbers),
-            columns={self._part: values} if values else {},
-        )
+        return self.batch(numbers, {self._part: values} if values else {})
 
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        numbers = self._numbers(indices)
+    def sizes(self, numbers: Int64Array) -> Int64Array:
         start, stop = self._bounds(numbers)
         self._pages.touch(numbers)
         return stop - start
 
-    def locate(self, index: int) -> SampleLocation:
-        """Where a sample lies. Raises IndexError when `index` is out of range."""
-        numbers = self._numbers(np.array([index], np.int64))
-        (start,), (stop,) = (each.tolist() for each in self._bounds(numbers))
+    def locate(self, number: int) -> SampleLocation:
+        (start,), (stop,) = (each.tolist() for each in self._bounds(np.array([number], np.int64)))
         parts = {self._part: (start, stop - start)} if self._reads else {}
-        return SampleLocation(index=index, shard=self.shard, key=str(numbers[0]), start=start, stop=stop, parts=parts)
+        return SampleLocation(index=number, shard=self.shard, key=str(number), start=start, stop=stop, parts=parts)
 
     def close(self) -> None:
         self._store.close()

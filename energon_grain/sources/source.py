@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, repeat
+from itertools import repeat
 from operator import is_not
-from typing import Any, ClassVar, Protocol, Self, TypeAlias, cast, overload, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, overload, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -18,7 +16,6 @@ import numpy.typing as npt
 
 from energon_grain.errors import EmptyDatasetError
 from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
@@ -130,92 +127,6 @@ class Selected:
             raise EmptyDatasetError(f"{source.path}: where {where.text!r} keeps none of its {total:,} samples")
         columns = {name: source.column_id(name) for name in where.names}
         self._selection = self._selection.where(keep, {"expression": where.text, "columns": columns, "of": total})
-
-
-class Cut(Selected):
-    """A source of files that are read as they are, some of whose samples may be served alone."""
-
-    path: str
-    _has_slices: ClassVar[bool] = False
-
-    @property
-    def shard_counts(self) -> Mapping[str, int]:
-        """Samples of each file, by name, in order: all, whatever is served."""
-        raise NotImplementedError
-
-    def _identify(self) -> str:
-        raise NotImplementedError
-
-    def cut(
-        self,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
-        runs: Sequence[tuple[int, int]] | None = None,
-    ) -> Self:
-        """Samples [start, stop) of all, for which `where` holds.
-
-        Args:
-            start: First sample to serve.
-            stop: One past the last sample; default: the end.
-            where: Which of these to serve, by their columns; default: all.
-            runs: [begin, end) of each file: those from which to take them; default: all.
-
-        Raises:
-            ConfigError: There are fewer.
-            EmptyDatasetError: There are none between.
-            KeyNotFoundError, IndexFileError, FormatError, ReadError: As `column`.
-        """
-        source = copy(self)
-        source._serve(start, stop, where, runs)
-        return source
-
-    def _serve(
-        self,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
-        runs: Sequence[tuple[int, int]] | None = None,
-    ) -> None:
-        counts = self.shard_counts.values()
-        if runs is None:
-            self._selection = Selection(sum(counts), start=start, stop=stop)
-        else:
-            firsts = accumulate(counts, initial=0)
-            if not any(begin < end for begin, end in runs):
-                raise EmptyDatasetError(
-                    f"{self.path}: none of its {sum(counts)} samples are in this split part; give it a larger share"
-                )
-            whole = [(first + begin, first + end) for first, (begin, end) in zip(firsts, runs, strict=False)]
-            self._selection = Selection.of_runs(sum(counts), whole, start=start, stop=stop)
-        self._narrow(where)
-
-    @property
-    def content_id(self) -> str:
-        """Digest of the files, and of which of their samples are served."""
-        chosen = self._selection
-        return f"{self._identify()}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
-
-    def _numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
-        """(n,) number of each sample among those of all files. Raises IndexError."""
-        return self._selection.to_raw(in_range(indices, len(self), where=self.path))
-
-    def keys(self, indices: Int64Array) -> list[str]:
-        """See `Source.keys`: the number of each sample among those of all files."""
-        return list(map(str, self._numbers(indices).tolist()))
-
-    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        if not isinstance(indices, slice):
-            return self._column_at(name, self._numbers(indices))
-        wanted = range(*indices.indices(len(self)))
-        run = None
-        if self._has_slices and wanted.step == 1:
-            run = self._selection.raw_run(wanted.start, max(wanted.start, wanted.stop))
-        return in_pieces(indices, len(self), partial(self.column, name)) if run is None else self._column_at(name, run)
-
-    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        """What a column says of samples by their numbers; of a slice of them where it `_has_slices`."""
-        raise NotImplementedError
 
 
 class LazySources(msgspec.Struct, gc=False, eq=False):
@@ -514,8 +425,8 @@ class HasParts(Protocol):
 
 
 @runtime_checkable
-class HasKeyColumns(Source, Protocol):
-    """A source whose keys may be in the data, in one of its columns."""
+class HasKeyColumns(Protocol):
+    """Rows whose keys may be in the data, in one of their columns."""
 
     def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
         """The keys of all its rows, in order, in blocks; those of a column, or the usual ones."""

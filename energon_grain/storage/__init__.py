@@ -1,1 +1,1 @@
-"""Bytes by (path, offset, size): local files now, object stores behind the same seam."""
+"""Local files read in sorted, merged ranges, and the door to object stores."""

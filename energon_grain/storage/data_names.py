@@ -10,7 +10,7 @@ from energon_grain.storage.location import is_url, name_of
 from energon_grain.storage.remote import has_lists, shared_client
 from energon_grain.storage.settings import storage_settings
 
-SIGNS = re.compile(r"[*?\[]")
+GLOB = re.compile(r"[*?\[]")
 """Of patterns."""
 
 
@@ -25,7 +25,7 @@ def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
         yield name_of(location)
     elif not is_url(location):
         yield from data_below(location, endings)
-    elif not SIGNS.search(name_of(location)) and has_lists(location, storage_settings()):
+    elif not GLOB.search(name_of(location)) and has_lists(location, storage_settings()):
         yield from (name for name in shared_client(storage_settings()).list(location) if is_data(name, endings))
 
 

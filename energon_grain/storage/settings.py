@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Generator, Iterable
-from pathlib import Path
 
 import msgspec
 
 from energon_grain.errors import ConfigError
-from energon_grain.forms import Form, Place, as_mapping, wrong
+from energon_grain.storage.store import opener_of, stores_module
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
 from energon_grain.tracebacks import public
 
@@ -32,9 +30,6 @@ _LEAST = {
     "ahead_bytes": 0,
     "largest_group_bytes": 1,
 }
-_SHAPE = "a mapping such as `stores: {'s3://bucket': {region: us-east-1}}`"
-_STORE_SHAPE = "a mapping such as `{region: us-east-1}`"
-_SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
 @public
@@ -64,7 +59,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.endpoint is not None:
             check_endpoint(self.endpoint, "endpoint")
-        if self.location is not None and scheme_of(check_url(self.location)) not in (*STORE_SCHEMES, "file"):
+        scheme = None if self.location is None else scheme_of(check_url(self.location)) or ""
+        if scheme is not None and scheme not in (*STORE_SCHEMES, "file") and opener_of(scheme) is None:
             raise ConfigError(
                 f"location {self.location!r}: must be a URL that is read as it is: "
                 f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
@@ -169,32 +165,6 @@ def check_endpoint(endpoint: str, name: str) -> None:
         raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
 
 
-_ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
-
-
-def read_settings(path: str) -> StorageSettings:
-    """Read a file with settings, in YAML. Raises ConfigError."""
-    from energon_grain.storage.yaml_dialect import parse_yaml
-
-    try:
-        content = parse_yaml(Path(path).read_bytes(), where=path, written_floats=False)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; {ENVIRONMENT} must name a file with storage settings") from error
-    place = Place(path)
-    given = as_mapping(content, place, _SHAPE)
-    stores = as_mapping(given.get("stores", {}), place.at("stores"), _SHAPE)
-    for prefix, store in stores.items():
-        secret = next(filter(_SECRET.search, as_mapping(store, place.at("stores", prefix), _STORE_SHAPE)), None)
-        if secret is not None:
-            raise wrong(
-                place.at("stores", prefix, secret),
-                "credentials never stand here: give them in the environment, or in ~/.aws/credentials and name their "
-                "section by `profile`",
-            )
-    stores = {prefix: _STORE.read(store, place.at("stores", prefix)) for prefix, store in stores.items()}
-    return _ALL.read({**given, "stores": stores}, place)
-
-
 _chosen: StorageSettings | None = None
 
 
@@ -246,4 +216,4 @@ def _settings_file() -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def _from_file(path: str | None) -> StorageSettings:
-    return StorageSettings() if path is None else read_settings(path)
+    return StorageSettings() if path is None else stores_module("settings_file").read_settings(path)

@@ -26,6 +26,7 @@ import msgspec
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
 from energon_grain.storage.settings import StorageSettings, StoreSettings, as_msc, check_endpoint, storage_settings
+from energon_grain.storage.store import opener_of, other_schemes
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 
 _KINDS = {"hf": "hub", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
@@ -70,6 +71,7 @@ class Address:
         key: There, without slashes at its ends; of this machine, the path.
         store: How the store is reached, with what the environment says.
         keys: Credentials of a profile of the Multi-Storage Client, in obstore's words.
+        added: Whether another package adds the store; the kind is its scheme then.
     """
 
     kind: str
@@ -77,6 +79,7 @@ class Address:
     key: str
     store: StoreSettings
     keys: _Keys = field(default=(), repr=False)
+    added: bool = False
 
     @property
     def service(self) -> str:
@@ -128,7 +131,9 @@ def address_of(url: str, settings: StorageSettings) -> Address:
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]
     kind = _KINDS.get(scheme, scheme)
     if scheme not in STORE_SCHEMES and scheme != "file":
-        raise _unknown(url, settings)
+        if opener_of(scheme) is None:
+            raise _unknown(url, settings)
+        return Address(scheme, "", rest.strip("/"), store, added=True)
     if kind in ("file", "memory"):
         return Address(kind, "", rest if kind == "file" else rest.strip("/"), store)
     if kind == "http":
@@ -143,7 +148,7 @@ def address_of(url: str, settings: StorageSettings) -> Address:
 
 
 def _unknown(url: str, settings: StorageSettings) -> ConfigError:
-    known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss"))
+    known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss", *other_schemes()))
     own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
     return ConfigError(
         f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "

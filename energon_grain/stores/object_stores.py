@@ -20,7 +20,9 @@ from typing import Any, Protocol
 from energon_grain.errors import WorkerError
 from energon_grain.storage.remote import UNVERSIONED, Fetched
 from energon_grain.storage.settings import StorageSettings
+from energon_grain.storage.store import opener_of
 from energon_grain.storage.urls import with_revisions
+from energon_grain.stores.added_store import AddedStore
 from energon_grain.stores.addresses import Address, address_of, open_store
 from energon_grain.stores.hub import HubStore
 from energon_grain.stores.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
@@ -184,7 +186,8 @@ class ObjectStores:
         if place.address.kind == "http":
             raise ObjectError("a plain web server does not support listing", passing=False)
         with place.failures():
-            found = _in_hub(place) if place.address.kind == "hub" else _list_of(place)
+            by_obstore = place.address.kind != "hub" and not place.address.added
+            found = _list_of(place) if by_obstore else _listed(place)
             if not found and place.address.kind == "s3":
                 require_list(place.address, place.timeout_s)
         folders = _folders_above(found)
@@ -226,7 +229,12 @@ class ObjectStores:
         name = (address.kind, address.bucket, address.store, address.keys)
         if name not in self._stores:
             _used = True
-            self._stores[name] = open_store(address, url, self._settings.timeout_s)
+            opener = opener_of(address.kind) if address.added else None
+            self._stores[name] = (
+                open_store(address, url, self._settings.timeout_s)
+                if opener is None
+                else AddedStore(opener(address.store))
+            )
         mark = _mark_of_memory() if address.kind == "memory" else b""
         return _Place(address, self._stores[name], mark, self._settings.timeout_s)
 
@@ -282,7 +290,7 @@ def _folders_above(paths: Iterable[str]) -> set[str]:
     return {path[:at] for path in paths for at, sign in enumerate(path) if sign == "/"}
 
 
-def _in_hub(place: _Place) -> dict[str, Mapping[str, Any]]:
+def _listed(place: _Place) -> dict[str, Mapping[str, Any]]:
     return {each["path"]: each for page in place.store.list(place.key or None) for each in page}
 
 

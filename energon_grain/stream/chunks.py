@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
+from energon_grain.stream.look_ahead import Arrival, Coming, LookAhead
 from energon_grain.stream.passes import Share
 from energon_grain.stream.places import Places
-from energon_grain.stream.prefetch import Arrival, Coming, Prefetch
 from energon_grain.stream.spec import StreamSpec
 
 
@@ -186,7 +186,7 @@ def plan_chunks(
     pace: ChunkPace,
     numbers: Callable[[], BatchNumbers | None] = lambda: None,
     origin: int = 0,
-    ahead: Prefetch | None = None,
+    ahead: LookAhead | None = None,
     work: Places | None = None,
 ) -> Iterator[Chunk]:
     """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
@@ -255,7 +255,7 @@ def _plans(
     pass_number: int,
     first: int,
     pace: ChunkPace,
-    ahead: Prefetch | None,
+    ahead: LookAhead | None,
     work: Places | None,
 ) -> Iterator[_Plan]:
     """The first is small, so that the first batch does not wait for more than itself."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from energon_grain.lazy_names import by_name
 
 WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place of the stream, step, dropped=) -> `StepSamples`."""
@@ -11,17 +10,20 @@ RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """A sample or batch again: (`Run`, restore key) -> sample."""
 POOLS = {"process": "energon_grain.processes.pool.process_pool"}
 """By type of worker, `stream.workers.OwnPool`; threads are the engine's own."""
+LOG_SAMPLES = "energon_grain.watch.log_samples.LogSampleDataset"
+"""The node that notes which samples went into each item: (dataset, "train" or "val", `WorkerConfig`)."""
+LOOK_AHEAD = "energon_grain.stores.look_ahead.LookAhead"
+"""Fetches from stores what coming samples take: (sources, in_process=, outlet=) -> `stream.look_ahead.LookAhead`."""
 EQUAL_WORK = "energon_grain.planning.equal_work.EqualWork"
 """Gives hosts equal work: (`Balance`) -> `Placing`."""
 BLEND_BY_COST = "energon_grain.planning.blend_by_cost.blend_by_cost"
 """Lowers a blend by cost: (`Lowering`, parts, schedule, unit of the weights) -> `Part`."""
+COST_SHARES = "energon_grain.planning.cost_shares.cost_shares"
+"""What the outermost blend promises of its leaves, where it is by cost: (`StreamSpec`) -> `CostShares` or None."""
 PLANNED_PACKING = "energon_grain.planning.planned_packing.PlannedPackingDataset"
 """The node of planned packs, and of batches by budget."""
-PACK_MAKER = "energon_grain.planning.pack_maker.PackMaker"
-"""Makes packs that were planned: (`PackSpec` of each kind, lock for hooks) -> `stream.stage.PackMaker`."""
+ITEM_MAKER = "energon_grain.planning.pack_maker.PackMaker"
+"""Makes planned items: (`ItemSpec` of each kind, lock for hooks) -> `stream.stage.ItemMaker`."""
 
 
-def extension(name: str) -> Any:
-    """What has this dotted name."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+extension = by_name

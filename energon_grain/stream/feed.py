@@ -14,7 +14,7 @@ from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
 from energon_grain.stream.drops import Dropped, Holed
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
-from energon_grain.stream.prefetch import Arrival, Prefetch
+from energon_grain.stream.look_ahead import Arrival, LookAhead
 from energon_grain.stream.state import Position
 
 FeedState = tuple[int, int]
@@ -141,10 +141,10 @@ class LaneChunks:
     within a few chunks. This changes speed alone, never what lanes get.
     """
 
-    def __init__(self, sources: Sources, pace: ChunkPace, ahead: Prefetch) -> None:
+    def __init__(self, sources: Sources, pace: ChunkPace, ahead: LookAhead | None) -> None:
         self._sources = sources
         self._pace = pace
-        self._ahead = LanePrefetch(ahead, sources)
+        self._ahead = LaneLookAhead(ahead, sources)
         self._feeds: list[FeedLane] = []
         self._pending: deque[list[tuple[FeedLane, int, list[int]]]] = deque()
         self._urgent: FeedLane | None = None
@@ -299,13 +299,13 @@ class _Step:
     arrival: Arrival
 
 
-class LanePrefetch:
+class LaneLookAhead:
     """Fetches in steps: when half of what was fetched ahead for a lane is used, all lanes are brought up to the full.
 
     How far each lane is taken ahead goes by what it is expected to ask for. Nothing here changes what lanes get.
     """
 
-    def __init__(self, ahead: Prefetch, sources: Sources) -> None:
+    def __init__(self, ahead: LookAhead | None, sources: Sources) -> None:
         self._ahead = ahead
         self._sources = sources
         self._ends: dict[int, tuple[int, int]] = {}
@@ -353,6 +353,7 @@ class LanePrefetch:
 
     def _step(self, feeds: Sequence[FeedLane], wanted: dict[int, int], half: dict[int, int]) -> None:
         """Begin to fetch rounds of all feeds, up to twice their share of a step beyond what is wanted now."""
+        assert self._ahead is not None
         runs: list[_Rounds] = []
         for feed in feeds:
             begin = self._end(feed)

@@ -17,7 +17,6 @@ from energon_grain.samplers.leaf_order import LeafTable
 from energon_grain.samplers.routing import RouteTree
 from energon_grain.samplers.weights import epoch_lengths, period
 from energon_grain.samplers.window_shuffle import Passes
-from energon_grain.sources.costs import Costs
 from energon_grain.sources.source import Source
 
 _MANY = 64
@@ -26,18 +25,18 @@ _KEPT = 1 << 20
 
 
 PASS_BITS = 36
-"""Packs of pass e are counted from e · 2**36 on: where a pass ends is known only once it is planned."""
+"""Planned items of pass e are counted from e · 2**36 on: where a pass ends is known only once it is planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packs:
-    """Which draws are of one item, where items are packs that were planned.
+class Items:
+    """Which draws are of one item, where items of several samples were planned.
 
     Attributes:
         cuts: (n + 1,) where the draws of each item begin.
         number: (n,) number of the item in its stream: it keys random numbers.
-        maker: (n,) which of the stream's `PackSpec` makes it; -1: it is its only sample.
-        starts: (draws,) first unit of a sample's cost that belongs to the item.
+        maker: (n,) which of the stream's `ItemSpec` makes it; -1: it is its only sample.
+        starts: (draws,) first unit of a sample that belongs to the item.
         stops: (draws,) one past the last.
     """
 
@@ -54,26 +53,26 @@ class Packs:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draws:
-    """One draw a position; or, where packs are planned, some for each: lengths and slices count items.
+    """One draw a position, or several where items are planned: lengths and slices count items.
 
     Attributes:
         leaf: (n,) number of the leaf.
         child: (n,) position in the leaf's own stream.
         index: (n,) sample in the leaf.
         epoch: (n,) pass over the leaf.
-        packs: Which of them are of one item; None: each by itself.
+        items: Which of them are of one item; None: each by itself.
     """
 
     leaf: npt.NDArray[np.int32]
     child: npt.NDArray[np.int64]
     index: npt.NDArray[np.int64]
     epoch: npt.NDArray[np.int64]
-    packs: Packs | None = None
+    items: Items | None = None
 
     @property
     def members(self) -> Draws:
         """All draws, each by itself."""
-        return self if self.packs is None else self._at(slice(None), None)
+        return self if self.items is None else self._at(slice(None), None)
 
     def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
         """Each leaf that is drawn, the places of its draws in ascending order, and these draws."""
@@ -85,44 +84,44 @@ class Draws:
         found, draws = numbers[order], self._at(order, None)
         cuts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(order)]
         parts = [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
-        places = order if self.packs is None else self.packs.owner()[order]
+        places = order if self.items is None else self.items.owner()[order]
         return [(int(found[part.start]), places[part], draws[part]) for part in parts]
 
     def __len__(self) -> int:
-        return len(self.leaf) if self.packs is None else len(self.packs.number)
+        return len(self.leaf) if self.items is None else len(self.items.number)
 
     def __getitem__(self, places: slice | npt.NDArray[np.intp]) -> Draws:
-        if self.packs is None:
+        if self.items is None:
             return self._at(places, None)
-        packs = self.packs
-        begin, sizes = packs.cuts[:-1][places], np.diff(packs.cuts)[places]
+        items = self.items
+        begin, sizes = items.cuts[:-1][places], np.diff(items.cuts)[places]
         cuts = np.append(0, np.cumsum(sizes))
         own = np.repeat(begin - cuts[:-1], sizes) + np.arange(cuts[-1])
         return self._at(
             own,
-            Packs(
+            Items(
                 cuts=cuts,
-                number=packs.number[places],
-                maker=packs.maker[places],
-                starts=packs.starts[own],
-                stops=packs.stops[own],
+                number=items.number[places],
+                maker=items.maker[places],
+                starts=items.starts[own],
+                stops=items.stops[own],
             ),
         )
 
-    def _at(self, places: slice | npt.NDArray[np.intp], packs: Packs | None) -> Draws:
+    def _at(self, places: slice | npt.NDArray[np.intp], items: Items | None) -> Draws:
         return Draws(
             leaf=self.leaf[places],
             child=self.child[places],
             index=self.index[places],
             epoch=self.epoch[places],
-            packs=packs,
+            items=items,
         )
 
     @classmethod
     def joined(cls, draws: Sequence[Draws]) -> Draws:
         if len(draws) == 1:
             return draws[0]
-        parts = [each.packs or each._each_alone() for each in draws] if any(each.packs for each in draws) else []
+        parts = [each.items or each._each_alone() for each in draws] if any(each.items for each in draws) else []
         before = np.cumsum([0, *(len(each.leaf) for each in draws)])
         cuts = [part.cuts[:-1] + begin for part, begin in zip(parts, before, strict=False)]
         return cls(
@@ -130,9 +129,9 @@ class Draws:
             child=np.concatenate([part.child for part in draws]),
             index=np.concatenate([part.index for part in draws]),
             epoch=np.concatenate([part.epoch for part in draws]),
-            packs=None
+            items=None
             if not parts
-            else Packs(
+            else Items(
                 cuts=np.concatenate([*cuts, before[-1:]]),
                 number=np.concatenate([part.number for part in parts]),
                 maker=np.concatenate([part.maker for part in parts]),
@@ -141,10 +140,10 @@ class Draws:
             ),
         )
 
-    def _each_alone(self) -> Packs:
+    def _each_alone(self) -> Items:
         nothing = np.zeros(len(self.leaf), np.int64)
         cuts, maker = np.arange(len(self.leaf) + 1), np.full(len(self.leaf), -1, np.int32)
-        return Packs(cuts=cuts, number=nothing, maker=maker, starts=nothing, stops=nothing)
+        return Items(cuts=cuts, number=nothing, maker=maker, starts=nothing, stops=nothing)
 
 
 class Sources(list[Source]):
@@ -161,9 +160,9 @@ class Sources(list[Source]):
 
     def sizes(self, draws: Draws) -> npt.NDArray[np.int64]:
         """(n,) bytes that reading each item takes."""
-        if draws.packs is not None:
+        if draws.items is not None:
             totals = np.append(0, np.cumsum(self.sizes(draws.members)))
-            return np.diff(totals[draws.packs.cuts])
+            return np.diff(totals[draws.items.cuts])
         if len(self) == 1:
             return self[0].sizes(draws.index)
         if len(self) >= _MANY:
@@ -232,7 +231,7 @@ class EqualPasses(FractionalPasses):
 
 
 class ItemMap(Protocol):
-    """Items of several samples each, as a function of positions: packs that are planned."""
+    """Items of several samples each, as a function of positions: they are planned."""
 
     def draw(self, positions: Int64Array) -> Draws:
         """Draws of positions among those of all passes."""
@@ -253,7 +252,7 @@ class IndexMap:
         passes: Of a finite stream; None: endless.
         same_pass: Every pass is the first again.
         samples: Positions of the first pass; endless: of one pass over what is repeated.
-        packs: Positions are those of packs of another stream's samples; None: of samples.
+        planned: Positions are those of planned items of several samples; None: of samples.
     """
 
     routes: RouteTree | None
@@ -261,12 +260,12 @@ class IndexMap:
     passes: Passes | None
     same_pass: bool
     samples: int
-    packs: ItemMap | None = None
+    planned: ItemMap | None = None
 
     @property
     def planned_passes(self) -> bool:
         """Whether the length of each pass is known only once it is planned: then they are looked at one by one."""
-        return self.packs is not None and not isinstance(self.passes, EqualPasses | None) and not self.same_pass
+        return self.planned is not None and not isinstance(self.passes, EqualPasses | None) and not self.same_pass
 
     def length(self, pass_number: int) -> int | None:
         """Positions of a pass; None: endless."""
@@ -298,8 +297,8 @@ class IndexMap:
 
     def draw_in_stream(self, positions: Int64Array) -> Draws:
         """Draws of positions among those of all passes."""
-        if self.packs is not None:
-            return self.packs.draw(positions)
+        if self.planned is not None:
+            return self.planned.draw(positions)
         if self.routes is None:
             leaf, child = np.zeros(len(positions), np.int32), positions
         else:
@@ -313,31 +312,21 @@ class IndexMap:
 
     def carries(self, position: int) -> list[Carry]:
         """From what all folds in it can go on at a position among those of all passes. See `samplers.fold`."""
-        if self.packs is not None:
-            return self.packs.carries(position)
+        if self.planned is not None:
+            return self.planned.carries(position)
         return [] if self.routes is None else self.routes.carries(position)
 
     @property
     def folds(self) -> bool:
         """Whether there are any."""
-        return self.packs is not None or (self.routes is not None and self.routes.folds)
+        return self.planned is not None or (self.routes is not None and self.routes.folds)
 
     def remember(self, saved: SavedCarries, position: int) -> None:
         """Take in what `carries` gave at a position. Raises ValueError where it is not of such an order or place."""
-        if self.packs is not None:
-            self.packs.remember(saved, position)
+        if self.planned is not None:
+            self.planned.remember(saved, position)
         elif self.routes is not None:
             self.routes.remember(saved, position)
 
     def _counted(self, pass_number: int) -> int:
         return 0 if self.same_pass else pass_number
-
-
-def costs_of(leaves: Sequence[Costs], draws: Draws) -> Int64Array:
-    """(n,) what samples cost, by the costs of each leaf; see `Costs.of`."""
-    if len(leaves) == 1:
-        return leaves[0].of(draws.index)
-    found = np.empty(len(draws), np.int64)
-    for leaf, places, own in draws.by_leaf():
-        found[places] = leaves[leaf].of(own.index)
-    return found

@@ -13,18 +13,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Protocol, cast
 
-import numpy as np
-
 from energon_grain.errors import ConfigError, StateError
-from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.sources.costs import Costs
 from energon_grain.sources.remote_runs import ReadInRuns
-from energon_grain.sources.source import Selected, Source
+from energon_grain.sources.source import Source
 from energon_grain.storage.urls import revision_of
-from energon_grain.stream.cost_shares import CostShares
 from energon_grain.stream.flow import SampleLoader
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import IndexMap
@@ -205,8 +200,8 @@ class BatchSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackSpec:
-    """How samples become a pack, where packs are planned.
+class ItemSpec:
+    """How samples become an item, where items of several samples are planned.
 
     Attributes:
         hooks: With the 64-bit key of its random numbers, each: the first one's argument is the list of samples, the
@@ -251,7 +246,7 @@ class StreamSpec:
     leaves: tuple[LeafSpec, ...]
     index_map: IndexMap | None
     program: Program | None
-    packs: tuple[PackSpec, ...]
+    makers: tuple[ItemSpec, ...]
     batch: BatchSpec | None
     steps: int | None
     limit: int | None
@@ -311,8 +306,8 @@ class StreamSpec:
         """The hooks that run where samples are read."""
         for leaf in self.leaves:
             yield from (hook for hook in (leaf.cook, *leaf.hooks) if hook is not None)
-        for pack in self.packs:
-            yield from (hook for hook, _ in pack.hooks)
+        for maker in self.makers:
+            yield from (hook for hook, _ in maker.hooks)
 
     @property
     def assembly_seeds_globals(self) -> bool:
@@ -330,29 +325,13 @@ class StreamSpec:
         """How many samples of each leaf positions [first, stop) ask for, by weights, repetitions and lengths.
 
         None: lanes mix items of several datasets, and only data could tell how many samples they take; or items are
-        packs that are planned.
+        planned from several samples each.
         """
-        if self.packs or (self.program is not None and len(self.program.feeds) > 1):
+        if self.makers or (self.program is not None and len(self.program.feeds) > 1):
             return None
         sizes = [len(leaf.leaf.source) for leaf in self.leaves]
         before, behind = (leaf_draws(self.mixture, sizes, positions) for positions in (first, stop))
         return [late - early for early, late in zip(before, behind, strict=True)]
-
-    @property
-    def cost_shares(self) -> CostShares | None:
-        """What the weights of the outermost blend are shares of, where that is a cost; None: of samples."""
-        node: Any = self.mixture
-        while isinstance(node, Mapping) and isinstance(below := node.get("of", node.get("generate")), Mapping):
-            node = below  # pyright: ignore[reportUnknownVariableType]
-        if not (isinstance(node, Mapping) and "unit" in node):
-            return None
-        unit = Expression.parse(node["unit"], where="weight_unit")
-        return CostShares(
-            weights=np.array(node["blend"][0], np.float64),
-            means=np.array(_means(node)),
-            child=np.repeat(np.arange(len(node["of"])), [_leaf_count(each) for each in node["of"]]),
-            costs=[Costs(leaf.leaf.source, unit, f"weight_unit='{unit}'") for leaf in self.leaves],
-        )
 
     def carries(self, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> str:
         """From what the folds in the order can go on at a place, as a saved state holds it; empty: there are none.
@@ -461,7 +440,7 @@ class StreamSpec:
 
 def _where(source: Source) -> dict[str, Any]:
     """What a manifest says of the condition that samples of a leaf meet, where there is one."""
-    where = source.where if isinstance(source, Selected) else None
+    where = getattr(source, "where", None)
     return {} if where is None else {"where": dict(where)}
 
 
@@ -506,8 +485,8 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
     lengths = [length for length, _ in children]
     if "blend" in node:
         weights, starts = node["blend"]
-        if "unit" in node:  # by what samples cost, so many of each make up a share
-            weights = [[weight / mean for weight, mean in zip(row, _means(node), strict=True)] for row in weights]
+        if "means" in node:  # weights are of something else than samples, of which a sample has so much
+            weights = [[weight / mean for weight, mean in zip(row, means_of(node), strict=True)] for row in weights]
 
         def counts(positions: float) -> list[float]:
             found = [0.0] * len(children)
@@ -537,20 +516,21 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
     return sum(lengths), draw
 
 
-def _means(blend: Mapping[str, Any]) -> list[float]:
-    """What a sample of each child of a blend by cost costs, in 1/1024: if the first ones cost nothing, next to nothing.
+def means_of(blend: Mapping[str, Any]) -> list[float]:
+    """What a sample of each child of a blend counts, by whose sum children get their weights, in 1/1024 on average.
 
-    Those are 1,024, so it is as if the one behind them cost 1.
+    That of the first 1,024 samples is known. Where they count nothing, it is as if the next one counted 1.
     """
     return [mean or 1.0 for mean in blend["means"]]
 
 
-def _leaf_count(mixture: Any) -> int:
+def leaf_count(mixture: Any) -> int:
+    """Leaves below a node, as the manifest describes it."""
     if not isinstance(mixture, Mapping):
         return 1
     node = cast("Mapping[str, Any]", mixture)
     below = node.get("of", node.get("generate"))
-    return sum(map(_leaf_count, below)) if isinstance(below, list) else _leaf_count(below)
+    return sum(map(leaf_count, below)) if isinstance(below, list) else leaf_count(below)
 
 
 def no_dataset(value: Any) -> str:

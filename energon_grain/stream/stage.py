@@ -26,10 +26,10 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.given_up import while_wanted
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.extensions import PACK_MAKER, extension
+from energon_grain.stream.extensions import ITEM_MAKER, extension
 from energon_grain.stream.flow import Flow, Numbers, SampleLoader
 from energon_grain.stream.hooks import HookSpec
-from energon_grain.stream.index_map import Draws, Packs, Sources
+from energon_grain.stream.index_map import Draws, Items, Sources
 from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
 from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
 
@@ -293,11 +293,11 @@ def _which(function: Any) -> Hashable:
     return id(function)
 
 
-class PackMaker(Protocol):
+class ItemMaker(Protocol):
     """Makes items of several samples each."""
 
     def make(
-        self, chunk: Chunk, packs: Packs, samples: list[Any], restore_keys: list[tuple[Any, ...]], clock: Clock
+        self, chunk: Chunk, items: Items, samples: list[Any], restore_keys: list[tuple[Any, ...]], clock: Clock
     ) -> tuple[list[Any], list[tuple[Any, ...]], int]:
         """The items of a chunk, their restore keys, and how many are not whole; `clock`: takes the times of hooks."""
         ...
@@ -329,7 +329,7 @@ class PureStage:
         self._kind_of = np.zeros(len(spec.leaves), np.int32)
         for kind, leaves in enumerate(alike.values()):
             self._kind_of[[*leaves]] = kind
-        self._packs: PackMaker | None = extension(PACK_MAKER)(spec.packs, self.hook_lock) if spec.packs else None
+        self._maker: ItemMaker | None = extension(ITEM_MAKER)(spec.makers, self.hook_lock) if spec.makers else None
         self._told: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
@@ -337,8 +337,8 @@ class PureStage:
 
         Raises ReadError if bytes could not be read, and FatalSampleError if a hook raised what no policy may skip.
         """
-        packs, draws = chunk.draws.packs, chunk.draws.members
-        owner = None if packs is None else packs.owner()
+        items, draws = chunk.draws.items, chunk.draws.members
+        owner = None if items is None else items.owner()
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
         clock = Clock(runs=self.timed)
         # A chunk makes many objects, all of which stay: the collector would look them over again and again.
@@ -348,7 +348,7 @@ class PureStage:
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
-                flow = kind.load(raw, own, chunk.groups if single and packs is None else (), batch_of)
+                flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
                 for hook in kind.hooks:
                     flow = self._apply(flow, hook, clock)
@@ -358,8 +358,8 @@ class PureStage:
                     break
                 for place, outcome, key in zip(places.tolist(), flow.outcomes(), flow.restore_keys, strict=True):
                     outcomes[place], restore_keys[place] = outcome, key
-            if packs is not None and self._packs is not None:
-                outcomes, restore_keys, drops = self._packs.make(chunk, packs, outcomes, restore_keys, clock)
+            if items is not None and self._maker is not None:
+                outcomes, restore_keys, drops = self._maker.make(chunk, items, outcomes, restore_keys, clock)
                 clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())

@@ -18,10 +18,10 @@ from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded,
 from energon_grain.stream.clock import Clock, Span, Work
 from energon_grain.stream.drops import DropBudget, Dropped, Holed
 from energon_grain.stream.feed import LaneChunks
+from energon_grain.stream.look_ahead import look_ahead_of
 from energon_grain.stream.observer import Outlet
 from energon_grain.stream.passes import PassPlan, Progress, Share, places_of
 from energon_grain.stream.places import Places
-from energon_grain.stream.prefetch import Prefetch
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
@@ -99,8 +99,8 @@ class Production:
         first = not (start.item or start.pass_number)
         self.drops.begin(lambda: self.progress.step, first=first)
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
-        self._ahead = Prefetch(self.stage.sources, in_process=pool is None or pool.shares == "memory")
-        self._ahead.outlet = self.outlet
+        in_process = pool is None or pool.shares == "memory"
+        self._ahead = look_ahead_of(self.stage.sources, in_process=in_process, outlet=self.outlet)
         if self._ahead:
             self.under_way.add(self._ahead.close)
         self._chunks_ns = 0  # that chunks were waited for

@@ -19,6 +19,7 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainErr
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.storage.given_up import GivenUp, wanted_until
+from energon_grain.stream.background import Background
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import (
     SHORT_MANIFEST,
@@ -47,7 +48,6 @@ from energon_grain.stream.passes import (
     place_in_pass,
     place_of_step,
 )
-from energon_grain.stream.prefetch import Background
 from energon_grain.stream.run import Run, StepSamples
 from energon_grain.stream.spec import StreamSpec, no_dataset
 from energon_grain.stream.stage import PureStage

@@ -11,8 +11,9 @@ with `.nv-meta` beside them, and return the folder. They share these options:
 * `broken`: numbers of samples that are made undecodable.
 
 `write_tars` writes samples of your own. `check_hooks` checks that what a task encoder's hooks make of a sample does not
-depend on the samples beside it; `check_kind`, `check_source`, `check_store`, `check_pool` and `check_node` check a kind
-of data, a source, a store of files, a pool of workers and a dataset node of your own.
+depend on the samples beside it; `check_kind`, `check_source`, `check_store`, `check_object_store`, `check_pool` and
+`check_node` check a kind of data, a source, a store of files, an object store, a pool of workers and a dataset node of
+your own.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from .datasets import (
 from .hook_check import check_hooks as check_hooks
 from .kind_check import check_kind as check_kind
 from .node_check import check_node as check_node
+from .object_store_check import check_object_store as check_object_store
 from .pool_check import check_pool as check_pool
 from .source_check import check_source as check_source
 from .store_check import check_store as check_store

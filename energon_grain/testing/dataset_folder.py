@@ -17,6 +17,7 @@ import numpy as np
 from energon_grain.errors import ConfigError
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
+from energon_grain.prepare.preparation import prepare_dataset
 
 
 def write_tars(
@@ -172,8 +173,6 @@ def _break(payload: bytes) -> bytes:
 
 
 def _prepare(root: Path, recipe: Recipe, shards: list[str]) -> None:
-    from energon_grain.prepare import prepare_dataset
-
     ratio = {"train": len(shards) - 1, "val": 1} if len(shards) > 1 else {"train": 1}
     prepare_dataset(
         root,

@@ -79,7 +79,6 @@ def check_kind(
             batch_size=None,
             shuffle_buffer_size=None,
             max_samples_per_sequence=None,
-            repeat=False,
         ),
         steps=min(len(rows), 8) + 1,
         every=3,
@@ -231,7 +230,7 @@ def _check_reports(data: _Data, source: Source) -> None:
     else:
         opened = kind.open(path, None)
         total = len(opened.source)
-        found = sum(opened.source.shard_counts.values())
+        found = sum(opened.rows.shard_counts.values())
         assert found == total, f"{path}: its files hold {found} samples of {total}"
         summary: Any = summarize_samples(opened) if kind.summary is None else kind.summary(path)
         report = lint_samples(kind, path, ask) if kind.lint is None else kind.lint(path, ask)

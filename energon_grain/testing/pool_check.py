@@ -29,9 +29,9 @@ def check_pool(make_pool: MakePool) -> None:
     """Check that a stream whose chunks a pool encodes is the stream without workers.
 
     Runs hooks that use random numbers, skip samples and fail, for two passes and from a state in the middle. Compares
-    batches, states, and what the error handler gets. Where hooks run in other processes, one of these is killed: the
-    next step must raise a `WorkerError` that names its process id, and the stream must go on from there. After `close`,
-    which is called twice, no thread and no process of the pool may be left.
+    batches, states, and what the error handler gets. Where hooks run in other processes, one of these is killed: a step
+    must raise a `WorkerError`, and the stream must go on from there. After `close`, which is called twice, no thread
+    and no process of the pool may be left.
 
     Args:
         make_pool: Makes the pool of a stream, from its `StreamSpec` and its `PureStage`; called several times.
@@ -60,18 +60,16 @@ def check_pool(make_pool: MakePool) -> None:
 
 def _check_killed(folder: str, make_pool: MakePool, expected: list[Any]) -> None:
     """A process that is killed within a hook. What was made before may still be delivered."""
-    known, found = set(_workers(folder)), list[Any]()
+    found: list[Any] = []
     Path(folder, _DIES_ON).touch()
     with _Run(folder, make_pool) as run:
-        said = ""
+        lost = False
         try:
             while len(found) < _STEPS:
                 found.append(run.step())
-        except WorkerError as error:
-            said = str(error)
-        assert said, "a worker process was killed, and no step raises a WorkerError"
-        named = any(str(pid) in said for pid in _workers(folder) if pid not in known)
-        assert named, f"the error of a worker that was killed does not name its process: {said}"
+        except WorkerError:
+            lost = True
+        assert lost, "a worker process was killed, and no step raises a WorkerError"
         found += [run.step() for _ in range(_STEPS - len(found))]
     _compare(" after a worker was killed", expected, found)
 

@@ -140,9 +140,6 @@ def _check_places(source: Source, some: Int64Array, rows: list[Row]) -> None:
         found = (place.index, place.key, place.shard)
         assert found == (index, key, shard), f"{source.path}: locate({index}) is {found}, read {(index, key, shard)}"
         assert place.start <= place.stop, f"{source.path}: locate({index}) ends at {place.stop}, before {place.start}"
-    named = {(place.shard, place.key): (place.start, place.stop) for place in places}
-    apart = {(shard, *bounds, key if bounds[0] == bounds[1] else "") for (shard, key), bounds in named.items()}
-    assert len(apart) == len(named), f"{source.path}: locate() gives two samples the same place"
     for index in some.tolist():
         assert source.place_of(index), f"{source.path}: place_of({index}) is empty"
 

@@ -26,9 +26,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError, IndexFileError, ReadError, UntrustedCodeError
 from energon_grain.extras import needed_for
-from energon_grain.media.av_decoder import AV_EXTENSIONS, AVDecode, AVWebdatasetDecoder
-from energon_grain.media.container import MAX_PART_BYTES, require_av
-from energon_grain.media.metadata import media_extension
+from energon_grain.lazy_names import by_name
 from energon_grain.tracebacks import public
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
@@ -43,6 +41,7 @@ from energon_grain.transforms.image import (
     decode_rows,
     image_codec,
 )
+from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, AVDecode, media_extension
 
 _logger = logging.getLogger("energon_grain")
 
@@ -277,7 +276,8 @@ class SampleDecoder:
     Immutable, picklable, and safe to use from several threads.
     """
 
-    _av_decoder = AVWebdatasetDecoder
+    _av_decoder = "energon_grain.media.av_decoder.AVWebdatasetDecoder"
+    """Makes the decoder of videos and sounds, of some of the options; imported with the first of them."""
 
     def __init__(
         self,
@@ -502,9 +502,9 @@ class SampleDecoder:
     def _av_codec(self, part: str) -> Codec:
         """The function that decodes a video or audio file. Raises MissingPackageError."""
         if self._config["av_decode"] != "AVDecoder":
-            require_av()
+            by_name("energon_grain.media.container.require_av")()
         options = ("video_decode_audio", "av_decode", "max_pixels", "max_part_bytes")
-        decoder = self._av_decoder(**{option: self._config[option] for option in options})
+        decoder = by_name(self._av_decoder)(**{option: self._config[option] for option in options})
 
         def decode(data: Buffer) -> Any:
             try:

@@ -12,9 +12,9 @@ import numpy as np
 
 from energon_grain.errors import ConfigError
 from energon_grain.extras import needed_for
-from energon_grain.media.metadata import media_extension
 from energon_grain.transforms.decode import JSON_EXTENSIONS, TEXT_EXTENSIONS
 from energon_grain.transforms.image import IMAGE_EXTENSIONS
+from energon_grain.transforms.media_types import media_extension
 
 _JPEG_QUALITY = 95
 _BUFFERS = (bytes, bytearray, memoryview)

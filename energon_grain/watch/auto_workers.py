@@ -26,7 +26,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from energon_grain.storage.cores import usable_cores
-from energon_grain.stream.prefetch import Background
+from energon_grain.stream.background import Background
 from energon_grain.stream.workers import ThreadPool
 
 FIRST_THREADS = 2

@@ -11,13 +11,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.storage.traffic import Traffic, traffic
 from energon_grain.stream.clock import Kind, Place, Span, Work
-from energon_grain.stream.cost_shares import CostShares
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.observer import Awaited, Observer
@@ -29,6 +29,20 @@ Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
 _HELD_NS = 1_000_000
 """A thread that waits so long for Python's lock waits for one that computes: Python takes it from that after 5 ms."""
+
+
+class Shares(Protocol):
+    """What a blend promises of its leaves in something else than samples: `planning.cost_shares.CostShares`."""
+
+    def of(self, draws: Draws) -> npt.NDArray[np.float64]:
+        """(leaves,) how much samples of each leaf count together."""
+        ...
+
+    def targets(
+        self, cost: npt.NDArray[np.float64], samples: npt.NDArray[np.int64], asked: npt.NDArray[np.float64] | None
+    ) -> list[float | None]:
+        """What each leaf should have of all that was read; None: it is not known."""
+        ...
 
 
 class Statistics(Observer):
@@ -61,7 +75,7 @@ class Statistics(Observer):
         leaf_names: list[str],
         setup: Setup | None = None,
         expected: Callable[[int, int], list[float] | None] = lambda first, stop: None,
-        shares: CostShares | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self._leaf_names = leaf_names
         self.setup = setup or Setup()

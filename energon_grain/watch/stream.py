@@ -10,9 +10,10 @@ from weakref import WeakMethod
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
+from energon_grain.stream.background import Background
+from energon_grain.stream.extensions import COST_SHARES, extension
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.passes import Share
-from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import MakePool, ThreadPool
@@ -72,7 +73,7 @@ class Stream(stream.Stream):
             batch_size=1 if spec.batch is None else spec.batch.size,
             in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in sources),
         )
-        self.statistics = Statistics(names, setup, spec.expected_reads, spec.cost_shares)
+        self.statistics = Statistics(names, setup, spec.expected_reads, extension(COST_SHARES)(spec))
         self._auto: AutoWorkers | None = None
         if config.num_workers == "auto":
             self._auto = AutoWorkers(max(1, prefetch_factor), hooks=any(True for _ in spec.stage_hooks()))

@@ -43,11 +43,12 @@ from energon_grain.formats.data_folder import look_again, open_folder
 from energon_grain.kinds.array_record.source import ArrayRecordFileStore, ArrayRecordSource
 from energon_grain.kinds.jsonl.lines import write_jsonl_index
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
-from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.summary import summarize_dataset
 from energon_grain.sources import remote_runs
+from energon_grain.sources.rows import rows_of, selected
 from energon_grain.testing import make_crude_dataset, write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -498,6 +499,8 @@ def test_a_class_may_load_samples_itself(path: Path) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.jsonl")
+    with pytest.raises(ConfigError, match=r"x\.parquet: is a Parquet file, which is not indexed"):
+        CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.parquet")
 
 
 LINES = [json.dumps({"n": i, "text": "ä" * (i % 90)}, ensure_ascii=False) for i in range(200)]
@@ -584,9 +587,9 @@ def test_any_number_of_hosts(bucket: Bucket, folder: Path) -> None:
 
 def test_a_copy_in_another_process_asks_for_nothing_but_lines(bucket: Bucket, folder: Path) -> None:
     url = f"{bucket.upload(folder)}/one.jsonl"
-    source, store = JsonlSource(url, start=20, stop=60), JsonlFileStore(url)
+    source, store = selected(JsonlRows(url), start=20, stop=60), JsonlFileStore(url)
     use_storage(StorageSettings(cache_bytes=0))
-    pickled = pickle.dumps((source, JsonlSource(url), store))
+    pickled = pickle.dumps((source, selected(JsonlRows(url)), store))
     bucket.server.reset()
     cached, uncached, stored = pickle.loads(pickled)
     assert len(cached) == 40
@@ -597,7 +600,9 @@ def test_a_copy_in_another_process_asks_for_nothing_but_lines(bucket: Bucket, fo
     requests = bucket.server.requests()
     assert requests
     assert all(request.range and request.status == 206 for request in requests), "neither sizes nor indices"
-    assert cached.cut(3, 5).read(np.array([1])).keys == ["4"]
+    rows = rows_of(cached)
+    assert rows is not None
+    assert selected(rows, 3, 5).read(np.array([1])).keys == ["4"]
     assert json.loads(stored.get("9.json"))["n"] == 9
     assert stored == store
 
@@ -625,16 +630,16 @@ def test_an_object_that_is_replaced_while_it_is_read(bucket: Bucket, folder: Pat
     use_storage(StorageSettings(cache_bytes=0))
     content = (folder / "one.jsonl").read_bytes()
     url = f"{bucket.upload(folder)}/one.jsonl"
-    opened, read, copy = JsonlSource(url), JsonlSource(url), pickle.dumps(JsonlSource(url))
+    opened, read, copy = selected(JsonlRows(url)), selected(JsonlRows(url)), pickle.dumps(selected(JsonlRows(url)))
     read.read(np.arange(3))
     bucket.put("one.jsonl", content.replace(b'"n"', b'"m"'))
     for source in (opened, read, pickle.loads(copy)):
         with pytest.raises(StaleIndexError, match=f"{url}: was replaced"):
             source.read(np.arange(100, 103))
-    assert b'"m"' in JsonlSource(url).read(np.arange(1))[0].parts["json"]
+    assert b'"m"' in selected(JsonlRows(url)).read(np.arange(1))[0].parts["json"]
     bucket.put("one.jsonl", content.replace(b"\n", b" ").replace(b"}", b"}\n", 199)[: len(content)])
     with pytest.raises(StaleIndexError, match="no line ends here"):
-        JsonlSource(url).read(np.arange(1))
+        selected(JsonlRows(url)).read(np.arange(1))
 
 
 def test_there_must_be_an_object(bucket: Bucket) -> None:

@@ -8,7 +8,8 @@ What a block is, by its language:
 * `console` and `text` show what a terminal shows; they are the only blocks that nothing checks.
 
 Another language, or none, fails: a typing error must not switch a check off. A comment `<!-- before: … -->` holds
-python that runs unseen, for pages whose reader has a dataset already. The cells of a notebook are python.
+python that runs unseen, for pages whose reader has a dataset already. The cells of a notebook are python. A file that a
+page includes by `--8<--` is a part of it.
 
 The pages of documentation that this library follows are quoted in `pages_of_others/` and run too, with nothing changed
 but the import and the paths.
@@ -94,7 +95,9 @@ def blocks_of(page: Path) -> Iterator[CodeBlock]:
     if page.suffix == ".ipynb":
         cells = json.loads(page.read_text())["cells"]
         return (CodeBlock("python", None, "".join(cell["source"]), 1) for cell in cells if cell["cell_type"] == "code")
-    return code_blocks(page.read_text())
+    included = re.compile(r'^--8<-- "([^":]+)"$', re.MULTILINE)
+    text = included.sub(lambda match: (REPOSITORY / match[1]).read_text().rstrip(), page.read_text())
+    return code_blocks(text)
 
 
 def run_page(page: Path) -> None:

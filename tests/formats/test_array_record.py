@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import struct
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import msgspec
 import numpy as np
 import pytest
 from conftest import RunScript
-from forking import may_fork
 from hypothesis import given, strategies as st
 from object_server import Bucket
 from records import encode_example, msgpack_record, write_records
@@ -127,46 +125,6 @@ def test_few_files_stay_open(paths: list[Path], tmp_path: Path) -> None:
     assert few.file(copies[0]) is not first
     files.close()
     assert files.file(copies[5]) is not opened[5]
-
-
-def test_threads(paths: list[Path]) -> None:
-    files, wrong = Files(max_files=2), list[str]()
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(40):
-            numbers = rng.integers(0, COUNT, 50).tolist()
-            if files.file(paths[rng.integers(3)]).read(numbers) != list(map(record, numbers)):
-                wrong.append(f"seed {seed}")
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@may_fork
-def test_forked_processes(paths: list[Path]) -> None:
-    """Children open files anew, and need none of the reader's threads."""
-    files = Files()
-    every = list(range(0, COUNT, 3))
-    before = [files.file(path) for path in paths]
-    expected = [file.read(every) for file in before]
-    for _ in range(3):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                anew = [files.file(path) for path in paths]
-                same = any(file in before for file in anew)
-                right = [file.read(every) for file in anew] == expected
-                code = 0 if right and not same else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-    assert [files.file(path).read(every) for path in paths] == expected
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from web_server import running_web_server
 from energon_grain import StorageSettings, StoreSettings, Stream, WorkerConfig, get_train_dataset, use_storage
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError, StaleIndexError
 from energon_grain.formats import data_folder
-from energon_grain.formats.array_folder import arrays_of, is_array_folder, look_at
 from energon_grain.formats.commit_journal import (
     JOURNAL,
     PREPARE_FOLDER,
@@ -29,6 +28,7 @@ from energon_grain.formats.commit_journal import (
 )
 from energon_grain.formats.data_folder import look_again, mirror_dataset, naming, open_folder
 from energon_grain.formats.nv_meta import read_info
+from energon_grain.kinds.arrays.folder import arrays_of, is_array_folder, look_at
 from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.local import LocalFiles

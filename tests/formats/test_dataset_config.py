@@ -16,7 +16,7 @@ from energon_grain import Sample
 from energon_grain.errors import ConfigError, DatasetNotFoundError, UntrustedCodeError
 from energon_grain.formats.class_ref import ClassRef, resolve_class
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config, write_dataset_config
-from energon_grain.storage.yaml_dialect import WrittenFloat, cast_scalar, dump_yaml, parse_yaml
+from energon_grain.formats.yaml_dialect import WrittenFloat, cast_scalar, dump_yaml, parse_yaml
 
 STANDARD = """
 sample_type: {__module__: megatron.energon, __class__: CaptioningSample}

@@ -64,7 +64,8 @@ from energon_grain.kinds.jsonl.lines import (
     write_jsonl_index,
 )
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlRows
+from energon_grain.sources.rows import selected
 from energon_grain.storage.local import LocalFiles
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON")
@@ -295,7 +296,7 @@ def test_what_was_gone_through_is_not_fetched_again(bucket: Bucket, url: str) ->
     content = b"".join(b'{"n": %d, "text": "%s"}\n' % (number, b"x" * 5000) for number in range(4000))
     bucket.put("some sets/x.jsonl", content)
     bucket.server.reset()
-    source = JsonlSource(url)
+    source = selected(JsonlRows(url))
     batch = source.read(np.arange(4000)[::7])
     assert [json.loads(bytes(raw.parts["json"]))["n"] for raw in batch] == list(range(0, 4000, 7))
     assert sent(bucket) < len(content) + 10_000
@@ -320,7 +321,7 @@ def test_on_the_web_too(bucket: Bucket, url: str) -> None:
     assert starts(open_jsonl(web)) == STARTS
     bucket.put("some sets/x.jsonl.idx", np.array(STARTS, "<u8").tobytes(), public=True)
     assert starts(open_jsonl(web)) == STARTS
-    assert JsonlSource(web).place_of(2) == f"{web}:5"
+    assert selected(JsonlRows(web)).place_of(2) == f"{web}:5"
     bucket.put("some sets/x.jsonl", LINES + b"{}", public=True)
     with pytest.raises(StaleIndexError, match=f"^{web} was indexed with 35 bytes, but it has 37"):
         open_jsonl(web)

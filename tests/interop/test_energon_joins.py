@@ -13,7 +13,7 @@ from energon_grain import prepare_metadataset
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.kinds.joins.build import energon_name_of
 from energon_grain.kinds.joins.index import cache_folder, index_file_name
-from energon_grain.kinds.joins.leaf import open_join
+from energon_grain.kinds.joins.opening import open_join
 from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.columnar_build import open_columnar

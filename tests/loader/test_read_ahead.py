@@ -31,9 +31,9 @@ from energon_grain import (
     get_train_dataset,
     use_storage,
 )
+from energon_grain.stores.look_ahead import _well_cut
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.prefetch import _well_cut
 from energon_grain.stream.workers import OrderedWorkers
 from energon_grain.testing import make_blob_dataset
 

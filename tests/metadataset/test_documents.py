@@ -17,6 +17,7 @@ from metadatasets import V2, node
 from energon_grain import DatasetLoaderInterface, MetadatasetV2
 from energon_grain.datasets.aux_stores import AuxReference
 from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.kinds.joins.leaf import Joiner
 from energon_grain.metadataset.documents import load_metadataset, parse_document, read_document
 from energon_grain.metadataset.flat import leaves_of
@@ -25,7 +26,6 @@ from energon_grain.metadataset.forms import (
     MetadatasetBlend,
 )
 from energon_grain.samplers.subset import Subset
-from energon_grain.storage.yaml_dialect import parse_yaml
 
 
 def test_reading_imports_nothing(tmp_path: Path) -> None:

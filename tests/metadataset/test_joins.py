@@ -24,7 +24,8 @@ from energon_grain.formats import data_folder
 from energon_grain.formats.nv_meta import read_uuid
 from energon_grain.formats.splits import SplitConfig, write_split_config
 from energon_grain.kinds.joins.build import energon_name_of
-from energon_grain.kinds.joins.leaf import JoinedLeafDataset, open_join
+from energon_grain.kinds.joins.leaf import JoinedLeafDataset
+from energon_grain.kinds.joins.opening import open_join
 from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars

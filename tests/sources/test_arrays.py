@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +27,9 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
-from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.folder import is_array_folder
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
+from energon_grain.sources.rows import SelectedSource, selected
 
 ROWS = 50
 
@@ -61,7 +61,7 @@ def test_rows_in_any_order_and_repeated(
 ) -> None:
     """Whatever the format, and however few chunks may be on the way at once."""
     monkeypatch.setattr(module, "IN_FLIGHT_BYTES", in_flight)
-    rows = ArraySource(folder / form).read(np.array(wanted, np.int64))
+    rows = ArraySource(folder / form).read(np.array(wanted, np.int64)).columns[""]
     assert [row.tolist() for row in rows] == [numbered(ROWS, 3, 2)[number].tolist() for number in wanted]
     assert all(row.dtype == np.float32 and row.flags.owndata and row.flags.writeable for row in rows)
 
@@ -86,7 +86,7 @@ def test_types(tmp_path: Path, driver: str, dtype: str) -> None:
 
     values = numbered(6, dtype=np.int64).astype(tensorstore.dtype(dtype).numpy_dtype)
     source = ArraySource(write_array(tmp_path / "a", values, driver))
-    rows = source.read(np.array([5, 0]))
+    rows = source.read(np.array([5, 0])).columns[""]
     assert [(row.shape, row.dtype, row) for row in rows] == [
         ((), source.dtype, values[5]),
         ((), values.dtype, values[0]),
@@ -100,21 +100,13 @@ def test_foreign_byte_order(tmp_path: Path) -> None:
     write_array(tmp_path / "a", values, "zarr", dtype=">f4")
     source = ArraySource(tmp_path / "a")
     assert source.dtype == np.dtype("=f4")
-    assert source.read(np.array([3]))[0].tolist() == [6, 7]
+    assert source.read(np.array([3])).columns[""][0].tolist() == [6, 7]
 
 
 def test_rows_never_written_are_filled(tmp_path: Path) -> None:
     path = write_array(tmp_path / "a", numbered(4, 2), chunk=(2, 2), data_type="float32", fill_value=7.0)
     (path / "c" / "1" / "0").unlink()
-    assert [row.tolist() for row in ArraySource(path).read(np.array([1, 2]))] == [[2, 3], [7, 7]]
-
-
-def test_out_of_range(folder: Path) -> None:
-    source = ArraySource(folder / "zarr3")
-    for ask in (source.read, source.sizes, lambda indices: source.locate(int(indices[0]))):
-        for wrong in (-1, ROWS):
-            with pytest.raises(IndexError, match=f"row {wrong} asked for, but there are {ROWS}"):
-                ask(np.array([wrong]))
+    assert [row.tolist() for row in ArraySource(path).read(np.array([1, 2])).columns[""]] == [[2, 3], [7, 7]]
 
 
 def test_content_ids(tmp_path: Path) -> None:
@@ -135,25 +127,14 @@ def test_content_ids(tmp_path: Path) -> None:
     assert len({first, *(content_id(each) for each in changed)}) == 6
 
 
-def test_copies_in_other_processes_and_threads(folder: Path) -> None:
-    source = ArraySource(folder / "zarr")
-    source.read(np.array([0]))
-    copy = pickle.loads(pickle.dumps(source))
-    assert (copy.content_id, len(pickle.dumps(source)) < 500) == (source.content_id, True)
-    with ThreadPoolExecutor(8) as pool:
-        rows = list(pool.map(lambda number: copy.read(np.array([number]))[0].tolist(), range(ROWS)))
-    assert rows == numbered(ROWS, 3, 2).tolist()
-    copy.close()
-    assert copy.read(np.array([9]))[0].tolist() == rows[9]
-
-
 FORKED = """
 import os, sys
 import numpy as np
 from energon_grain.errors import WorkerError
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
+from energon_grain.sources.rows import selected
 
-source, group = ArraySource(sys.argv[1]), ArrayGroupSource(sys.argv[1])
+source, group = ArraySource(sys.argv[1]), selected(ArrayGroupRows(sys.argv[1]))
 if sys.argv[2] == "read":
     source.read(np.array([0]))
 child = os.fork()
@@ -167,7 +148,7 @@ if child == 0:
             print(error, flush=True)
     os._exit(0)
 os.waitpid(child, 0)
-print(source.read(np.array([1]))[0].tolist())
+print(source.read(np.array([1])).columns[""][0].tolist())
 """
 
 
@@ -195,7 +176,7 @@ def test_arrays_that_change_or_break_while_open(tmp_path: Path) -> None:
         source.read(np.array([0]))
     broken = ArraySource(write_array(tmp_path / "b", numbered(4, 2), "zarr", chunk=(2, 2)))
     (tmp_path / "b" / "1.0").write_bytes(b"damaged")
-    assert broken.read(np.array([1]))[0].tolist() == [2, 3]
+    assert broken.read(np.array([1])).columns[""][0].tolist() == [2, 3]
     with pytest.raises(ReadError, match=r"b: rows 1 to 3: "):
         broken.read(np.array([2, 3, 1]))
     metadata = tmp_path / "b" / ".zarray"
@@ -285,7 +266,7 @@ def test_samples_are_rows(
 ) -> None:
     monkeypatch.setattr(module, "IN_FLIGHT_BYTES", in_flight)
     monkeypatch.setattr(module, "_SLICED_ROWS", sliced)
-    source = ArrayGroupSource(grouped / driver, start=3, stop=ROWS - 8)
+    source = selected(ArrayGroupRows(grouped / driver), start=3, stop=ROWS - 8)
     assert len(source) == ROWS - 11
     samples = list(source.read(np.array(wanted, np.int64)))
     assert [(sample.key, sample.index) for sample in samples] == [(str(index + 3), index) for index in wanted]
@@ -299,7 +280,7 @@ def test_samples_are_rows(
 
 
 def test_what_it_says_of_itself(grouped: Path) -> None:
-    source = ArrayGroupSource(grouped / "zarr3", start=10)
+    source = selected(ArrayGroupRows(grouped / "zarr3"), start=10)
     assert source.sizes(np.array([0, 3])).tolist() == [8 + 24 + 5] * 2
     assert source.read(np.array([1, 2])).nbytes() == 2 * 37
     place = source.locate(2)
@@ -313,28 +294,28 @@ def test_only_wanted_arrays_are_opened(grouped: Path, tmp_path: Path) -> None:
     text = path / "text" / "zarr.json"
     text.write_text(text.read_text().replace('"float32"', '"string"'))
     (path / "b" / "c" / "0").write_bytes(b"damaged")
-    source = ArrayGroupSource(path, parts={"a"})
+    source = selected(ArrayGroupRows(path, parts={"a"}))
     (sample,) = source.read(np.array([1]))
     assert list(sample.parts) == ["a"]
     with pytest.raises(ReadError, match=r"b: rows 1 to 1: "):
-        ArrayGroupSource(path, parts=lambda name: name != "text").read(np.array([1]))
+        selected(ArrayGroupRows(path, parts=lambda name: name != "text")).read(np.array([1]))
     with pytest.raises(FormatError, match=r"text: TensorStore cannot open it: .*string.* leave it out by part_filter"):
-        ArrayGroupSource(path)
+        selected(ArrayGroupRows(path))
     before = source.content_id
     text.write_text(text.read_text().replace('"string"', '"json"'))
-    assert ArrayGroupSource(path, parts={"a"}).content_id != before
+    assert selected(ArrayGroupRows(path, parts={"a"})).content_id != before
     with pytest.raises(ConfigError, match="lets none of its arrays pass: a, b, text"):
-        ArrayGroupSource(path, parts={"c"})
+        selected(ArrayGroupRows(path, parts={"c"}))
     with pytest.raises(EmptyDatasetError):
-        ArrayGroupSource(path, parts={"a"}, start=5, stop=5)
+        selected(ArrayGroupRows(path, parts={"a"}), start=5, stop=5)
 
 
 def test_lengths_of_what_is_read_must_agree(tmp_path: Path) -> None:
     path = write_group(tmp_path / "g", a=numbered(8, 2), b=numbered(9), c=numbered(9))
     with pytest.raises(ConfigError, match="a has 8, b has 9, c has 9; choose those of one length by part_filter"):
-        ArrayGroupSource(path)
-    assert len(ArrayGroupSource(path, parts={"a"})) == 8
-    source = pickle.loads(pickle.dumps(ArrayGroupSource(path, parts={"b", "c"}))).cut(2, 9)
+        selected(ArrayGroupRows(path))
+    assert len(selected(ArrayGroupRows(path, parts={"a"}))) == 8
+    source = pickle.loads(pickle.dumps(selected(ArrayGroupRows(path, parts={"b", "c"}), 2, 9)))
     (sample,) = source.read(np.array([6]))
     assert {name: int(value) for name, value in sample.parts.items()} == {"b": 8, "c": 8}
 
@@ -342,18 +323,18 @@ def test_lengths_of_what_is_read_must_agree(tmp_path: Path) -> None:
 def test_arrays_without_rows_can_be_left_out(tmp_path: Path) -> None:
     path = write_group(tmp_path / "g", a=numbered(8, 2), mean=np.array(3.0), none=numbered(0, 2))
     with pytest.raises(ConfigError, match=r"mean: is a single number .* leave it out by part_filter"):
-        ArrayGroupSource(path)
+        selected(ArrayGroupRows(path))
     with pytest.raises(EmptyDatasetError, match=r"none: the array has shape \[0, 2\].* leave it out by part_filter"):
-        ArrayGroupSource(path, parts={"a", "none"})
-    source = ArrayGroupSource(path, parts={"a"})
+        selected(ArrayGroupRows(path, parts={"a", "none"}))
+    source = selected(ArrayGroupRows(path, parts={"a"}))
     assert (len(source), source.part_names) == (8, ("a", "mean", "none"))
     write_group(tmp_path / "h", a=numbered(8, 2), mean=np.array(3.0), none=numbered(0, 3))
-    assert source.content_id != ArrayGroupSource(tmp_path / "h", parts={"a"}).content_id
+    assert source.content_id != selected(ArrayGroupRows(tmp_path / "h", parts={"a"})).content_id
 
 
 def test_content_ids_of_groups(tmp_path: Path) -> None:
-    def content_id(name: str = "g", **options: Any) -> str:
-        return ArrayGroupSource(tmp_path / name, **options).content_id
+    def content_id(name: str = "g", *, parts: Any = None, **options: Any) -> str:
+        return selected(ArrayGroupRows(tmp_path / name, parts=parts), **options).content_id
 
     write_group(tmp_path / "g", a=numbered(9, 2), b=numbered(9))
     write_group(tmp_path / "elsewhere", a=numbered(9, 2), b=numbered(9))
@@ -366,17 +347,17 @@ def test_content_ids_of_groups(tmp_path: Path) -> None:
 
 
 def test_an_array_alone(tmp_path: Path) -> None:
-    source = ArrayGroupSource(write_array(tmp_path / "embeddings.zarr", numbered(4, 2)))
+    source = selected(ArrayGroupRows(write_array(tmp_path / "embeddings.zarr", numbered(4, 2))))
     assert source.part_names == ("embeddings",)
     assert [value.tolist() for value in source.read(np.array([2, 0])).columns["embeddings"]] == [[4, 5], [0, 1]]  # type: ignore[union-attr]
-    assert source.shard == "embeddings.zarr"
+    assert source.locate(0).shard == "embeddings.zarr"
 
 
 def test_paths_with_a_slash_behind_them(grouped: Path) -> None:
-    source = ArrayGroupSource(f"{grouped}/zarr3/")
-    assert source.shard == "zarr3"
+    source = selected(ArrayGroupRows(f"{grouped}/zarr3/"))
+    assert source.locate(0).shard == "zarr3"
     assert int(source.read(np.array([7])).columns["label"][0]) == 7  # type: ignore[arg-type]
-    alone = ArrayGroupSource(f"{grouped}/zarr3/label/")
+    alone = selected(ArrayGroupRows(f"{grouped}/zarr3/label/"))
     assert alone.part_names == ("label",)
     assert len(alone.read(np.array([7]))) == 1
 
@@ -391,7 +372,7 @@ def stored(tmp_path: Path) -> Path:
     return write_group(tmp_path / "g.zarr", "zarr3", image=numbered(ROWS, 3, 2), label=np.arange(ROWS))
 
 
-def rows(source: ArrayGroupSource, indices: list[int]) -> dict[str, Any]:
+def rows(source: SelectedSource, indices: list[int]) -> dict[str, Any]:
     columns = source.read(np.array(indices)).columns
     return {name: np.stack(cast("list[Any]", column)).tolist() for name, column in columns.items()}
 
@@ -399,8 +380,12 @@ def rows(source: ArrayGroupSource, indices: list[int]) -> dict[str, Any]:
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_rows_of_local_ones(tmp_path: Path, bucket: Bucket, driver: str) -> None:
     here = write_group(tmp_path / "g.zarr", driver, image=numbered(ROWS, 3, 2), label=np.arange(ROWS))
-    local, remote = ArrayGroupSource(here), ArrayGroupSource(f"{bucket.upload(here, 'data/g.zarr')}/")
-    assert (remote.path, remote.shard, remote.part_names) == (f"{bucket.url}/data/g.zarr", "g.zarr", local.part_names)
+    local, remote = selected(ArrayGroupRows(here)), selected(ArrayGroupRows(f"{bucket.upload(here, 'data/g.zarr')}/"))
+    assert (remote.path, remote.locate(0).shard, remote.part_names) == (
+        f"{bucket.url}/data/g.zarr",
+        "g.zarr",
+        local.part_names,
+    )
     assert remote.content_id == local.content_id
     wanted = [49, 3, 3, 20, 21, 22]
     assert rows(remote, wanted) == rows(local, wanted)
@@ -409,7 +394,7 @@ def test_rows_of_local_ones(tmp_path: Path, bucket: Bucket, driver: str) -> None
 
 def test_chunks_are_asked_for_once(stored: Path, bucket: Bucket) -> None:
     url = bucket.upload(stored, "g.zarr")
-    source = ArrayGroupSource(url, parts={"image"})
+    source = selected(ArrayGroupRows(url, parts={"image"}))
     bucket.server.reset()
     copy = pickle.loads(pickle.dumps(source))
     assert len(copy) == ROWS
@@ -430,7 +415,7 @@ def test_groups_that_name_what_lies_in_them(tmp_path: Path, stored: Path, bucket
     for group, names in ((old, ("image",)), (stored, ("image", "label"))):
         url = bucket.upload(group, group.name)
         bucket.server.reset()
-        assert ArrayGroupSource(url).part_names == names
+        assert selected(ArrayGroupRows(url)).part_names == names
         assert not bucket.server.requests("list-type")
 
 
@@ -440,12 +425,12 @@ def test_what_lies_there(stored: Path, bucket: Bucket) -> None:
     assert is_array_folder(f"{url}/label")
     assert not is_array_folder(f"{url}/label/c")
     with pytest.raises(DatasetNotFoundError, match="array or group, but there is none"):
-        ArrayGroupSource(f"{bucket.url}/none.zarr")
+        selected(ArrayGroupRows(f"{bucket.url}/none.zarr"))
     with pytest.raises(DatasetNotFoundError, match="is a group; name one of the arrays"):
         ArraySource(url)
     bucket.put("g.zarr/short/zarr.json", (stored / "label" / "zarr.json").read_bytes().replace(b"[50]", b"[9]"))
     with pytest.raises(ConfigError, match="image has 50, label has 50, short has 9"):
-        ArrayGroupSource(url)
+        selected(ArrayGroupRows(url))
 
 
 @pytest.mark.parametrize(
@@ -463,12 +448,14 @@ def test_what_lies_there(stored: Path, bucket: Bucket) -> None:
 def test_failures_that_pass(stored: Path, bucket: Bucket, fault: Fault) -> None:
     url = bucket.upload(stored, "g.zarr")
     bucket.server.inject(fault)
-    assert rows(ArrayGroupSource(url, parts={"image"}), [0, 9])["image"] == numbered(ROWS, 3, 2)[[0, 9]].tolist()
+    assert (
+        rows(selected(ArrayGroupRows(url, parts={"image"})), [0, 9])["image"] == numbered(ROWS, 3, 2)[[0, 9]].tolist()
+    )
 
 
 def test_failures_that_stay(stored: Path, bucket: Bucket) -> None:
     url = bucket.upload(stored, "g.zarr")
-    source = ArrayGroupSource(url, parts={"label"})
+    source = selected(ArrayGroupRows(url, parts={"label"}))
     bucket.server.inject(Fault("status", status=503, times=None, match="/c/1"))
     assert rows(source, [1, 2]) == {"label": [1, 2]}
     with pytest.raises(ReadError, match=r"g.zarr/label: rows 1 to 8: .*label/c/1"):
@@ -476,7 +463,7 @@ def test_failures_that_stay(stored: Path, bucket: Bucket) -> None:
     assert len(bucket.server.requests("/c/1")) == 4
     bucket.server.inject(Fault("status", status=503, times=None, match="image"))
     with pytest.raises(ReadError, match=r"g\.zarr/image"):
-        ArrayGroupSource(url)
+        selected(ArrayGroupRows(url))
     source.close()
     bucket.server.inject(Fault("status", status=503, times=None, match="label/zarr.json"))
     with pytest.raises(ReadError, match=r"g\.zarr/label: TensorStore cannot open it: .*attempts"):
@@ -487,11 +474,12 @@ STALLED = """
 import os, sys
 import numpy as np
 from energon_grain.kinds.arrays.source import ArraySource
+from energon_grain.sources.rows import selected
 from energon_grain.storage.settings import StorageSettings, use_storage
 
 use_storage(StorageSettings(timeout_s=1, first_pause_s=0.01, longest_pause_s=0.05))
 source = ArraySource(sys.argv[1])
-print(source.read(np.array([1, 20]))[1].tolist(), flush=True)
+print(source.read(np.array([1, 20])).columns[""][1].tolist(), flush=True)
 os._exit(0)
 """
 

@@ -58,9 +58,10 @@ from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.mds_hashes import _log_unknown
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import TableSource
-from energon_grain.kinds.tokens.source import TokenSource
+from energon_grain.kinds.tables.source import TableRows
+from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare import prepare_dataset
+from energon_grain.sources.rows import selected
 from energon_grain.testing import make_text_dataset, write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -114,8 +115,8 @@ def test_arrow_files(tmp_path: Path, write: Any, compression: str | None) -> Non
     assert [parts(each) for each in in_order(path)] == [parts(each) for each in in_order(other)]
     assert [parts(each) for each in in_order(path, part_filter={"n"})] == [{"n": number} for number in range(50)]
     assert [each["n"] for each in in_order(path, where="n % 10 == 3")] == [3, 13, 23, 33, 43]
-    source = pickle.loads(pickle.dumps(TableSource(ArrowFiles(path)))).cut(10, 40)
-    assert source.files.is_mapped is (compression is None)
+    assert ArrowFiles(path).is_mapped is (compression is None)
+    source = pickle.loads(pickle.dumps(selected(TableRows(ArrowFiles(path)), 10, 40)))
     assert source.block_starts(1).tolist() == [0, 4, 11, 18, 25, 30]
     assert source.place_of(1) == "x.arrow: row 11"
     order = sum(trained(path, 12, repeat=False, part_filter={"n"}), [])
@@ -208,14 +209,14 @@ def test_what_is_wrong_with_saved_datasets(tmp_path: Path, bucket: Bucket) -> No
 
 def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
     path = write_arrow(tmp_path / "x.arrow", {"n": list(range(50))})
-    source, again = TableSource(ArrowFiles(path)), TableSource(ArrowFiles(path))
+    source, again = selected(TableRows(ArrowFiles(path))), selected(TableRows(ArrowFiles(path)))
     assert source.read(np.array([49])).columns["n"] == [49]
     replaced = write_arrow(tmp_path / "new" / "x.arrow", {"n": list(range(50, 0, -1))})
     os.utime(replaced, ns=(1, 1))
     os.replace(replaced, path)
     with pytest.raises((StaleIndexError, ReadError), match=r"x\.arrow: was changed"):
         again.read(np.array([0]))
-    source = TableSource(ArrowFiles(path))
+    source = selected(TableRows(ArrowFiles(path)))
     assert source.read(np.array([0])).columns["n"] == [50]
     write_arrow(path, {"n": list(range(50))})  # into the file that is mapped
     with pytest.raises(StaleIndexError, match=r"x\.arrow: was changed"):
@@ -235,7 +236,7 @@ def test_numbers_of_groups(tmp_path: Path) -> None:
 def test_nothing_is_read_of_no_samples(tmp_path: Path) -> None:
     write_numbers(tmp_path / "x.parquet", 10)
     for each in (ParquetFiles(tmp_path / "x.parquet"), ArrowFiles(write_arrow(tmp_path / "x.arrow", {"n": [1]}))):
-        batch = TableSource(each).read(np.zeros(0, np.int64))
+        batch = selected(TableRows(each)).read(np.zeros(0, np.int64))
         assert (batch.keys, batch.shards, dict(batch.columns)) == ([], [], {})
 
 
@@ -463,11 +464,11 @@ def test_hashes_are_compared_once_in_a_process(
     (path / "index.json").write_text((path / "index.json").read_text().replace('"xxh64"', '"crc7": "0", "xxh64"'))
     calls: list[Any] = []
     monkeypatch.setattr("energon_grain.kinds.tables.mds_files.refuse_wrong_hash", lambda *given: calls.append(given))
-    source = TableSource(MdsFiles(path))
+    source = selected(TableRows(MdsFiles(path)))
     for index in (0, 29, 15, 1, 28, 14):
         source.read(np.array([index]))
     assert len(calls) == 3
-    assert source.content_id == TableSource(MdsFiles(write_mds(tmp_path / "plain", TEXTS, shards=3))).content_id
+    assert source.content_id == selected(TableRows(MdsFiles(write_mds(tmp_path / "plain", TEXTS, shards=3)))).content_id
     in_order(bucket.upload(path, "set"))
     assert len(calls) == 3
     monkeypatch.undo()
@@ -498,7 +499,7 @@ def test_tokens_are_a_column(tmp_path: Path) -> None:
     """How many a document has is known from the index."""
     documents = [list(range(number * 3 % 11)) for number in range(200)]
     path = write_tokens(tmp_path / "x", documents, dtype="<i4", sequence=4)
-    source = TokenSource(path)
+    source = selected(TokenRows(path))
     lengths = [len(each) for each in documents]
     assert source.column("tokens", slice(None)).tolist() == lengths
     assert source.column("tokens", np.array([7, 3])).tolist() == [lengths[7], lengths[3]]
@@ -506,7 +507,7 @@ def test_tokens_are_a_column(tmp_path: Path) -> None:
     assert [each["tokens"].tolist() for each in in_order(path, where="tokens > 7")] == [
         d for d in documents if len(d) > 7
     ]
-    cut = source.cut(10, 20)
+    cut = selected(TokenRows(path), 10, 20)
     assert cut.content_id != source.content_id
     assert cut.read(np.array([3])).columns["tokens"][0].tolist() == documents[13]
     assert cut.place_of(3) == "x.bin: 13"
@@ -544,13 +545,13 @@ def test_an_index_that_does_not_fit_into_memory(tmp_path: Path) -> None:
     index[26:34] = (2**40).to_bytes(8, "little")
     (tmp_path / "x.idx").write_bytes(index)
     with pytest.raises(FormatError, match=r"x\.idx: says 1099511627776 documents"):
-        TokenSource(path)
+        TokenRows(path)
     os.truncate(tmp_path / "x.idx", len(index) + 8 * 2**40)
     program = (
-        "import resource, sys; from energon_grain.kinds.tokens.source import TokenSource\n"
+        "import resource, sys; from energon_grain.kinds.tokens.source import TokenRows\n"
         "from energon_grain.errors import ReadError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
-        "try: TokenSource(sys.argv[1])\n"
+        "try: TokenRows(sys.argv[1])\n"
         "except ReadError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
@@ -560,7 +561,7 @@ def test_an_index_that_does_not_fit_into_memory(tmp_path: Path) -> None:
 def test_copies_of_tokens_whose_index_was_written_anew(tmp_path: Path) -> None:
     """Documents that are cut in another way would be other samples of the same numbers."""
     path = write_tokens(tmp_path / "x", [[1, 2], [3]])
-    copied = pickle.dumps(TokenSource(path))
+    copied = pickle.dumps(selected(TokenRows(path)))
     assert pickle.loads(copied).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2]
     other = write_tokens(tmp_path / "y", [[1], [2, 3]]).with_suffix(".idx")
     other.replace(tmp_path / "x.idx")
@@ -778,12 +779,12 @@ def test_columns_of_arrow_files_are_read_alone(
 def test_documents_in_pieces_are_refused(tmp_path: Path, starts: tuple[int, ...]) -> None:
     """What lies between two sequences of a document would be read as a part of it."""
     path = write_tokens(tmp_path / "ids", [[1, 2, 3, 4, 5, 6]], sequence=2)
-    assert TokenSource(path).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert selected(TokenRows(path)).read(np.array([0])).columns["tokens"][0].tolist() == [1, 2, 3, 4, 5, 6]
     index = bytearray((tmp_path / "ids.idx").read_bytes())
     index[-16 - 24 : -16] = np.array(starts, "<i8").tobytes()
     (tmp_path / "ids.idx").write_bytes(index)
     with pytest.raises(FormatError, match=r"a document does not lie, in one piece, in ids\.bin, which has 12 bytes"):
-        TokenSource(path).read(np.array([0]))
+        selected(TokenRows(path)).read(np.array([0]))
 
 
 @pytest.mark.parametrize("name", ["__sources__", "__restore_key__", "__shard__", "pages.1"])

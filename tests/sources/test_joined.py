@@ -14,14 +14,15 @@ from arrays import numbered, write_array, write_group
 
 from energon_grain import EPath, Source, SourceInfo, WebDatasetSource, measure_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError, KeyNotFoundError, StaleIndexError
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.joins.build import JoinedArray, build_join
 from energon_grain.kinds.joins.index import JoinIndex
 from energon_grain.kinds.joins.members import JoinedDataset
 from energon_grain.kinds.joins.source import JoinedBatch, JoinedSource
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.columnar_build import open_columnar
+from energon_grain.sources.rows import selected
 from energon_grain.sources.source import LazySources
 from energon_grain.testing import make_text_dataset, write_tars
 
@@ -97,7 +98,7 @@ def test_rows_of_arrays(folder: Path, tmp_path: Path) -> None:
     batch = copy.read(wanted)
     assert batch.members[1].places.tolist() == [1, 2, 3]
     assert batch.members[1].samples.tolist() == [8, 29, 8]
-    assert [row.tolist() for row in batch.members[1].batch] == [[16, 17], [58, 59], [16, 17]]
+    assert [row.tolist() for row in batch.members[1].batch.columns[""]] == [[16, 17], [58, 59], [16, 17]]
     text_bytes = source.members[0].sizes(wanted + 5)
     assert (source.sizes(wanted) - text_bytes).tolist() == [0, 8, 8, 8]
     assert batch.nbytes() == 4 * len("text 000") + 3 * 8
@@ -312,7 +313,7 @@ def test_a_slice_of_what_lies_so_takes_no_memory(root: Path) -> None:
 
 def test_a_column_that_is_missing_names_the_command(root: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
-    for source in (WebDatasetSource(root), JsonlSource(tmp_path / "x.jsonl")):
+    for source in (WebDatasetSource(root), selected(JsonlRows(tmp_path / "x.jsonl"))):
         command = rf"energon-grain measure {source.path} --column nothing=module:function"
         for ask in (lambda: source.column("nothing", slice(None)), lambda: source.column_id("nothing")):  # noqa: B023
             with pytest.raises(KeyNotFoundError, match=rf"no column 'nothing'; there are bytes, .*{command}"):
@@ -334,7 +335,7 @@ def test_who_knows_a_columns_id_keeps_its_numbers(tmp_path: Path) -> None:
 def test_a_copy_in_another_process_has_the_same_numbers_or_none(tmp_path: Path) -> None:
     root = make_text_dataset(tmp_path / "data", n=60)
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n' * 60)
-    for path, kind in ((root, WebDatasetSource), (tmp_path / "x.jsonl", JsonlSource)):
+    for path, kind in ((root, WebDatasetSource), (tmp_path / "x.jsonl", lambda path: selected(JsonlRows(path)))):
         measure_dataset(path, attach={"rank": np.arange(60)})
         source, other = kind(path), kind(path)
         known = source.column_id("rank")
@@ -349,14 +350,14 @@ def test_lines(tmp_path: Path) -> None:
     lines = [f'{{"a": {"1" * (n % 9 + 1)}}}\n' for n in range(500)]
     (tmp_path / "x.jsonl").write_text("".join(lines))
     sizes = np.array([len(line) for line in lines])
-    check(JsonlSource(tmp_path / "x.jsonl"), "bytes", sizes)
-    check(JsonlSource(tmp_path / "x.jsonl", start=10, stop=400), "bytes.json", sizes[10:400])
+    check(selected(JsonlRows(tmp_path / "x.jsonl")), "bytes", sizes)
+    check(selected(JsonlRows(tmp_path / "x.jsonl"), start=10, stop=400), "bytes.json", sizes[10:400])
 
 
 def test_arrays(tmp_path: Path) -> None:
     score = np.random.default_rng(0).random(600).astype(np.float32)
     write_group(tmp_path / "g", score=score, vector=np.zeros((600, 3), np.float32))
-    source = ArrayGroupSource(tmp_path / "g", start=50, parts=["vector"])
+    source = selected(ArrayGroupRows(tmp_path / "g", parts=["vector"]), start=50)
     assert source.columns == ("bytes", "bytes.vector", "score")
     check(source, "score", score[50:])
     check(source, "bytes", np.full(550, 12))

@@ -9,17 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_runs import run
 
-from energon_grain import ConfigError, WorkerConfig, get_train_dataset
+from energon_grain import (
+    ConfigError,
+    DatasetNotFoundError,
+    WorkerConfig,
+    get_train_dataset,
+    measure_dataset,
+    open_columns,
+)
+from energon_grain.conversion import convert_dataset
 from energon_grain.sources import kinds
 from energon_grain.sources.kinds import METADATASET, NOTHING, kind_at, kind_by_name
 from energon_grain.stream.stream import Stream
 
 PLUGIN = """
+from dataclasses import replace
 from energon_grain.kinds.jsonl.kind import JSONL
-from energon_grain.sources.kinds import Kind
 
-LINES = Kind(name="lines", described="a file of lines", open=JSONL.open, endings=(".lines",), store=JSONL.store)
+def hint(location, names):
+    found = [name for name in names if name.endswith(".lines")]
+    return f"holds files of lines, such as {found[0]}" if found else None
+
+LINES = replace(JSONL, name="lines", described="a file of lines", endings=(".lines",), hint=hint)
 """
 
 
@@ -58,6 +71,21 @@ def test_a_kind_of_another_package_is_found_by_its_entry_point(lines: Path, inst
     )
     with Stream.of(dataset) as stream:
         assert sorted(map(int, next(stream)["json"]["n"])) == [*range(8)]
+
+
+def test_operations_ask_a_kind_of_another_package(lines: Path, tmp_path: Path, installed: None) -> None:
+    done = run("prepare", lines)
+    assert done.exit_code == 0
+    assert "8 samples" in done.stdout
+    assert lines.with_name("x.lines.idx").exists()
+    assert convert_dataset(lines, tmp_path / "tars", num_workers=0).samples == 8
+    measure_dataset(lines, attach={"n": f"{lines}:n"}, num_workers=0)
+    assert open_columns(lines)["n"].tolist() == [*range(8)]
+    done = run("which", lines, "--step", "0", "--batch-size", "2")
+    assert done.exit_code == 0
+    assert "  bytes  sample" in done.stdout
+    with pytest.raises(DatasetNotFoundError, match=r"holds files of lines, such as x\.lines"):
+        len(get_train_dataset(tmp_path, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None))
 
 
 def test_packages_are_not_searched_where_an_own_kind_decides(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:

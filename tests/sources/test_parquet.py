@@ -30,7 +30,6 @@ from energon_grain import (
     StorageSettings,
     Stream,
     WorkerConfig,
-    get_savable_loader,
     get_train_dataset,
     get_val_dataset,
     use_storage,
@@ -46,7 +45,8 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import DecodedGroups, TableSource, decoded_groups
+from energon_grain.kinds.tables.source import DecodedGroups, TableRows, decoded_groups
+from energon_grain.sources.rows import selected
 from energon_grain.testing import write_tars
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
@@ -206,11 +206,11 @@ def test_keys(tmp_path: Path) -> None:
 
 def test_sample_types_by_a_field_map(tmp_path: Path) -> None:
     path = write_numbers(tmp_path / "x.parquet", 3)
-    source = TableSource(ParquetFiles(path), parts={"n"})
+    source = selected(TableRows(ParquetFiles(path), parts={"n"}))
     assert (source.part_names, source.all_part_names) == (("n",), ("n", "text"))
     assert list(source.read(np.array([2, 0])).columns) == ["n"]
     with pytest.raises(ConfigError, match=r"lets none of its columns pass: n, text"):
-        TableSource(ParquetFiles(path), parts={"m"})
+        TableRows(ParquetFiles(path), parts={"m"})
 
 
 def test_files_with_other_columns(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_files_in_which_all_is_missing(tmp_path: Path, first: bool) -> None:
     there, gone = ("b", "a") if first else ("a", "b")
     write_parquet(tmp_path / "d" / f"{there}.parquet", columns)
     write_parquet(tmp_path / "d" / f"{gone}.parquet", dict.fromkeys(columns, pa.nulls(2)))
-    source = TableSource(ParquetFiles(tmp_path / "d"))
+    source = selected(TableRows(ParquetFiles(tmp_path / "d")))
     batch = source.read(np.arange(4))
     rows = [2, 3] if first else [0, 1]
     assert [batch.columns["png"][row] for row in rows] == images
@@ -255,7 +255,7 @@ def test_unsigned_numbers_stay_whole(tmp_path: Path) -> None:
     large = [2**60, 2**60 + 1]
     write_parquet(tmp_path / "d" / "a.parquet", {"x": large})
     write_parquet(tmp_path / "d" / "b.parquet", {"x": pa.array(large, pa.uint64())})
-    assert TableSource(ParquetFiles(tmp_path / "d")).column("x", slice(None)).tolist() == large * 2
+    assert selected(TableRows(ParquetFiles(tmp_path / "d"))).column("x", slice(None)).tolist() == large * 2
 
 
 def test_files_with_other_types(tmp_path: Path) -> None:
@@ -368,13 +368,13 @@ def test_opening_again_reads_no_footer(tmp_path: Path, monkeypatch: pytest.Monke
         return read(self, numbers)
 
     monkeypatch.setattr(parquet.ParquetFiles, "_read_heads", counting)
-    first = TableSource(ParquetFiles(folder))
-    again = pickle.loads(pickle.dumps(TableSource(ParquetFiles(folder))))
+    first = selected(TableRows(ParquetFiles(folder)))
+    again = pickle.loads(pickle.dumps(selected(TableRows(ParquetFiles(folder)))))
     assert looked == [[0, 1, 2, 3]]
     assert again.content_id == first.content_id
     assert [int(n) for n in again.read(np.arange(40)).columns["n"]] == list(range(40))
     write_numbers(folder / "train-00002.parquet", 7)
-    changed = TableSource(ParquetFiles(folder))
+    changed = selected(TableRows(ParquetFiles(folder)))
     assert looked == [[0, 1, 2, 3], [2]]
     assert len(changed) == 37
     assert changed.content_id != first.content_id
@@ -383,20 +383,21 @@ def test_opening_again_reads_no_footer(tmp_path: Path, monkeypatch: pytest.Monke
     kept = next((tmp_path / "cache").rglob("*.footers"))
     for damaged in (b"", kept.read_bytes()[:-30], kept.read_bytes()[:-20] + bytes(20)):
         kept.write_bytes(damaged)
-        assert TableSource(ParquetFiles(folder)).content_id == changed.content_id
+        assert selected(TableRows(ParquetFiles(folder))).content_id == changed.content_id
         assert looked.pop() == [0, 1, 2, 3]
     data = bytearray(kept.read_bytes())
     data[10] ^= 1
     kept.write_bytes(data)
-    assert TableSource(ParquetFiles(folder)).read(np.array([0])).columns["n"] == [0]
+    assert selected(TableRows(ParquetFiles(folder))).read(np.array([0])).columns["n"] == [0]
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = write_numbers(tmp_path / "x.parquet", 100, row_group_size=10)
-    source = TableSource(ParquetFiles(path))
+    files = ParquetFiles(path)
+    source = selected(TableRows(files))
     source.read(np.array([0]))
     write_numbers(path, 90, row_group_size=9)
-    source.files.store.close()
+    files.store.close()
     with pytest.raises((ReadError, StaleIndexError), match=r"x\.parquet: was changed"):
         source.read(np.array([99]))
 
@@ -435,41 +436,12 @@ def test_row_groups_are_blocks(tmp_path: Path) -> None:
 
 def test_at_least_so_many_samples(tmp_path: Path) -> None:
     """`max_samples_per_sequence` puts small row groups together; a subset cuts the first and the last."""
-    source = TableSource(ParquetFiles(write_numbers(tmp_path / "x.parquet", 100, row_group_size=10)))
+    rows = TableRows(ParquetFiles(write_numbers(tmp_path / "x.parquet", 100, row_group_size=10)))
+    source = selected(rows)
     assert source.block_starts(1).tolist() == list(range(0, 101, 10))
     assert source.block_starts(25).tolist() == [0, 30, 60, 90, 100]
-    assert source.cut(5, 42).block_starts(1).tolist() == [0, 5, 15, 25, 35, 37]
+    assert selected(rows, 5, 42).block_starts(1).tolist() == [0, 5, 15, 25, 35, 37]
     assert source.run_samples == 10
-
-
-def test_hosts_workers_and_state(tmp_path: Path) -> None:
-    folder = write_numbers(tmp_path / "data", 120, files=3, row_group_size=6)
-    alone = trained(folder, 20, batch_size=8)
-    hosts = [
-        trained(folder, 20, config=WorkerConfig(rank=rank, world_size=2, num_workers=0), batch_size=4)
-        for rank in range(2)
-    ]
-    assert [sorted(sum(parts, [])) for parts in zip(*hosts, strict=True)] == [sorted(batch) for batch in alone]
-    options: dict[str, Any] = {
-        "batch_size": 8,
-        "shuffle_buffer_size": None,
-        "max_samples_per_sequence": None,
-        "lanes": 4,
-    }
-    for kind in ("thread", "process"):
-        config = WorkerConfig(rank=0, world_size=1, num_workers=2, worker_type=kind)  # type: ignore[arg-type]
-        with get_savable_loader(get_train_dataset(folder, worker_config=config, **options)) as loader:
-            batches = iter(loader)
-            got = [next(batches)["n"].tolist() for _ in range(7)]
-            state = loader.save_state_rank()
-        assert got == alone[:7]
-        with get_savable_loader(get_train_dataset(folder, worker_config=ONE, **options)) as loader:
-            loader.restore_state_rank(state)
-            batches = iter(loader)
-            assert [next(batches)["n"].tolist() for _ in range(7, 20)] == alone[7:]
-    with Stream.of(get_train_dataset(folder, worker_config=ONE, **options)) as stream:
-        record = stream.which(3)[0]
-        assert (record.shard, record.key.split("/")[0] + ".parquet") == (record.shard, record.shard)
 
 
 def test_a_blend_with_tars(tmp_path: Path, text_dataset: Any) -> None:
@@ -488,39 +460,39 @@ def test_a_blend_with_tars(tmp_path: Path, text_dataset: Any) -> None:
 
 def test_decoded_row_groups_leave_memory_for_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_numbers(tmp_path / "data", 4000, files=2, row_group_size=100)
-    source = TableSource(ParquetFiles(folder))
+    files = ParquetFiles(folder)
     kept = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "decoded"))
 
     def read(number: int) -> Any:
-        return lambda: source.files.read(number, ("n",))
+        return lambda: files.read(number, ("n",))
 
-    tables = {number: kept.get((source, number), read(number)) for number in range(40)}
+    tables = {number: kept.get((files, number), read(number)) for number in range(40)}
     assert kept.decoded == 40
     for number in random.Random(0).choices(range(40), k=100):
-        assert kept.get((source, number), lambda: pytest.fail("decoded again")).table == tables[number].table
+        assert kept.get((files, number), lambda: pytest.fail("decoded again")).table == tables[number].table
     assert list((tmp_path / "decoded").iterdir()) == [], "the files have no names, so that they end with the process"
     make, table = tempfile.mkstemp, tables[0].table
 
     def slow(*args: Any, **options: Any) -> Any:
         """A disk so slow that a row group is decoded again while it is moved there."""
         monkeypatch.undo()
-        kept.get((source, 50), lambda: table)
+        kept.get((files, 50), lambda: table)
         return make(*args, **options)
 
     kept = DecodedGroups(limit_bytes=1, folder=str(tmp_path / "decoded"))
-    kept.get((source, 50), lambda: table)
+    kept.get((files, 50), lambda: table)
     monkeypatch.setattr(tempfile, "mkstemp", slow)
     for number in range(51, 55):
-        kept.get((source, number), lambda: table)
+        kept.get((files, number), lambda: table)
     assert kept._disk.size_bytes == sum(group.size_bytes for group in kept._disk.groups.values())
     small = DecodedGroups(limit_bytes=5000, folder=str(tmp_path / "x.parquet" / "no folder"))
     (tmp_path / "x.parquet").write_text("")
     for _ in range(2):
         for number in range(40):
-            small.get((source, number), read(number))
+            small.get((files, number), read(number))
     assert small.decoded == 80
     with pytest.raises(ZeroDivisionError):
-        kept.get((source, 99), lambda: 1 // 0)
+        kept.get((files, 99), lambda: 1 // 0)
 
 
 def test_dear_orders_are_warned_about(
@@ -548,7 +520,7 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "text": ["x"] * 100,
     }
     folder = write_parquet(tmp_path / "data", columns, files=3, row_group_size=9)
-    source = TableSource(ParquetFiles(folder), parts={"text"}).cut(10, 90)
+    source = selected(TableRows(ParquetFiles(folder), parts={"text"}), 10, 90)
     assert source.columns == ("bytes", "n", "score", "odd", "said")
     expected = {
         "n": np.arange(10, 90),
@@ -569,7 +541,7 @@ def test_columns_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 slice(0, 10**9),
             ):
                 assert np.array_equal(source.column(name, piece), numbers[piece], equal_nan=True)
-        monkeypatch.setattr(type(source.files), "read", lambda *_: pytest.fail("the column is kept"))
+        monkeypatch.setattr(ParquetFiles, "read", lambda *_: pytest.fail("the column is kept"))
     assert np.array_equal(source.column("bytes", slice(None)), source.sizes(np.arange(80)))
     assert source.column_id("n") != source.column_id("odd")
     for ask in (source.column_id, lambda name: source.column(name, slice(None))):
@@ -615,15 +587,15 @@ def test_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
         assert trained(write_v2(tmp_path, train={"path": name, "name": "same"}), 30, max_samples_per_sequence=1) == here
     assert len(in_order(f"{url}/train-00001.parquet")) == 40
     bucket.server.reset()
-    TableSource(ParquetFiles(url))
+    selected(TableRows(ParquetFiles(url)))
     assert {request.method for request in bucket.server.requests()} == {"GET"}
     assert len(bucket.server.requests()) == 1, "one list says that nothing changed"
     use_storage(StorageSettings(cache_bytes=0))
-    source = TableSource(ParquetFiles(url))
+    source = selected(TableRows(ParquetFiles(url)))
     bucket.put("data/train-00001.parquet", (folder / "train-00000.parquet").read_bytes())
     with pytest.raises((StaleIndexError, ReadError), match="was replaced"):
         source.read(np.array([50]))
-    assert len(TableSource(ParquetFiles(url))) == 120
+    assert len(selected(TableRows(ParquetFiles(url)))) == 120
     for wrong in (f"{url}/none.parquet", f"{url}/none-*.parquet"):
         with pytest.raises(EnergonGrainError, match="none"):
             in_order(wrong)
@@ -659,7 +631,7 @@ def what_is_wrong(path: Path) -> str | None:
     """What the error says, None where there is none; raises what is no error of ours."""
     try:
         in_order(path, task_encoder=Raw())
-        source = TableSource(ParquetFiles(path))
+        source = selected(TableRows(ParquetFiles(path)))
         for name in source.columns:
             source.column(name, slice(None))
     except EnergonGrainError as error:
@@ -693,7 +665,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     ):
         path.write_bytes(data)
         with pytest.raises(FormatError, match=message):
-            TableSource(ParquetFiles(path))
+            selected(TableRows(ParquetFiles(path)))
     assert pq.read_metadata(whole).num_rows == 50
 
 

@@ -25,7 +25,8 @@ from energon_grain import StorageSettings, WorkerConfig, get_val_dataset, use_st
 from energon_grain.errors import ConfigError, EnergonGrainError, FormatError, ReadError
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import DecodedGroups, TableSource
+from energon_grain.kinds.tables.source import DecodedGroups, TableRows
+from energon_grain.sources.rows import selected
 
 ONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 _LIMIT_BYTES = 8 << 20
@@ -89,8 +90,9 @@ def _arrow(folder: Path, kind: str, compression: str | None = None) -> Path:
 def test_one_long_text_in_all_rows(tmp_path: Path, write: Any, kind: str) -> None:
     """Takes what it takes once: dictionaries are not expanded before rows are taken."""
     path = write(tmp_path, kind)
-    source = TableSource(ParquetFiles(path) if path.suffix == ".parquet" else ArrowFiles(path))
-    assert source.files.read(0, ("n", "x")).nbytes < 1 << 20
+    files = ParquetFiles(path) if path.suffix == ".parquet" else ArrowFiles(path)
+    source = selected(TableRows(files))
+    assert files.read(0, ("n", "x")).nbytes < 1 << 20
     before = pa.total_allocated_bytes()
     batch = source.read(np.array([_ROWS, 5, _ROWS + 1, 7, _ROWS + 2]))
     assert pa.total_allocated_bytes() - before < _LIMIT_BYTES
@@ -110,7 +112,7 @@ def test_a_dictionary_that_is_full(tmp_path: Path) -> None:
     assert [row["x"] for row in rows_of(path)] == texts
     long = [*[_LONG] * 500, *texts]
     write_parquet(path, {"x": long}, dictionary_pagesize_limit=1 << 18, data_page_size=1 << 16)
-    assert TableSource(ParquetFiles(path)).files.read(0, ("x",)).nbytes < _LIMIT_BYTES
+    assert ParquetFiles(path).read(0, ("x",)).nbytes < _LIMIT_BYTES
     assert [row["x"] for row in rows_of(path)] == long
 
 
@@ -118,11 +120,11 @@ def test_dictionaries_leave_memory_for_disk(tmp_path: Path, monkeypatch: pytest.
     """Row groups with several dictionaries, too."""
     texts = [f"{number % 2500:06d}" * 100 for number in range(5000)]
     path = write_parquet(tmp_path / "x.parquet", {"x": [_LONG, *texts]}, dictionary_pagesize_limit=1 << 18)
-    source = TableSource(ParquetFiles(path))
+    files = ParquetFiles(path)
     kept = DecodedGroups(limit_bytes=1, folder=str(tmp_path / "decoded"))
     for number in (0, 1):
-        kept.get((source, number), lambda: source.files.read(0, ("x",)))
-    again = kept.get((source, 0), lambda: pytest.fail("decoded again"))
+        kept.get((files, number), lambda: files.read(0, ("x",)))
+    again = kept.get((files, 0), lambda: pytest.fail("decoded again"))
     assert again.table.column("x").to_pylist() == [_LONG, *texts]
 
 
@@ -260,18 +262,18 @@ def _no_text() -> pa.Array:
 def test_keys_that_are_no_text(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"__key__": _no_text(), "n": [1, 2, 3]}, row_group_size=1)
     message = r"x\.parquet: row 1: its key in column '__key__' is no UTF-8: b'\\xff\\xfe'"
-    source = TableSource(ParquetFiles(path))
+    rows = TableRows(ParquetFiles(path))
     for read in (
         lambda: rows_of(path),
-        lambda: list(source.key_blocks()),
-        lambda: list(source.key_blocks("__key__")),
-        lambda: source.keys_id(),
-        lambda: source.keys(np.arange(3)),
-        lambda: source.locate(1),
+        lambda: list(rows.key_blocks()),
+        lambda: list(rows.key_blocks("__key__")),
+        lambda: rows.keys_id(),
+        lambda: rows.keys(np.arange(3)),
+        lambda: rows.locate(1),
     ):
         with pytest.raises(FormatError, match=message):
             read()
-    assert source.read(np.array([0, 2])).keys == ["ab", "c"]
+    assert rows.read_rows(np.array([0, 2])).keys == ["ab", "c"]
     path = write_arrow(tmp_path / "x.arrow", {"__key__": _no_text(), "n": [1, 2, 3]})
     with pytest.raises(FormatError, match=r"x\.arrow: record batch 0: column '__key__': .*string index 1"):
         rows_of(path)
@@ -292,7 +294,7 @@ def test_texts_that_are_no_text(tmp_path: Path) -> None:
     """Without a decoder they stay the bytes that they are; in structs there is no such thing."""
     inner = pa.StructArray.from_arrays([_no_text()], names=["a"])
     path = write_parquet(tmp_path / "x.parquet", {"text": _no_text(), "inner": inner})
-    source = TableSource(ParquetFiles(path), parts={"text"})
+    source = selected(TableRows(ParquetFiles(path), parts={"text"}))
     assert source.read(np.arange(3)).columns["text"] == [b"ab", b"\xff\xfe", b"c"]
     with pytest.raises(FormatError, match=r"x\.parquet: row group 0: column 'inner': row 1 of it is no UTF-8"):
         rows_of(path)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
-from records import encode_example, msgpack_record, write_records, write_shards
+from records import encode_example, irregular_samples, msgpack_record, write_records, write_shards
 
 from energon_grain import WebDatasetSource
 from energon_grain.errors import (
@@ -31,9 +31,10 @@ from energon_grain.errors import (
 )
 from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.jsonl.lines import jsonl_index_path, open_jsonl
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.containers import PreparedSource, open_prepared
+from energon_grain.sources.rows import SelectedSource, selected
 from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
@@ -77,26 +78,7 @@ def expected(samples: Sequence[Sample], indices: Sequence[int]) -> list[tuple[st
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """23 samples in 3 shards: parts that come and go, empty ones, large ones, keys in every alphabet."""
-    rng = np.random.default_rng(0)
-    keys = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
-    samples: list[dict[str, Any]] = []
-    for i in range(23):
-        sample: dict[str, Any] = {"__key__": f"{keys[i % len(keys)]}{i:03d}", "txt": f"text {i}"}
-        if i % 3 == 0:
-            sample["json"] = {"i": i}
-        if i % 5 == 1:
-            sample["seg.png"] = rng.bytes(i * 1000)
-        if i % 7 == 2:
-            sample["empty"] = b""
-        samples.append(sample)
-    return prepared(tmp_path_factory.mktemp("irregular") / "dataset", samples, shards=3)
-
-
-def test_it_says_what_it_is(dataset: Path) -> None:
-    source = WebDatasetSource(dataset)
-    assert source.path == str(dataset)
-    assert set(source.part_names) == {"txt", "json", "seg.png", "empty"}
-    assert str(dataset) in repr(source)
+    return prepared(tmp_path_factory.mktemp("irregular") / "dataset", irregular_samples(23), shards=3)
 
 
 def test_batches_are_sequences(dataset: Path) -> None:
@@ -313,23 +295,12 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def numbers(source: JsonlSource, indices: Sequence[int]) -> list[int]:
+def numbers(source: SelectedSource, indices: Sequence[int]) -> list[int]:
     return [json.loads(sample.parts["json"])["i"] for sample in source.read(np.array(indices, np.int64))]
 
 
-def test_subset(path: Path) -> None:
-    source = JsonlSource(path, start=5, stop=9)
-    batch = source.read(np.array([3, 0]))
-    assert batch.keys == ["8", "5"]
-    assert batch.indices.tolist() == [3, 0]
-    assert source.locate(1).key == "6"
-    for start, stop, error in ((3, 3, EmptyDatasetError), (0, 41, ConfigError)):
-        with pytest.raises(error):
-            JsonlSource(path, start=start, stop=stop)
-
-
 def test_where_samples_lie(path: Path) -> None:
-    source, content = JsonlSource(path), path.read_bytes()
+    source, content = selected(JsonlRows(path)), path.read_bytes()
     for index in (0, 1, 19, 20, 39):
         place = source.locate(index)
         assert json.loads(content[place.start : place.stop])["i"] == index
@@ -340,20 +311,15 @@ def test_where_samples_lie(path: Path) -> None:
     assert source.sizes(np.arange(40)).sum() == len(content)
 
 
-def test_parts(path: Path) -> None:
-    assert JsonlSource(path, parts=["txt"]).read(np.arange(2))[1].parts == {}
-    assert len(JsonlSource(path, parts=lambda part: part == "json").read(np.arange(2))[1].parts) == 1
-
-
 def test_identity(path: Path, tmp_path: Path) -> None:
-    source = JsonlSource(path)
+    source = selected(JsonlRows(path))
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(path.read_bytes())
-    assert JsonlSource(moved).content_id == source.content_id
-    assert JsonlSource(path, start=1).content_id != source.content_id
+    assert selected(JsonlRows(moved)).content_id == source.content_id
+    assert selected(JsonlRows(path), start=1).content_id != source.content_id
     moved.write_bytes(path.read_bytes() + b"\n{}")
     jsonl_index_path(moved).unlink()
-    assert JsonlSource(moved).content_id != source.content_id
+    assert selected(JsonlRows(moved)).content_id != source.content_id
 
 
 class Counting(LocalFiles):
@@ -372,7 +338,7 @@ class Counting(LocalFiles):
 
 def test_neighbours_are_read_together(path: Path) -> None:
     store = Counting()
-    source = JsonlSource(replace(open_jsonl(path), store=store))
+    source = selected(JsonlRows(replace(open_jsonl(path), store=store)))
     source.read(np.array([0]))
     before = store.spans
     assert numbers(source, [7, 5, 6, 4]) == [7, 5, 6, 4]
@@ -381,23 +347,23 @@ def test_neighbours_are_read_together(path: Path) -> None:
 
 def test_files_that_changed(path: Path) -> None:
     content = path.read_bytes()
-    JsonlSource(path)
-    opened = JsonlSource(path)
+    selected(JsonlRows(path))
+    opened = selected(JsonlRows(path))
     path.write_bytes(content + b"\n")
     with pytest.raises(StaleIndexError, match="energon-grain prepare"):
         opened.read(np.array([0]))
     path.write_bytes(content.replace(b"\n", b" ").replace(b"}", b"}\n", 39)[: len(content)])
     with pytest.raises(StaleIndexError, match="no line ends here"):
-        JsonlSource(path).read(np.array([0]))
+        selected(JsonlRows(path)).read(np.array([0]))
 
 
 def test_damaged_index(path: Path) -> None:
-    JsonlSource(path)
+    selected(JsonlRows(path))
     index = jsonl_index_path(path)
     starts = np.fromfile(index, "<u8")
     starts[5] = starts[4]
     starts.tofile(index)
-    source = JsonlSource(path)
+    source = selected(JsonlRows(path))
     assert numbers(source, [1]) == [1]
     with pytest.raises(IndexFileError, match="do not ascend"):
         source.read(np.array([4]))
@@ -407,7 +373,7 @@ def test_damaged_index(path: Path) -> None:
 def test_the_index_is_given_back(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     path.write_bytes(b"{}\n" * 8_000_000)
-    source = JsonlSource(path)
+    source = selected(JsonlRows(path))
     rng = np.random.default_rng(0)
     resident: list[int] = []
     for _ in range(4):
@@ -428,32 +394,16 @@ def resident_kb(path: Path) -> int:
 
 
 COUNT = 23
-
-
-def samples_of() -> list[dict[str, Any]]:
-    """Parts that come and go, empty ones, large ones, keys in every alphabet."""
-    rng = np.random.default_rng(0)
-    keys = ["plain", "Grüße", "日本語", "emoji-🎈", "a/b/deep", "with space", "0", "ключ"]
-    samples: list[dict[str, Any]] = []
-    for i in range(COUNT):
-        sample: dict[str, Any] = {"__key__": f"{keys[i % len(keys)]}{i:03d}", "txt": b"text %d" % i}
-        if i % 3 == 0:
-            sample["json"] = b"{}"
-        if i % 5 == 1:
-            sample["seg.png"] = rng.bytes(i * 1000)
-        if i % 7 == 2:
-            sample["empty"] = b""
-        samples.append(sample)
-    return samples
+SAMPLES = irregular_samples(COUNT)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same samples in three tars and in three ArrayRecord files."""
     root = tmp_path_factory.mktemp("pair")
-    write_tars(root / "tars", samples_of(), shards=3)
+    write_tars(root / "tars", SAMPLES, shards=3)
     prepare_dataset(root / "tars", split_ratio={"train": 1}, crude=True)
-    write_shards(root / "records", [msgpack_record(sample) for sample in samples_of()], 3)
+    write_shards(root / "records", [msgpack_record(sample) for sample in SAMPLES], 3)
     prepare_dataset(root / "records", records="msgpack", split_ratio={"train": 1}, crude=True)
     return root / "tars", root / "records"
 
@@ -509,7 +459,7 @@ def test_where_records_lie(pair: tuple[Path, Path]) -> None:
     assert source.path == str(pair[1])
     assert str(pair[1]) in repr(source)
     assert source.place_of(8) == "shard_001.array_record: plain008"
-    sizes = [len(msgpack_record(sample)) for sample in samples_of()]
+    sizes = [len(msgpack_record(sample)) for sample in SAMPLES]
     assert source.sizes(np.arange(COUNT)).tolist() == sizes
     assert ArrayRecordSource(pair[1], parts=["txt"]).sizes(np.array([0, 11])).tolist() == [6, 7]
     assert (source.locate(1).start, source.locate(1).stop) == (sizes[0], sizes[0] + sizes[1])
@@ -527,7 +477,7 @@ def test_what_cannot_be_served(pair: tuple[Path, Path]) -> None:
 def test_files_of_records_that_changed(copy: Path) -> None:
     path = copy / "shard_001.array_record"
     good = path.read_bytes()
-    run = samples_of()[7:15]
+    run = SAMPLES[7:15]
 
     def read() -> Any:
         return told_of(ArrayRecordSource(copy), range(COUNT))

@@ -28,7 +28,7 @@ from energon_grain import (
     TaskEncoder,
     get_train_dataset,
 )
-from energon_grain.stream.prefetch import Background
+from energon_grain.stream.background import Background
 from energon_grain.watch.watchdog_dataset import WatchdogDataset
 
 pytestmark = pytest.mark.slow

@@ -112,13 +112,13 @@ def test_a_restored_stream_plans_nothing_again(tokens: Path, monkeypatch: pytest
     saved = stream.cursor()
     assert len(json.dumps(saved)) < 1024
     windows: list[int] = []
-    advance = type(stream.spec.order.packs)._advance
+    advance = type(stream.spec.order.planned)._advance
 
     def counted(self: Any, pass_number: int, carry: Any) -> Any:
         windows.append(carry[0])
         return advance(self, pass_number, carry)
 
-    monkeypatch.setattr(type(stream.spec.order.packs), "_advance", counted)
+    monkeypatch.setattr(type(stream.spec.order.planned), "_advance", counted)
     other = stream_of(tokens, packing=PLAN)
     other.restore(saved)
     assert told(next(other)) == told(next(stream))

@@ -35,10 +35,10 @@ from energon_grain.processes import pool as worker_pool
 from energon_grain.processes.pool import PROGRAM, worker_death
 from energon_grain.processes.worker import SampleUnpickler, WorkerStage
 from energon_grain.storage.given_up import GivenUp, Over
+from energon_grain.stream.background import Background
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.memory import paused_collection
-from energon_grain.stream.prefetch import Background
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import Flow, PureStage
 from energon_grain.stream.workers import OrderedWorkers, ThreadPool

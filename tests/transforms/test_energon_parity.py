@@ -31,9 +31,9 @@ from energon_grain import (
     generic_batch,
 )
 from energon_grain.errors import DecodingError
-from energon_grain.media.metadata import media_extension
 from energon_grain.transforms.field_map import Option, parse_expression
 from energon_grain.transforms.image import IMAGE_MODES
+from energon_grain.transforms.media_types import media_extension
 
 pytestmark = needs_energon
 

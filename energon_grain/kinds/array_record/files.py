@@ -21,7 +21,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,11 +32,8 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import ShardScan
 from energon_grain.forms import Form
-from energon_grain.kinds.array_record.ranges import message_types
+from energon_grain.kinds.array_record.ranges import ArrayRecordObject, message_types
 from energon_grain.storage.location import is_url
-
-if TYPE_CHECKING:
-    from energon_grain.kinds.array_record.ranges import ArrayRecordObject
 
 Value: TypeAlias = bytes | npt.NDArray[Any]
 
@@ -195,8 +192,6 @@ def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
     """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
     if not is_url(location):
         return ArrayRecordFile(location)
-    from energon_grain.kinds.array_record.ranges import ArrayRecordObject  # a process that reads files needs none
-
     return ArrayRecordObject(location)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from energon_grain.formats.array_folder import is_array_folder
-from energon_grain.kinds.arrays.source import ArrayGroupSource
+from energon_grain.kinds.arrays.folder import is_array_folder
+from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.arrays.summary import summarize_arrays
 from energon_grain.sources.kinds import Kind, Opened
 from energon_grain.sources.source import PartFilter
 
 
 def _open(location: str, parts: PartFilter) -> Opened:
-    source = ArrayGroupSource(location, parts=parts)
-    return Opened(source=source, part_names=source.part_names, decoded="never")
+    rows = ArrayGroupRows(location, parts=parts)
+    return Opened(rows=rows, part_names=rows.part_names, decoded="never")
 
 
 def _hint(location: str, _: Collection[str]) -> str | None:
@@ -28,6 +28,7 @@ ARRAY = Kind(
     marked=lambda at: is_array_folder(at.location),
     takes_no_columns="; one with a number a row, in the same group, is a column of it",
     joined_by="array",
+    rows=ArraySource,
     hint=_hint,
     summary=summarize_arrays,
 )

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,9 +36,10 @@ from energon_grain.errors import (
     WorkerError,
 )
 from energon_grain.extras import needed_for
-from energon_grain.formats.array_folder import ArrayFolder, arrays_of, the_array
 from energon_grain.forms import encode_json
-from energon_grain.sources.source import Cut, PartFilter, RawBatch, SampleLocation, accepts, in_range
+from energon_grain.kinds.arrays.folder import ArrayFolder, arrays_of, the_array
+from energon_grain.sources.rows import Rows
+from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.location import is_url, join, located, name_of
 from energon_grain.storage.remote import address_of, aws_section, most_attempts, read_beginning
 from energon_grain.storage.settings import StorageSettings, storage_settings
@@ -75,7 +76,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ArraySource:
-    """The rows of an array: what lies at each place of its first axis.
+    """The rows of an array: what is at each place of its first axis. A sample is a row, its one part has no name.
 
     A read takes the chunks that hold a wanted row, once each, some at a time and these at once, so that its memory
     does not grow with the number of rows asked for but for the rows themselves. Rows that were never written have the
@@ -92,6 +93,7 @@ class ArraySource:
         dtype: Of its elements; not all are numbers.
         type_name: The type as the format calls it.
         file_shape: Shape of what lies in one file, a chunk or shard.
+        lost_by_fork: TensorStore's threads do not outlive a fork.
 
     Raises:
         DatasetNotFoundError: There is no array.
@@ -101,6 +103,9 @@ class ArraySource:
         ReadError: Its metadata or the store cannot be read.
         WorkerError: This process was forked from one that had loaded TensorStore.
     """
+
+    part_names = ("",)
+    lost_by_fork = True
 
     def __init__(self, path: str | os.PathLike[str] | ArrayFolder) -> None:
         folder = path if isinstance(path, ArrayFolder) else the_array(located(path))
@@ -183,13 +188,19 @@ class ArraySource:
         """Consecutive rows that are decompressed together. Raises as `read`."""
         return int(self.opened().chunk_layout.read_chunk.shape[0])
 
-    def read(self, indices: Int64Array) -> list[npt.NDArray[Any]]:
+    def read(self, indices: Int64Array) -> RawBatch:
         """Read rows in the order asked for, each an array of its own; repeated indices are fine.
 
         Raises IndexError, ReadError, FormatError, StaleIndexError (the array has another shape or type now than when it
         was opened) and WorkerError (this process was forked from one that had loaded TensorStore).
         """
-        return read_arrays([self], self.check(indices))[0]
+        rows = read_arrays([self], self.check(indices))[0]
+        shards = [name_of(self.path)] * len(rows)
+        return RawBatch(indices=indices, keys=self.keys(indices), shards=shards, columns={"": rows})
+
+    def keys(self, indices: Int64Array) -> list[str]:
+        """The number of each row. Raises IndexError when an index is out of range."""
+        return list(map(str, self.check(indices).tolist()))
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
@@ -200,9 +211,15 @@ class ArraySource:
         """Whether a row is one number."""
         return len(self.shape) == 1 and self.dtype.kind in "biuf"
 
-    def column(self, rows: Int64Array) -> npt.NDArray[Any]:
-        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`."""
-        self.check(rows)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The array itself, without a name, where a row is one number."""
+        return ("",) if self.is_column else ()
+
+    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
+        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`, and KeyNotFoundError."""
+        self.column_id(name)
+        rows = np.arange(len(self))[indices] if isinstance(indices, slice) else self.check(indices)
         if not len(rows):
             return np.zeros(0, self.dtype)
         wanted, place = np.unique(rows, return_inverse=True)
@@ -210,6 +227,12 @@ class ArraySource:
             return self.opened()[_as_range(wanted)].read().result()[place.reshape(-1)]
         except Exception as error:
             raise ReadError(f"{self.path}: rows {int(wanted[0])} to {int(wanted[-1])}: {error}") from error
+
+    def column_id(self, name: str) -> str:
+        """The `content_id`. Raises KeyNotFoundError."""
+        if name not in self.columns:
+            raise KeyNotFoundError(f"{self.path}: there is no column {name!r} in the rows of an array")
+        return self.content_id
 
     def locate(self, index: int) -> SampleLocation:
         """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
@@ -220,6 +243,11 @@ class ArraySource:
         start, stop = index * self.row_bytes, (index + 1) * self.row_bytes
         shard = self._file_of(index)
         return SampleLocation(index=index, shard=shard, key=str(index), start=start, stop=stop, parts={})
+
+    def place_of(self, index: int) -> str:
+        """The file and the row. Raises IndexError as `locate` does."""
+        place = self.locate(index)
+        return f"{place.shard}: {place.key}"
 
     def check(self, indices: Int64Array) -> Int64Array:
         """Check rows. Raises IndexError when one is out of range."""
@@ -246,7 +274,7 @@ class ArraySource:
         return store
 
 
-class ArrayGroupSource(Cut):
+class ArrayGroupRows(Rows):
     """The rows of a zarr array (v2, v3) or an N5 array, or of all that lie directly in a group.
 
     A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
@@ -257,25 +285,18 @@ class ArrayGroupSource(Cut):
 
     Args:
         path: Folder of the array or group, or its URL in an object store.
-        start: First row to serve.
-        stop: One past the last row; default: the end.
         parts: Which arrays to read, names or a predicate.
 
     Raises:
         ConfigError: The arrays to be read differ in length, one of them holds no numbers or is a single number, or none
             is to be read.
-        EmptyDatasetError: An array to be read has no row, or none is left.
+        EmptyDatasetError: An array to be read has no row.
         DatasetNotFoundError, FormatError, ReadError, WorkerError: As `ArraySource`.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        start: int = 0,
-        stop: int | None = None,
-        parts: PartFilter = None,
-    ) -> None:
+    lost_by_fork = True
+
+    def __init__(self, path: str | os.PathLike[str], *, parts: PartFilter = None) -> None:
         self.path = location = located(path)
         self._group: dict[str, ArraySource | str] = {}
         self._arrays: dict[str, ArraySource] = {}
@@ -301,29 +322,26 @@ class ArrayGroupSource(Cut):
                 "one length by part_filter, name one of the arrays, or keep those of another length in a group of "
                 "their own"
             )
-        self._serve(start, stop)
+        self._count = next(iter(lengths.values()))
+        sizes = ("bytes", *(f"bytes.{name}" for name in self._arrays))
+        self.own_columns = (*sizes, *(name for name in self._group if self._column(name)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_digest"}
 
     def __repr__(self) -> str:
-        return f"ArrayGroupSource({self.path!r}, samples={len(self)}, arrays={list(self._arrays)})"
-
-    @property
-    def shard(self) -> str:
-        return name_of(self.path)
+        return f"ArrayGroupRows({self.path!r}, arrays={list(self._arrays)})"
 
     @property
     def shard_counts(self) -> dict[str, int]:
-        """See `Cut`: of the one folder."""
-        return {self.shard: len(next(iter(self._arrays.values())))}
+        return {name_of(self.path): self._count}
 
     @property
     def arrays(self) -> dict[str, ArraySource]:
         return self._arrays
 
     @property
-    def run_samples(self) -> int | None:
+    def run_rows(self) -> int | None:
         """Of arrays in an object store, rows of the largest chunk, which is fetched whole for any row of it."""
         rows = max(array.file_shape[0] for array in self._arrays.values())
         return rows if is_url(self.path) and rows > 1 else None
@@ -333,7 +351,8 @@ class ArrayGroupSource(Cut):
         """The names of all arrays, read or not."""
         return tuple(self._group)
 
-    def _identify(self) -> str:
+    @property
+    def digest(self) -> str:
         return self._digest
 
     @cached_property
@@ -349,64 +368,46 @@ class ArrayGroupSource(Cut):
     def _row_bytes(self) -> int:
         return sum(array.row_bytes for array in self._arrays.values())
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`; raises as `ArraySource.read` too."""
-        rows = self._numbers(indices)
-        columns = read_arrays(list(self._arrays.values()), rows)
-        return RawBatch(
-            indices=np.asarray(indices, np.int64),
-            keys=list(map(str, rows.tolist())),
-            shards=[self.shard] * len(rows),
-            columns={part: [*column] for part, column in zip(self._arrays, columns, strict=True)} if len(rows) else {},
-        )
+    def read_rows(self, numbers: Int64Array) -> RawBatch:
+        """See `Rows.read_rows`; raises as `ArraySource.read` too."""
+        columns = read_arrays(list(self._arrays.values()), numbers)
+        return self.batch(numbers, dict(zip(self._arrays, columns, strict=True)) if len(numbers) else {})
 
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        return np.full(len(self._numbers(indices)), self._row_bytes, np.int64)
+    def sizes(self, numbers: Int64Array) -> Int64Array:
+        return np.full(len(numbers), self._row_bytes, np.int64)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: sizes, and arrays with one number a row, whether they are read or not."""
-        sizes = ("bytes", *(f"bytes.{name}" for name in self._arrays))
-        return (*sizes, *(name for name, array in self._group.items() if self._is_column(array)))
-
-    def _is_column(self, array: ArraySource | str | None) -> TypeGuard[ArraySource]:
-        return isinstance(array, ArraySource) and array.is_column and len(array) == self._selection.total
-
-    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+    def _column(self, name: str) -> ArraySource | None:
+        """The array of this name if it has one number a row, whether it is read or not."""
         array = self._group.get(name)
-        if self._is_column(array):
-            return array.column(numbers)
-        sizes = {f"bytes.{part}": array.row_bytes for part, array in self._arrays.items()} | {"bytes": self._row_bytes}
-        if name not in sizes:
-            raise KeyNotFoundError(
-                f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
-                f"number a row beside the others, {self.path}/{name}, is one"
-            )
-        return np.full(len(numbers), sizes[name], np.int64)
+        return array if isinstance(array, ArraySource) and array.is_column and len(array) == self._count else None
+
+    def own_column(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        array = self._column(name)
+        if array is not None:
+            return array.column("", numbers)
+        row_bytes = self._row_bytes if name == "bytes" else self._arrays[name.removeprefix("bytes.")].row_bytes
+        return np.full(len(numbers), row_bytes, np.int64)
+
+    def no_column(self, name: str) -> KeyNotFoundError:
+        return KeyNotFoundError(
+            f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
+            f"number a row beside the others, {self.path}/{name}, is one"
+        )
 
     def column_id(self, name: str) -> str:
-        array = self._group.get(name)
-        if self._is_column(array):
-            return array.content_id
-        self.column(name, np.zeros(0, np.int64))
-        return self.content_id
+        """See `Rows.column_id`: of sizes that of what is served."""
+        if name not in self.own_columns:
+            raise self.no_column(name)
+        array = self._column(name)
+        return "" if array is None else array.content_id
 
-    def locate(self, index: int) -> SampleLocation:
-        """Which row a sample is; places are counted in each array as if it were not compressed.
-
-        Raises IndexError when `index` is out of range.
-        """
-        (row,) = self._numbers(np.array([index], np.int64)).tolist()
-        parts = {name: (row * array.row_bytes, array.row_bytes) for name, array in self._arrays.items()}
-        size = self._row_bytes
+    def locate(self, number: int) -> SampleLocation:
+        """See `Rows.locate`; places are counted in each array as if it were not compressed."""
+        parts = {name: (number * array.row_bytes, array.row_bytes) for name, array in self._arrays.items()}
+        start, stop = number * self._row_bytes, (number + 1) * self._row_bytes
         return SampleLocation(
-            index=index, shard=self.shard, key=str(row), start=row * size, stop=(row + 1) * size, parts=parts
+            index=number, shard=name_of(self.path), key=str(number), start=start, stop=stop, parts=parts
         )
-
-    def place_of(self, index: int) -> str:
-        """The folder's name and the row: `embeddings.zarr: 123`. Raises IndexError as `locate` does."""
-        place = self.locate(index)
-        return f"{place.shard}: {place.key}"
 
     def close(self) -> None:
         for array in self._arrays.values():

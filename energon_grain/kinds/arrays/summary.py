@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from energon_grain.kinds.arrays.source import ArrayGroupSource
+from energon_grain.kinds.arrays.source import ArrayGroupRows
+from energon_grain.sources.rows import selected
 from energon_grain.words import counted, format_bytes, table
 
 
@@ -68,14 +69,15 @@ class ArraySummary:
 def summarize_arrays(path: str | os.PathLike[str]) -> ArraySummary:
     """Describe an array or group.
 
-    Raises EnergonGrainError as `ArrayGroupSource` does, and FormatError if TensorStore cannot read an array.
+    Raises EnergonGrainError as `ArrayGroupRows` does, and FormatError if TensorStore cannot read an array.
     """
-    source = ArrayGroupSource(path)
+    group = ArrayGroupRows(path)
+    source = selected(group)
     arrays = {
         name: ArrayForm(
             type=array.dtype.name, row_shape=array.row_shape, row_bytes=array.row_bytes, chunk_rows=array.chunk_rows
         )
-        for name, array in source.arrays.items()
+        for name, array in group.arrays.items()
     }
     return ArraySummary(
         path=source.path,

@@ -26,11 +26,19 @@ from energon_grain.formats.data_folder import naming
 from energon_grain.formats.dataset_config import DEFAULT_DATASET_CONFIG, read_dataset_config
 from energon_grain.formats.key_order import KeyWords
 from energon_grain.formats.nv_meta import META_FOLDER, read_info, read_uuid
-from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, read_split_config, select_shards
-from energon_grain.kinds.arrays.source import ArraySource
+from energon_grain.formats.splits import (
+    DEFAULT_SPLIT_CONFIG,
+    SelectedShards,
+    SplitConfig,
+    read_split_config,
+    select_shards,
+)
 from energon_grain.kinds.joins.index import JoinedMember, shards_digest
+from energon_grain.kinds.joins.source import MemberSource
 from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.prepare.containers import open_data
+from energon_grain.sources.kinds import rows_joined_by
+from energon_grain.sources.rows import rows_of
 from energon_grain.sources.source import HasKeyColumns
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.memory_maps import release_pages
@@ -43,6 +51,25 @@ Identity: TypeAlias = tuple[str, str, Sequence[str], Sequence[str], str]
 """What the name of a join is made of: see `kinds.joins.index.join_name`."""
 _TEXT_BYTES = 16 << 20
 _KEYS_AT_ONCE = 1 << 16
+
+
+def _split_of(
+    root: Path, split_part: str, split_config: str | None, dataset_config: str | None
+) -> tuple[str, SplitConfig, SelectedShards]:
+    """The split part that counts, all parts, and its shards. Raises as `JoinedDataset`."""
+    info, name = read_info(root), dataset_config or DEFAULT_DATASET_CONFIG
+    if (root / META_FOLDER / name).exists():
+        config = read_dataset_config(root, name)
+        split_config, split_part = split_config or config.split_config, config.split_part or split_part
+    splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG, shards=info.shard_counts)
+    selected = select_shards(splits, split_part, info)
+    if len(set(selected.shards)) < len(selected.shards):
+        twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)
+        raise DuplicateKeyError(
+            f"{root}: split part {split_part!r} lists {twice} more than once, so that its keys are not unique; "
+            "a dataset that is joined must list each shard once"
+        )
+    return split_part, splits, selected
 
 
 class JoinedDataset:
@@ -84,21 +111,8 @@ class JoinedDataset:
         written: str | None = None,
     ) -> None:
         self.folder, self.nonmatch = open_data(path), nonmatch
-        root = self.folder.local
         with naming(self.folder):
-            info = read_info(root)
-            name = dataset_config or DEFAULT_DATASET_CONFIG
-            if (root / META_FOLDER / name).exists():
-                config = read_dataset_config(root, name)
-                split_config, split_part = split_config or config.split_config, config.split_part or split_part
-            splits = read_split_config(root, split_config or DEFAULT_SPLIT_CONFIG, shards=info.shard_counts)
-            selected = select_shards(splits, split_part, info)
-            if len(set(selected.shards)) < len(selected.shards):
-                twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)
-                raise DuplicateKeyError(
-                    f"{root}: split part {split_part!r} lists {twice} more than once, so that its keys are not unique; "
-                    "a dataset that is joined must list each shard once"
-                )
+            split_part, splits, selected = _split_of(self.folder.local, split_part, split_config, dataset_config)
         self.split_part, self.listed = split_part, splits.split_parts[split_part]
         excluded = {f"{shard}/{key}" for shard, key in selected.excluded_samples}
         self.excludes = tuple(sorted((set(self.listed) - set(selected.shards)) | excluded))
@@ -178,6 +192,11 @@ class JoinedDataset:
         return [first + place for place, other in enumerate(self.index.keys(np.arange(first, last))) if other == key]
 
 
+def array_rows(path: str | os.PathLike[str]) -> MemberSource:
+    """The rows of what a metadataset names by `array`. Raises as `ArraySource`."""
+    return rows_joined_by("array", located(path))
+
+
 class JoinedArray:
     """The rows of an array.
 
@@ -204,7 +223,7 @@ class JoinedArray:
     ) -> None:
         self.nonmatch, self.by_row = nonmatch, keys is None
         self.written = os.fspath(path) if written is None else written
-        self._source: Any = ArraySource(path)
+        self._source = array_rows(path)
         self._content_id = self._source.content_id
         self.label, self.key_label = f"{path} ({len(self)} rows)", ""
         self.total = 0 if keys is None else len(self)
@@ -291,21 +310,22 @@ class JoinedFiles(JoinedArray):
         self.nonmatch, self.by_row = nonmatch, keys.by_row
         self.written = source.path if written is None else written
         self._source, self._column = source, keys.column
-        if keys.column is not None and not isinstance(source, HasKeyColumns):
+        self._rows = rows = rows_of(source)
+        if keys.column is not None and not isinstance(rows, HasKeyColumns):
             raise ConfigError(f"{source.path}: has no column {keys.column!r}: its keys are numbers; leave `keys` out")
-        keys_id = source.keys_id(keys.column) if isinstance(source, HasKeyColumns) and not keys.by_row else ""
+        keys_id = rows.keys_id(keys.column) if isinstance(rows, HasKeyColumns) and not keys.by_row else ""
         self._content_id = f"{source.content_id}-{keys.column or ''}{keys_id}"
         self.label = self.key_label = f"{source.path} ({len(self)} samples)"
         self.total = 0 if keys.by_row else len(self)
 
     def read_keys(self, scratch: Path) -> None:
         """Read the keys into files of a temporary folder. Raises as reading does, and where one is missing."""
-        source = self._source
-        if isinstance(source, HasKeyColumns):
-            blocks = source.key_blocks(self._column)
+        count = len(self._source)
+        if isinstance(self._rows, HasKeyColumns):
+            blocks = self._rows.key_blocks(self._column)
         else:
-            begins = range(0, len(source), _KEYS_AT_ONCE)
-            blocks = (map(str, range(begin, min(begin + _KEYS_AT_ONCE, len(source)))) for begin in begins)
+            begins = range(0, count, _KEYS_AT_ONCE)
+            blocks = (map(str, range(begin, min(begin + _KEYS_AT_ONCE, count))) for begin in begins)
         self.columns = _key_columns(map(_encoded, blocks), scratch)
         self.words = KeyWords(*self.columns)
 

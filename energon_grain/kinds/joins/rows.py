@@ -11,8 +11,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any, cast
 
-from energon_grain.kinds.arrays.source import ArraySource
-from energon_grain.kinds.joins.source import JoinedBatch, JoinedSource, MemberBatch
+from energon_grain.kinds.joins.source import JoinedBatch, JoinedSource, MemberBatch, MemberSource
 from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.samples.types import CrudeSample
@@ -28,7 +27,7 @@ from energon_grain.transforms.field_map import FieldMap
 class ResolvedArray:
     """An array that is there. Picklable."""
 
-    source: ArraySource
+    source: MemberSource
     field: str
 
 
@@ -122,7 +121,7 @@ class ArrayColumn:
 
     def values(self, member: MemberBatch, rows: int) -> list[Any]:
         """One value for each of the joined rows, None where the array has none."""
-        found = cast("list[Any]", member.batch or [])
+        found: list[Any] = [] if member.batch is None else [*member.batch.columns[""]]
         if self._merges:
             sources = map(LazySources, repeat(self._source), member.samples.tolist())
             if self._crude:

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
-from energon_grain.kinds.arrays.source import ArrayGroupSource, ArraySource
-from energon_grain.kinds.joins.index import JoinIndex
+from energon_grain.kinds.joins.index import JoinHeader, JoinIndex
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -36,7 +35,15 @@ from energon_grain.storage.location import name_of
 from energon_grain.storage.remote import RemoteFiles, mirror_of
 
 Int64Array = npt.NDArray[np.int64]
-MemberSource: TypeAlias = Source | ArraySource
+
+
+class MemberSource(Source, Protocol):
+    """What is joined. Where its one part has no name, as of an array, that of the member stands for it."""
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of its parts."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +53,15 @@ class MemberBatch:
     Attributes:
         places: Which rows of the batch it has a sample for, ascending.
         samples: The number of each of these in the whole dataset, or the row of the array.
-        batch: Its samples for these, in that order; of an array, its rows. None: it has none at all.
+        batch: Its samples for these, in that order. None: it has none at all.
     """
 
     places: Int64Array
     samples: Int64Array
-    batch: RawBatch | list[npt.NDArray[Any]] | None
+    batch: RawBatch | None
 
     def nbytes(self) -> int:
-        if isinstance(self.batch, RawBatch):
-            return self.batch.nbytes()
-        return sum(row.nbytes for row in self.batch or ())
+        return 0 if self.batch is None else self.batch.nbytes()
 
 
 class JoinedBatch(RawBatch):
@@ -90,15 +95,9 @@ class JoinedBatch(RawBatch):
         """The parts of each row, those of members other than the primary as `JoinedSource.part_names` has them."""
         found = super()._parts_of_each()
         for name, member in zip(self.names[1:], self.members[1:], strict=True):
-            if name is None or member.batch is None:
-                continue
-            places = member.places.tolist()
-            if isinstance(member.batch, RawBatch):
-                for place, parts in zip(places, member.batch._parts_of_each(), strict=True):
-                    found[place].update({f"{name}.{part}": value for part, value in parts.items()})
-            else:
-                for place, row in zip(places, member.batch, strict=True):
-                    found[place][name] = row
+            if name is not None and member.batch is not None:
+                for place, parts in zip(member.places.tolist(), member.batch._parts_of_each(), strict=True):
+                    found[place].update({_named(name, part): value for part, value in parts.items()})
         if self.wanted is None:
             return found
         return [{part: value for part, value in each.items() if part in self.wanted} for each in found]
@@ -108,9 +107,32 @@ class JoinedBatch(RawBatch):
         return sum(member.nbytes() for member in self.members)
 
 
-def _part_names(member: Any) -> tuple[str, ...]:
+def _part_names(member: MemberSource) -> tuple[str, ...]:
     """Names of all parts of a member, read or not."""
     return getattr(member, "all_part_names", member.part_names)
+
+
+def _named(member: str, part: str) -> str:
+    """What a part or column of a member is called in the join."""
+    return f"{member}.{part}" if part else member
+
+
+def _check_members(members: Sequence[MemberSource], header: JoinHeader) -> None:
+    """Check that these were joined. Raises ConfigError and StaleIndexError."""
+    if members and "" in members[0].part_names:
+        raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
+    if len(members) != len(header.members):
+        raise ConfigError(f"{len(members)} datasets were given for a join of {len(header.members)}")
+    for member, joined in zip(members, header.members, strict=True):
+        if not member.content_id.startswith(joined.content_id[:16]):
+            raise StaleIndexError(
+                f"{member.path}: holds something else than when it was joined; run `energon-grain prepare` on the "
+                "metadataset"
+            )
+        if len(member) != joined.samples:
+            raise ConfigError(
+                f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not {len(member)}"
+            )
 
 
 class JoinedSource(Selected):
@@ -136,7 +158,7 @@ class JoinedSource(Selected):
     def __init__(
         self,
         index: JoinIndex,
-        members: Sequence[MemberSource],
+        members: Sequence[Source],
         *,
         names: Sequence[str | None] | None = None,
         start: int = 0,
@@ -144,23 +166,9 @@ class JoinedSource(Selected):
         where: Expression | None = None,
     ) -> None:
         self.wanted: frozenset[str] | None = None
-        self._index, self._members = index, tuple(members)
-        if members and isinstance(members[0], ArraySource):
-            raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
+        self._index, self._members = index, cast("tuple[MemberSource, ...]", tuple(members))
+        _check_members(self._members, index.header)
         self._selection = Selection(len(index), start=start, stop=stop)
-        if len(self._members) != len(index.header.members):
-            raise ConfigError(f"{len(self._members)} datasets were given for a join of {len(index.header.members)}")
-        for member, joined in zip(self._members, index.header.members, strict=True):
-            if not member.content_id.startswith(joined.content_id[:16]):
-                raise StaleIndexError(
-                    f"{member.path}: holds something else than when it was joined; run `energon-grain prepare` on the "
-                    "metadataset"
-                )
-            if len(member) != joined.samples:
-                raise ConfigError(
-                    f"{member.path}: a dataset in a join must serve all of its {joined.samples} samples, not "
-                    f"{len(member)}"
-                )
         named = zip(names or repeat(None), self._members, strict=False)
         said = [name or name_of(member.path) for name, member in named]
         # Of members that are called alike none is found by that name.
@@ -199,11 +207,8 @@ class JoinedSource(Selected):
         """Names of all parts of the primary, of other members and of arrays whose names are no other's."""
         found = [*_part_names(self.primary)]
         for name, number in self._names.items():
-            member = self._members[number]
-            if isinstance(member, ArraySource):
-                found.append(name)
-            elif number:
-                found += [f"{name}.{part}" for part in _part_names(member)]
+            if number:
+                found += [_named(name, part) for part in _part_names(self._members[number])]
         return tuple(found)
 
     def with_parts(self, parts: frozenset[str]) -> JoinedSource:
@@ -228,10 +233,13 @@ class JoinedSource(Selected):
         return self._members
 
     @property
-    def primary(self) -> Source:
-        primary = self._members[0]
-        assert not isinstance(primary, ArraySource)
-        return primary
+    def primary(self) -> MemberSource:
+        return self._members[0]
+
+    @property
+    def lost_by_fork(self) -> bool:
+        """Whether any member is."""
+        return any(getattr(member, "lost_by_fork", False) for member in self._members)
 
     @property
     def run_samples(self) -> int | None:
@@ -316,13 +324,8 @@ class JoinedSource(Selected):
         """
         found = [*(self.kept or ()), *self.primary.columns]
         for name, number in self._names.items():
-            member = self._members[number]
-            if number == 0:
-                continue
-            if not isinstance(member, ArraySource):
-                found += [f"{name}.{column}" for column in member.columns]
-            elif member.is_column:
-                found.append(name)
+            if number:
+                found += [_named(name, column) for column in self._members[number].columns]
         return tuple(dict.fromkeys(found))
 
     @property
@@ -342,10 +345,9 @@ class JoinedSource(Selected):
             return 0, column
         for name, number in self._names.items():
             member = self._members[number]
-            if isinstance(member, ArraySource):
-                if column == name and member.is_column:
-                    return number, column
-            elif column.startswith(f"{name}."):
+            if column == name and "" in member.columns:
+                return number, ""
+            if column.startswith(f"{name}.") and "" not in member.part_names:
                 return number, column.removeprefix(f"{name}.")
         if "." in column or len(self._members) == 1:
             raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
@@ -360,10 +362,10 @@ class JoinedSource(Selected):
         number, column = self._member_of(name)
         member, samples = self._members[number], self.samples(indices)[:, number]
         if not self._index.header.members[number].missing:
-            return member.column(samples) if isinstance(member, ArraySource) else member.column(column, samples)
+            return member.column(column, samples)
         there = samples >= 0
         own = samples[there]
-        values = member.column(own) if isinstance(member, ArraySource) else member.column(column, own)
+        values = member.column(column, own)
         sizes = column == SIZES or column.startswith(f"{SIZES}.")
         found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
         found[there] = values
@@ -373,8 +375,7 @@ class JoinedSource(Selected):
         if self.kept is not None and name in self.kept:
             return self.kept.id(name)
         number, column = self._member_of(name)
-        member = self._members[number]
-        return member.content_id if isinstance(member, ArraySource) else member.column_id(column)
+        return self._members[number].column_id(column)
 
     def locate(self, index: int) -> SampleLocation:
         """Where the primary's sample of a row lies. Raises IndexError when `index` is out of range."""
@@ -419,9 +420,3 @@ def _column_folder(index: JoinIndex) -> ColumnFolder | None:
         mirrored=None if index.url is None else cache,
         known_as=(location,),
     )
-
-
-def holds_arrays(source: object) -> bool:
-    """Whether a source reads arrays, itself or as members of a join, so that it does not outlive a fork."""
-    members = source.members if isinstance(source, JoinedSource) else (source,)
-    return any(isinstance(member, ArraySource | ArrayGroupSource) for member in members)

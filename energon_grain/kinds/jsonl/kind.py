@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_grain.kinds.jsonl.field import read_field
 from energon_grain.kinds.jsonl.hint import hint_of_lines
-from energon_grain.kinds.jsonl.prepare import plan_jsonl, prepare_jsonl
-from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlSource
+from energon_grain.kinds.jsonl.prepare import JsonlReport, plan_jsonl, prepare_jsonl
+from energon_grain.kinds.jsonl.source import PART, JsonlFileStore, JsonlRows
 from energon_grain.kinds.jsonl.streamed import ENDINGS, runs_of_lines
 from energon_grain.kinds.jsonl.summary import summarize_jsonl
-from energon_grain.sources.kinds import Described, IndexProgress, Kind, LintAsk, Opened, Streamed
+from energon_grain.sources.kinds import IndexProgress, Kind, LintAsk, Opened, Streamed
 from energon_grain.sources.source import PartFilter
 
 
 def _open(location: str, parts: PartFilter) -> Opened:
-    return Opened(source=JsonlSource(location, parts=parts), part_names=(PART,), decoded="always")
+    return Opened(rows=JsonlRows(location, parts=parts), part_names=(PART,), decoded="always")
 
 
 def _lint(location: str, ask: LintAsk) -> Any:
@@ -23,7 +24,7 @@ def _lint(location: str, ask: LintAsk) -> Any:
     return lint_jsonl(location, ask)
 
 
-def _index(location: str, progress: IndexProgress) -> Described:
+def _index(location: str, progress: IndexProgress) -> JsonlReport:
     return prepare_jsonl(location, progress=progress)
 
 
@@ -39,5 +40,6 @@ JSONL = Kind(
     index_plan=plan_jsonl,
     hint=hint_of_lines,
     has_plain_bytes=True,
+    read_field=read_field,
     streamed=Streamed(endings=ENDINGS, runs=runs_of_lines),
 )

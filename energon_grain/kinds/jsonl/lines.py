@@ -1,4 +1,4 @@
-"""JSONL files: their lines, `x.jsonl.idx`, and where file and index lie."""
+"""JSONL files: their lines, `x.jsonl.idx`, and where file and index are."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> 
 
 
 def lines_id(starts: Int64Array) -> int:
-    """A number of 64 bits that tells apart how many samples there are, and where they lie.
+    """A number of 64 bits that differs with how many samples there are, and with their places.
 
     Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
     """
@@ -227,7 +227,7 @@ def write_jsonl_index(
 
     Args:
         path: The JSONL file, or its URL.
-        target: Where to write; default: beside the file, which then lies on this machine.
+        target: Where to write; default: beside the file, which is then on this machine.
         progress: Called after each MB or so.
 
     Raises as `scan_lines`, OSError if the index cannot be written, and EmptyDatasetError if there is no sample.
@@ -309,7 +309,7 @@ def _existing(path: Path, own: Path, cached: Path) -> Path | None:
 def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     """Give the path of an index that fits an object as it is now, and the object's generation.
 
-    Takes three small requests. An index that lies beside the object, `x.jsonl.idx`, is copied once for each version of
+    Takes three small requests. An index beside the object, `x.jsonl.idx`, is copied once for each version of
     it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
     that gives no versions this is done each time.
 
@@ -423,7 +423,7 @@ class JsonlFile:
 
 
 def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | None = None) -> JsonlFile:
-    """Say where a JSONL file lies, and bring its index to this machine; make it first if there is none.
+    """Say where a JSONL file is, and bring its index to this machine; make it first if there is none.
 
     Args:
         cache_dir: Where a missing index is made if nothing can be written beside the file; that of an object is made

@@ -23,7 +23,6 @@ from energon_grain.kinds.jsonl.lines import (
     measured_lines,
     open_jsonl,
 )
-from energon_grain.samplers.expression import Expression
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.index_pages import IndexPages
@@ -38,7 +37,7 @@ PART = "json"
 _LOOKED_AT = 8
 
 
-class JsonlSource(OneFile):
+class JsonlRows(OneFile):
     """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
 
     Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
@@ -47,9 +46,6 @@ class JsonlSource(OneFile):
 
     Args:
         path: The file, whose name ends in `.jsonl`: a path, a URL, or what `open_jsonl` made of it.
-        start: First sample to serve.
-        stop: One past the last sample; default: the end.
-        where: Which of these to serve, by their columns; default: all.
         parts: Which parts to read, names or a predicate: there is only `json`. Without it samples have no part.
         index_cache_dir: Where a missing index is made when nothing can be written beside the file.
 
@@ -58,41 +54,34 @@ class JsonlSource(OneFile):
         StaleIndexError: The index is of another version of the file.
         IndexFileError: The index is damaged.
         DecodingError: There is no index, and lines hold no object.
-        EmptyDatasetError: No sample is left.
         ReadError: An object store cannot be reached.
     """
 
-    _has_slices = True
     _part = PART
+    own_columns = ()
 
     def __init__(
         self,
         path: str | os.PathLike[str] | JsonlFile,
         *,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
         parts: PartFilter = None,
         index_cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.file = open_jsonl(path, cache_dir=None if index_cache_dir is None else Path(index_cache_dir))
         self.path, self._store = self.file.location, self.file.store
         self._starts = self.file.starts()
-        self.size_bytes, self._total = int(self._starts[-1]), len(self._starts) - 1
+        self.size_bytes, self.samples = int(self._starts[-1]), len(self._starts) - 1
         self._parts = parts
         self._reads = accepts(parts, PART)
-        self._pages = IndexPages((self._starts,), samples=self._total, rows=self._total)
+        self._pages = IndexPages((self._starts,), samples=self.samples, rows=self.samples)
         self._lines = LineNumbers(self.path, self._store)
         self._verified = False
-        self._serve(start, stop, where)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(JsonlSource, parts=self._parts), (self.file,), self._state()
+        return partial(JsonlRows, parts=self._parts), (self.file,)
 
-    def __repr__(self) -> str:
-        return f"JsonlSource({self.path!r}, samples={len(self)}, content_id={self.content_id!r})"
-
-    def _identify(self) -> str:
+    @property
+    def digest(self) -> str:
         digest = lines_id(self._starts)
         self._pages.release()
         return f"{digest:016x}"
@@ -131,7 +120,7 @@ class JsonlSource(OneFile):
         self.file.check_version(self.size_bytes)
         check_jsonl_size(self.path, self._starts, self._store.size(self.path))
         # The first one has no line before it.
-        before = self._starts[np.unique(np.linspace(1, self._total, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        before = self._starts[np.unique(np.linspace(1, self.samples, _LOOKED_AT).astype(np.int64))][:-1] - 1
         if (before < 0).any() or (before >= self.size_bytes).any():
             raise self._not_ascending()
         file = np.zeros(len(before), np.int64)
@@ -147,26 +136,18 @@ class JsonlSource(OneFile):
     def kept(self) -> KeptColumns:
         return KeptColumns(ColumnFolder.beside(self.path, f"{self.path}.columns"), measured_lines(self._starts))
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: the size of the line, and what was measured."""
-        return tuple(self.kept)
-
-    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        found = self.kept.at(name, numbers)
+    def column(self, name: str, numbers: Int64Array | slice) -> npt.NDArray[Any]:
+        found = super().column(name, numbers)
         if not isinstance(numbers, slice):
             self._pages.touch(numbers)
         return found
 
-    def column_id(self, name: str) -> str:
-        return self.kept.id(name)
-
-    def place_of(self, index: int) -> str:
+    def place_of(self, number: int) -> str:
         """The file's name (URL) and the number of the sample's line, counted from 1 as editors do: `x.jsonl:123`.
 
         Counts line ends, so it may read the file up to there.
         """
-        start, stop = self._bounds(self._numbers(np.array([index], np.int64)))
+        start, stop = self._bounds(np.array([number], np.int64))
         (text,) = self._values(start, stop)
         blank = len(text) - len(text.lstrip())  # blank lines before the first sample belong to it
         name = self.path if is_url(self.path) else self.shard
@@ -185,17 +166,17 @@ class JsonlFileStore(OwnFileStore[bytes]):
     Args:
         path: The file: a path, a URL, or what `open_jsonl` made of it.
 
-    Raises EnergonGrainError as `JsonlSource` does.
+    Raises EnergonGrainError as `JsonlRows` does.
     """
 
     def __init__(self, path: str | os.PathLike[str] | JsonlFile) -> None:
-        self._source = JsonlSource(path)
+        self._rows = JsonlRows(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JsonlFileStore, (self._source.file,)
+        return JsonlFileStore, (self._rows.file,)
 
     def get_path(self) -> str:
-        return self._source.path
+        return self._rows.path
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self._number(key) is not None
@@ -207,12 +188,12 @@ class JsonlFileStore(OwnFileStore[bytes]):
             if number is None:
                 raise KeyNotFoundError(
                     f"{self.get_path()}: there is no {key!r}; keys go from '0.{PART}' to "
-                    f"'{len(self._source) - 1}.{PART}'"
+                    f"'{self._rows.samples - 1}.{PART}'"
                 )
         if not keys:
             return []
-        lines = cast("list[bytes]", self._source.read(np.array(numbers, np.int64)).columns[PART])
-        return with_sources(self.get_path(), keys, repeat(self._source.shard), lines)
+        lines = cast("list[bytes]", self._rows.read_rows(np.array(numbers, np.int64)).columns[PART])
+        return with_sources(self.get_path(), keys, repeat(self._rows.shard), lines)
 
     def _number(self, key: str) -> int | None:
         """The number of a sample; None where there is no such one, or it is written in another way."""
@@ -220,7 +201,7 @@ class JsonlFileStore(OwnFileStore[bytes]):
         if not (dot and part == PART and text.isascii() and text.isdecimal()) or (text[0] == "0" and text != "0"):
             return None
         number = int(text)
-        return number if number < len(self._source) else None
+        return number if number < self._rows.samples else None
 
     def close(self) -> None:
-        self._source.close()
+        self._rows.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from energon_grain.kinds.jsonl.source import JsonlSource
+from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.prepare.samples import Columns
 from energon_grain.prepare.summary import (
     ColumnSummary,
@@ -15,6 +15,7 @@ from energon_grain.prepare.summary import (
     sizes_of_samples,
     summarize_columns,
 )
+from energon_grain.sources.rows import selected
 from energon_grain.words import counted, format_bytes
 
 
@@ -26,7 +27,7 @@ class JsonlSummary:
         path: The file.
         samples: Number of samples.
         size_bytes: Size of the file.
-        content_id: Digest of where its samples lie.
+        content_id: Digest of where its samples are.
         sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
         columns: As of a dataset.
         stale_columns: As of a dataset.
@@ -49,8 +50,8 @@ class JsonlSummary:
 
 
 def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
-    """Describe a JSONL file from its index, which is made if there is none. Raises as `JsonlSource` does."""
-    source = JsonlSource(path)
+    """Describe a JSONL file from its index, which is made if there is none. Raises as `JsonlRows` does."""
+    source = selected(JsonlRows(path))
     sizes, total_bytes = sizes_of_samples(source)
     columns = Columns(source)
     return JsonlSummary(

@@ -9,6 +9,7 @@ from pathlib import Path
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
 from energon_grain.formats.data_folder import mirror_dataset
 from energon_grain.formats.nv_meta import INDEX_SQLITE, INFO_JSON, META_FOLDER, is_prepared, loose_files, preparing
+from energon_grain.kinds.prepared.file_stores import files_below
 from energon_grain.kinds.prepared.leaf import PreparedLeaves
 from energon_grain.prepare.containers import containers
 from energon_grain.sources.kinds import Kind, Listing
@@ -52,5 +53,6 @@ FILESYSTEM = Kind(
     marked=_is_plain_folder,
     opener=PreparedLeaves(),
     is_configured=True,
+    file_store=files_below,
 )
 """A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""

@@ -18,11 +18,12 @@ from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.nv_meta import DatasetInfo
+from energon_grain.kinds.prepared.file_stores import MediaFileStore
 from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
-from energon_grain.sources.file_store import MediaFileStore, T_co, with_sources
+from energon_grain.sources.file_store import T_co, with_sources
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.source import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
+from energon_grain.kinds.tables.field import read_field
 from energon_grain.kinds.tables.files import TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS
-from energon_grain.kinds.tables.mds_files import MdsFiles
+from energon_grain.kinds.tables.mds_files import INDEX_JSON, MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
-from energon_grain.kinds.tables.source import TableFileStore, TableSource
+from energon_grain.kinds.tables.source import TableFileStore, TableRows
 from energon_grain.kinds.tables.summary import summarize_tables
 from energon_grain.sources.kinds import Described, Kind, Listing, Opened
 from energon_grain.sources.source import PartFilter
@@ -19,8 +19,8 @@ _MDS_SHARDS = (".mds", *COMPRESSED_ENDINGS)
 
 
 def _open(location: str, parts: PartFilter, *, files: type[TableFiles]) -> Opened:
-    source = TableSource(files(location), parts=parts)
-    return Opened(source=source, part_names=source.all_part_names, has_lists=bool(source.lists), endings=source.endings)
+    rows = TableRows(files(location), parts=parts)
+    return Opened(rows=rows, part_names=rows.all_part_names, has_lists=bool(rows.lists), endings=rows.endings)
 
 
 def _store(location: str, *, files: type[TableFiles]) -> TableFileStore:
@@ -48,6 +48,7 @@ PARQUET = Kind(
     files="Parquet files",
     pattern="**/*.parquet",
     store=partial(_store, files=ParquetFiles),
+    read_field=read_field,
     summary=partial(_summary, files=ParquetFiles),
 )
 ARROW = Kind(

@@ -21,7 +21,6 @@ import xxhash
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
 from energon_grain.formats.data_files import Version
-from energon_grain.formats.nv_meta import INDEX_JSON
 from energon_grain.forms import Form
 from energon_grain.kinds.tables.files import DAMAGED, Int64Array, Record, TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS, COMPRESSION, decompress
@@ -30,6 +29,8 @@ from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, join
 from energon_grain.storage.remote import read_whole
 
+INDEX_JSON = "index.json"
+"""What names the shards, in their folder."""
 _GROUP_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 _SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}

@@ -32,11 +32,11 @@ from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, Ke
 from energon_grain.formats.columns import KeptColumns, Measured
 from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
 from energon_grain.kinds.tables.files import TableFiles, is_memory_short, named_error
-from energon_grain.samplers.hashing import fold
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
-from energon_grain.sources.source import Cut, PartFilter, PartValue, RawBatch, SampleLocation, accepts
+from energon_grain.sources.rows import Blocks, Rows
+from energon_grain.sources.source import PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote import RemoteFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted
@@ -205,7 +205,7 @@ def decoded_groups() -> DecodedGroups:
 os.register_at_fork(after_in_child=lambda: decoded_groups().renew() if decoded_groups.cache_info().currsize else None)
 
 
-class TableSource(Cut):
+class TableRows(Rows):
     """The rows of files of tables, in the order of the files' names and of the rows in each.
 
     The key of a row is the name of its file without the ending, a slash, and the row's number in the file, from 0; or
@@ -220,7 +220,7 @@ class TableSource(Cut):
         FormatError: A schema is not understood.
     """
 
-    _has_slices = True
+    _slices_columns = True
 
     def __init__(self, files: TableFiles, *, parts: PartFilter = None) -> None:
         self.files, self.path = files, files.location
@@ -236,6 +236,8 @@ class TableSource(Cut):
         if not self._wanted:
             raise ConfigError(f"{self.path}: part_filter lets none of its columns pass: {', '.join(self._kinds)}")
         self._refuse_taken()
+        numeric = (name for name, kind in self._kinds.items() if kind.is_numeric)
+        self.own_columns = tuple(dict.fromkeys((_SIZES, *numeric)))  # `bytes` is as `sizes`, unless it is in the files
         self._key = KEY_COLUMN if KEY_COLUMN in self._kinds else None
         self._read = (*self._wanted, *([self._key] if self._key else []))
         groups = self.files.groups
@@ -251,7 +253,6 @@ class TableSource(Cut):
         self._counts = dict(zip(files.names, (ends - self._file_first).tolist(), strict=True))
         self._owner = object()  # whose row groups are whose
         self._reading_column = threading.Lock()
-        self._serve()
 
     def _refuse_taken(self) -> None:
         """Raise ConfigError where a part would stand in place of another, or of what a sample says of itself."""
@@ -266,16 +267,17 @@ class TableSource(Cut):
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(TableSource, parts=self._parts), (self.files,), self._state()
+        return partial(TableRows, parts=self._parts), (self.files,)
 
     def __repr__(self) -> str:
-        return f"TableSource({self.path!r}, samples={len(self)}, columns={self._wanted})"
+        return f"TableRows({self.path!r}, columns={self._wanted})"
 
     @property
     def shard_counts(self) -> dict[str, int]:
         return self._counts
 
-    def _identify(self) -> str:
+    @property
+    def digest(self) -> str:
         return self.files.content_id
 
     @property
@@ -298,45 +300,26 @@ class TableSource(Cut):
         """Which ends of names decode columns that are not decoded by their own."""
         return {name: kind.ending for name, kind in self._kinds.items() if kind.ending}
 
-    def _rows(self, indices: npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
-        """(n,) number of each row among those of all files, and of its row group."""
-        rows = self._numbers(indices)
-        return rows, np.searchsorted(self._first, rows, side="right") - 1
+    def _groups_of(self, numbers: Int64Array) -> Int64Array:
+        """(n,) the row group of each row."""
+        return np.searchsorted(self._first, numbers, side="right") - 1
 
     # Row groups as blocks.
 
     @property
-    def run_samples(self) -> int | None:
-        """Rows of a row group, in the mean; None: any row is as near as any other."""
-        return None if self.files.is_mapped else max(1, len(self) // (len(self.block_starts()) - 1))
+    def blocks(self) -> Blocks:
+        """Row groups; in an object store as many neighbors together as have 4 MiB."""
+        at_least = remote_run(int(self._group_bytes.sum()), len(self.files)) if self.remote_files else None
+        return Blocks(
+            first=self._first, at_least=at_least, are_read_whole=not self.files.is_mapped, warn=self._warn_of_order
+        )
 
-    def block_starts(self, at_least: int | None = None) -> Int64Array:
-        """(blocks + 1,) the first sample of each block, and how many samples there are.
-
-        A block is a row group, or as many neighbours as have `at_least` samples; by default, in an object store, 4 MiB.
-        """
-        if at_least is None and self.remote_files:
-            at_least = remote_run(int(self._group_bytes.sum()), len(self.files))
-        low, high = np.zeros(len(self._first), np.int64), np.full(len(self._first), len(self), np.int64)
-        while (open_ := low < high).any():  # how many samples lie before each bound: `to_raw` ascends
-            middle = (low + high) // 2
-            before = np.where(open_, self._selection.to_raw(np.minimum(middle, len(self) - 1)) < self._first, False)
-            low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
-        bounds = np.unique(low)
-        if at_least is not None:
-            kept = [0]
-            for bound in bounds[1:-1].tolist():
-                if bound - kept[-1] >= at_least:
-                    kept.append(bound)
-            bounds = np.array([*kept, len(self)], np.int64)
-        return bounds
-
-    def warn_of_order(self, blocks_at_once: int | None) -> str | None:
-        """What to warn of where an order keeps so many blocks in use at a time (None: all); None: it is cheap."""
+    def _warn_of_order(self, first: int, last: int, blocks_at_once: int | None) -> str | None:
+        """What to warn of where an order has this number of blocks in use at a time (None: all); None: it is cheap."""
         if self.files.is_mapped:
             return None
-        touched = np.unique(self._rows(np.array([0, len(self) - 1]))[1])
-        sizes = self._group_bytes[touched[0] : touched[-1] + 1]
+        touched = self._groups_of(np.array([first, last]))
+        sizes = self._group_bytes[touched[0] : touched[1] + 1]
         count = len(sizes) if blocks_at_once is None else min(len(sizes), blocks_at_once)
         in_use = int(np.sort(sizes)[-count:].sum()) if blocks_at_once is None else int(sizes.mean() * count)
         kept = decoded_groups()
@@ -361,24 +344,23 @@ class TableSource(Cut):
     def remote_files(self) -> Sequence[RemoteFiles]:
         return (self.files.store,) if isinstance(self.files.store, RemoteFiles) else ()
 
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`: of each row group what is wanted of it, for the first sample that needs it."""
-        groups, first = np.unique(self._rows(indices)[1], return_index=True)
+    def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
+        """Of each row group what is wanted of it, for the first row that needs it."""
+        groups, first = np.unique(self._groups_of(numbers), return_index=True)
         file, start, size, owner = self.files.spans(groups, self._read)
         return [remote_extents(each, self.files.paths, file, start, size, first[owner]) for each in self.remote_files]
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
+    def read_rows(self, numbers: Int64Array) -> RawBatch:
+        """Read rows in the order asked for. See `Rows.read_rows`.
 
         Raises:
             FormatError: A row group is damaged.
             StaleIndexError: A file was changed since it was opened.
         """
-        indices = np.asarray(indices, np.int64)
-        rows, group = self._rows(indices)
+        group = self._groups_of(numbers)
         files = self.files.groups.file[group].tolist()
         columns: dict[str, list[PartValue | None]] = {}
-        keys = self._usual_keys(rows, files)
+        keys = self._usual_keys(numbers, files)
         order = np.argsort(group, kind="stable")
         cuts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
         runs = [order[begin:end] for begin, end in itertools.pairwise([*cuts, len(order)])]
@@ -386,13 +368,13 @@ class TableSource(Cut):
         for at in sorted(runs, key=lambda run: (self._owner, int(group[run[0]])) not in decoded_groups()):
             places, number = at.tolist(), int(group[at[0]])
             decoded = self._decoded(number)
-            within = (rows[at] - self._first[number]).tolist()
+            within = (numbers[at] - self._first[number]).tolist()
             for name in self._wanted:
-                self._scatter(name, number, decoded, within, places, columns, len(indices))
+                self._scatter(name, number, decoded, within, places, columns, len(numbers))
             if self._key is not None:
                 self._take_keys(number, decoded, within, places, keys)
         shards = [self.files.names[file] for file in files]
-        return RawBatch(indices=indices, keys=keys, shards=shards, columns=self._in_order(columns))
+        return RawBatch(indices=numbers, keys=keys, shards=shards, columns=self._in_order(columns))
 
     def _in_order(self, columns: dict[str, list[PartValue | None]]) -> dict[str, list[PartValue | None]]:
         """The same in the order of the columns and, in lists of files, of the entries, whatever was read first."""
@@ -453,12 +435,11 @@ class TableSource(Cut):
                 raise named_error(where, error) from error
             raise FormatError(f"{where}: {error}") from error
 
-    def keys(self, indices: Int64Array) -> list[str]:
-        """The key of each sample. Raises as `read`, which it does where a column says them."""
+    def keys(self, numbers: Int64Array) -> list[str]:
+        """The key of each row. Raises as `read_rows`, which it does where a column says them."""
         if self._key is not None:
-            return self.read(indices).keys
-        rows, group = self._rows(indices)
-        return self._usual_keys(rows, self.files.groups.file[group].tolist())
+            return self.read_rows(numbers).keys
+        return self._usual_keys(numbers, self.files.groups.file[self._groups_of(numbers)].tolist())
 
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
@@ -552,24 +533,26 @@ class TableSource(Cut):
         if files is not self.files:
             files.store.close()
 
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes of each sample: the mean of its row group, uncompressed."""
-        return self._sizes(self._numbers(indices))
+    def sizes(self, numbers: Int64Array) -> Int64Array:
+        """(n,) bytes of each row: the mean of its row group, uncompressed."""
+        return self._row_bytes[self._groups_of(numbers)]
 
-    def _sizes(self, rows: Int64Array) -> Int64Array:
-        return self._row_bytes[np.searchsorted(self._first, rows, side="right") - 1]
+    def _place(self, number: int) -> tuple[int, int, int]:
+        """The row group and the file of a row, and its number in the file."""
+        group = int(self._groups_of(np.array([number]))[0])
+        file = int(self.files.groups.file[group])
+        return group, file, number - int(self._file_first[file])
 
-    def locate(self, index: int) -> SampleLocation:
-        """Which row a sample is; places are counted as if rows were equally long. Raises IndexError, as `read` too."""
-        rows, group = self._rows(np.array([index], np.int64))
-        file, number = int(self.files.groups.file[group[0]]), int(group[0])
-        keys = self._usual_keys(rows, [file])
+    def locate(self, number: int) -> SampleLocation:
+        """See `Rows.locate`; places are counted as if rows were equally long. Raises as `read_rows`."""
+        group, file, within = self._place(number)
+        keys = self._usual_keys(np.array([number]), [file])
         if self._key is not None:
-            self._take_keys(number, self._decoded(number), [int(rows[0] - self._first[number])], [0], keys)
-        size = int(self._row_bytes[number])
-        start = int(rows[0] - self._file_first[file]) * size
+            self._take_keys(group, self._decoded(group), [number - int(self._first[group])], [0], keys)
+        size = int(self._row_bytes[group])
+        start = within * size
         return SampleLocation(
-            index=index,
+            index=number,
             shard=self.files.names[file],
             key=keys[0],
             start=start,
@@ -577,59 +560,37 @@ class TableSource(Cut):
             parts=dict.fromkeys(self._wanted, (0, size)),
         )
 
-    def place_of(self, index: int) -> str:
-        """The file, and the row in it: `train-00000.parquet: row 123`. Raises IndexError as `locate` does."""
-        rows, group = self._rows(np.array([index], np.int64))
-        file = int(self.files.groups.file[group[0]])
-        return f"{self.files.names[file]}: row {int(rows[0] - self._file_first[file])}"
+    def place_of(self, number: int) -> str:
+        """The file, and the row in it: `train-00000.parquet: row 123`."""
+        _, file, within = self._place(number)
+        return f"{self.files.names[file]}: row {within}"
 
     # Columns of numbers.
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: `bytes`, as `sizes` says it, and the columns of numbers, one a row, read or not."""
-        own = [name for name in self._kinds if name in self._numeric]
-        return tuple(dict.fromkeys((_SIZES, *own, *self.kept)))
 
     @cached_property
     def kept(self) -> KeptColumns:
         of = Measured(content_id=self.files.content_id, samples=len(self.files), parts=())
         return KeptColumns(self.files.column_folder(), of)
 
-    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        """See `Cut`. Raises as `read` too.
+    def own_column(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        """See `Rows`. Raises as `read_rows` too.
 
         That of all files is read when it is first asked for, kept beside the footers and mapped. Where a number is
         missing it is NaN, and the column floating-point.
         """
-        if name in self.kept:
-            return self.kept.at(name, numbers)
-        if name == _SIZES and name not in self._numeric:
-            return self._sizes(np.arange(numbers.start, numbers.stop) if isinstance(numbers, slice) else numbers)
-        return np.asarray(self._column(name)[numbers])
-
-    def column_id(self, name: str) -> str:
-        """See `Source.column_id`: of what is in the files, that of these."""
-        self._check_column(name)
-        return self.kept.id(name) if name in self.kept else f"{self.files.content_id}-{fold(name):016x}"
-
-    @cached_property
-    def _numeric(self) -> frozenset[str]:
-        return frozenset(name for name, kind in self._kinds.items() if kind.is_numeric)
-
-    def _check_column(self, name: str) -> None:
-        if name not in self.columns:
-            self.kept.refuse_stale(name)
-            making = f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
-            raise KeyNotFoundError(
-                f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
-                f"{making}{self.kept.folder.kept_by}"
-            )
-
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        self._check_column(name)
+        if name == _SIZES and not (name in self._kinds and self._kinds[name].is_numeric):
+            return self.sizes(np.arange(numbers.start, numbers.stop) if isinstance(numbers, slice) else numbers)
         with self._reading_column:  # else threads that ask for parts of it would each read the whole
-            return self._whole_column(name)
+            return np.asarray(self._whole_column(name)[numbers])
+
+    def no_column(self, name: str) -> KeyNotFoundError:
+        """See `Rows`. Raises KeyNotFoundError too, where a column of other samples has this name."""
+        self.kept.refuse_stale(name)
+        making = f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
+        return KeyNotFoundError(
+            f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
+            f"{making}{self.kept.folder.kept_by}"
+        )
 
     def _whole_column(self, name: str) -> npt.NDArray[Any]:
         beside = self.files.kept_beside
@@ -672,13 +633,13 @@ class TableFileStore(OwnFileStore[Any]):
     """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
 
     All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
-    which stays as with `TableSource`. Where keys are in a column `__key__`, the first one asked for takes all of
+    which stays as with `TableRows`. Where keys are in a column `__key__`, the first one asked for takes all of
     them into memory: about 200 bytes a row.
     """
 
     def __init__(self, files: TableFiles) -> None:
-        self._whole = TableSource(files)
-        self._sources: dict[str, TableSource] = {}
+        self._whole = TableRows(files)
+        self._sources: dict[str, TableRows] = {}
         self._finding = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -686,7 +647,7 @@ class TableFileStore(OwnFileStore[Any]):
 
     @property
     def _identity(self) -> Any:
-        return self._whole.content_id
+        return self._whole.digest
 
     def _decoded_as(self, key: str) -> str:
         """The key with the ending that decodes its column, where that has one."""
@@ -716,7 +677,7 @@ class TableFileStore(OwnFileStore[Any]):
             rows = [self._row(split[place][0]) for place in at]
             if None in rows or not (source := self._source_of(part)):
                 raise self._missing(keys[at[rows.index(None)] if None in rows else at[0]])
-            batch = source.read(np.array(rows, np.int64))
+            batch = source.read_rows(np.array(rows, np.int64))
             found = batch.columns.get(part) or [None] * len(at)
             for place, shard, value in zip(at, batch.shards, found, strict=True):
                 if value is None:
@@ -732,10 +693,10 @@ class TableFileStore(OwnFileStore[Any]):
             f"{', '.join(source.all_part_names)}"
         )
 
-    def _source_of(self, part: str) -> TableSource | None:
+    def _source_of(self, part: str) -> TableRows | None:
         column = part if part in self._whole.all_part_names else part.rpartition(".")[0]
         if column not in self._sources and column in self._whole.all_part_names:
-            self._sources[column] = TableSource(self._whole.files, parts={column})
+            self._sources[column] = TableRows(self._whole.files, parts={column})
         return self._sources.get(column)
 
     def _row(self, key: str) -> int | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from energon_grain.kinds.tables.files import TableFiles
-from energon_grain.kinds.tables.source import TableSource
+from energon_grain.kinds.tables.source import TableRows
 from energon_grain.prepare.samples import Columns
 from energon_grain.prepare.summary import TableSummary, summarize_columns
+from energon_grain.sources.rows import selected
 
 
 def summarize_tables(files: TableFiles) -> TableSummary:
@@ -15,7 +16,7 @@ def summarize_tables(files: TableFiles) -> TableSummary:
     for number in range(len(files.names)):
         if len(types) < len(files.columns):
             types |= {column.name: str(column.type) for column in files.schema(number) if column.name not in types}
-    measured = Columns(TableSource(files))
+    measured = Columns(selected(TableRows(files)))
     return TableSummary(
         path=files.location,
         files=len(files.names),

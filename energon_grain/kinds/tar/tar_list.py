@@ -13,16 +13,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.splits import collapse
+from energon_grain.formats.data_files import BETWEEN, SIGNS
 from energon_grain.storage.location import is_url, located
 
-BETWEEN = "::"
-_SIGNS = re.compile(r"[*?\[{]")
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|tbz2|txz)[\]}]*$")
 _BUCKET = re.compile(r"hf://datasets/[^/]*/[^/]*|[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
 
@@ -78,7 +74,7 @@ class TarList:
 def _folder_of(piece: str) -> str:
     """The folder that a piece names, or that what it names is in or below."""
     if is_pattern(piece):
-        sign = _SIGNS.search(piece)
+        sign = SIGNS.search(piece)
         assert sign is not None
         return piece[: sign.start()].rpartition("/")[0] or "/"
     return (piece.rpartition("/")[0] or "/") if is_tar(piece) else piece
@@ -86,7 +82,7 @@ def _folder_of(piece: str) -> str:
 
 def is_pattern(piece: str) -> bool:
     """Whether a piece is a shell pattern, or has braces. A file or folder of this machine may be called like one."""
-    return _SIGNS.search(piece) is not None and (is_url(piece) or not os.path.lexists(piece))
+    return SIGNS.search(piece) is not None and (is_url(piece) or not os.path.lexists(piece))
 
 
 def is_tar(piece: str) -> bool:
@@ -105,21 +101,3 @@ def lists_tars(text: str) -> bool:
     if len(pieces) == 1:
         return is_tar(text)
     return all(is_tar(piece) or not posixpath.splitext(piece)[1] or os.path.isdir(piece) for piece in pieces)
-
-
-def one_text(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """The text that names several paths, as short as runs of numbers in it allow.
-
-    >>> one_text(["a/08.tar", "a/09.tar", "a/10.tar", "b"])
-    'a/{08..10}.tar::b'
-
-    Raises ConfigError if there is none, or one is no text.
-    """
-    texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
-    if not texts or not all(isinstance(text, str) and text for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a list of paths names at least one, and each is text, not {texts!r:.100}")
-    pieces: list[str] = []
-    for is_special, run in groupby(texts, lambda text: _SIGNS.search(text) is not None):
-        names = list(run)
-        pieces += names if is_special else collapse(names)
-    return BETWEEN.join(pieces)

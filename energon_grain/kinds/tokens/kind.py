@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from os.path import isfile
 
-from energon_grain.kinds.tokens.source import PART, TokenSource
+from energon_grain.kinds.tokens.source import PART, TokenRows
 from energon_grain.kinds.tokens.summary import summarize_tokens
 from energon_grain.sources.kinds import Kind, Listing, Opened
 from energon_grain.sources.source import PartFilter
 
 
 def _open(location: str, parts: PartFilter) -> Opened:
-    return Opened(source=TokenSource(location, parts=parts), part_names=(PART,), decoded="never")
+    return Opened(rows=TokenRows(location, parts=parts), part_names=(PART,), decoded="never")
 
 
 def _are_two_files(at: Listing) -> bool:

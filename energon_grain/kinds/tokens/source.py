@@ -22,7 +22,6 @@ from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
     FormatError,
-    KeyNotFoundError,
     ReadError,
     StaleIndexError,
 )
@@ -43,7 +42,7 @@ _HEAD_BYTES = len(_MAGIC) + 1 + 8 + 8
 _DIGESTED_BYTES = 1 << 20
 
 
-class TokenSource(OneFile):
+class TokenRows(OneFile):
     """The documents of an indexed dataset, in its order. The key of one is its number, from 0.
 
     `tokens`, how many a document has, is a column, known from the index. Opening maps that; of an object store it is
@@ -62,6 +61,7 @@ class TokenSource(OneFile):
     """
 
     _part = PART
+    own_columns = ("bytes", PART)
 
     def __init__(self, path: str | os.PathLike[str], *, parts: PartFilter = None) -> None:
         location = located(path)
@@ -79,7 +79,6 @@ class TokenSource(OneFile):
                 raise DatasetNotFoundError(f"{error}") from error
             raise
         self._map(index)
-        self._serve()
 
     def _local_index(self) -> Path:
         index = f"{self._stem}.idx"
@@ -114,19 +113,17 @@ class TokenSource(OneFile):
             np.asarray(data[begin:end]).view(dtype)
             for begin, end, dtype in zip(ends, ends[1:], ("<i4", "<i8", "<i8"), strict=False)
         )
-        self._total = documents - 1
+        self.samples = documents - 1
         self._pages = IndexPages((data,), samples=documents, rows=len(data) // 8)
         ends_of_it = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
         self._digest = f"{fold(xxhash.xxh3_64_intdigest(ends_of_it), len(data), self.size_bytes):016x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"_selection": self._selection, "_version": self._version}  # a file that changed is noticed
+        state = {"_version": self._version}  # a file that changed is noticed
         return partial(_copied, parts=self._parts), (self._stem, self._digest), state
 
-    def __repr__(self) -> str:
-        return f"TokenSource({self.path!r}, samples={len(self)})"
-
-    def _identify(self) -> str:
+    @property
+    def digest(self) -> str:
         return self._digest
 
     def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
@@ -156,31 +153,14 @@ class TokenSource(OneFile):
     def _values(self, start: Int64Array, stop: Int64Array) -> Sequence[PartValue]:
         return [np.frombuffer(each or b"", self.type).copy() for each in self._runs(start, stop)]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: how many bytes a document has, and how many tokens."""
-        return ("bytes", PART)
-
-    def _column_at(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        if name not in self.columns:
-            raise KeyNotFoundError(f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}")
-        start, stop = self._bounds(numbers)
-        self._pages.touch(numbers)
-        return (stop - start) // (1 if name == "bytes" else self.type.itemsize)
-
-    def column_id(self, name: str) -> str:
-        """See `Source.column_id`: that of the files."""
-        self._column_at(name, np.zeros(0, np.int64))
-        return f"{self._digest}-{fold(name):016x}"
-
-    def place_of(self, index: int) -> str:
-        """The file and the document: `corpus.bin: 123`. Raises IndexError."""
-        return f"{self.shard}: {self.locate(index).key}"
+    def own_column(self, name: str, numbers: Any) -> npt.NDArray[Any]:
+        """How many bytes a document has, or how many tokens."""
+        return self.sizes(numbers) // (1 if name == "bytes" else self.type.itemsize)
 
 
-def _copied(stem: str, digest: str, *, parts: PartFilter) -> TokenSource:
+def _copied(stem: str, digest: str, *, parts: PartFilter) -> TokenRows:
     """The same in another process. Raises StaleIndexError where the index is another one by now."""
-    source = TokenSource(stem, parts=parts)
+    source = TokenRows(stem, parts=parts)
     if source._digest != digest:
         raise StaleIndexError(f"{stem}.idx: was changed since this process's parent opened it; begin anew")
     return source

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 
-from energon_grain.kinds.tokens.source import TokenSource
+from energon_grain.kinds.tokens.source import TokenRows
 from energon_grain.prepare.summary import TableSummary
+from energon_grain.sources.rows import selected
 
 
 def summarize_tokens(path: str | os.PathLike[str]) -> TableSummary:
-    """Describe an indexed dataset of Megatron. Raises EnergonGrainError as `TokenSource` does."""
-    tokens = TokenSource(path)
+    """Describe an indexed dataset of Megatron. Raises EnergonGrainError as `TokenRows` does."""
+    tokens = TokenRows(path)
+    source = selected(tokens)
     return TableSummary(
         path=tokens.path,
         files=1,
         row_groups=None,
         group_word="",
         are_blocks=False,
-        samples=len(tokens),
+        samples=len(source),
         size_bytes=tokens.size_bytes,
-        content_id=tokens.content_id,
+        content_id=source.content_id,
         columns={"tokens": f"list of {tokens.type}"},
         measured={},
         stale_columns=(),

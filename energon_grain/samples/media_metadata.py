@@ -1,7 +1,5 @@
 """What is known of an image, a video or a sound without decoding it, and the JSON text that an index keeps of it.
 
-Which of the three a file is, its first bytes say.
-
 The types, their fields and the text are those of Megatron-Energon 7.3 and later: one side reads what the other wrote.
 """
 
@@ -124,51 +122,3 @@ def deserialize_media_metadata(
     except msgspec.MsgspecError as error:
         raise FormatError(f"metadata of a medium is damaged: {error}: {metadata_json!r}") from error
     return kind.from_dict(payload)
-
-
-Buffer = bytes | memoryview
-
-_STARTS: tuple[tuple[bytes, str], ...] = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"GIF87a", "gif"),
-    (b"GIF89a", "gif"),
-    (b"II*\0", "tif"),
-    (b"MM\0*", "tif"),
-    (b"8BPS", "psd"),
-    (b"\0\0\1\0", "ico"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "jpx"),
-    (b"fLaC", "flac"),
-    (b"FLV\1", "flv"),
-    (b"ID3", "mp3"),
-    (b"\xff\xfb", "mp3"),
-    (b"\xff\xf3", "mp3"),
-    (b"\xff\xf2", "mp3"),
-)
-_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
-_BRANDS = dict.fromkeys(b"mp41,mp42,isom,iso2,iso3,iso4,iso5,iso6,avc1,dash,mmp4,M4V ,M4VH".split(b","), "mp4")
-_BRANDS[b"qt  "] = "mov"
-_DOC_TYPES = ((b"\x42\x82\x84webm", "webm"), (b"\x42\x82\x88matroska", "mkv"))
-
-
-def media_extension(data: Buffer) -> str | None:
-    """The usual extension of an image, video or audio file with these contents; None where it is none that we know."""
-    head = bytes(data[:4096])
-    for start, extension in _STARTS:
-        if head.startswith(start):
-            return extension
-    if head[:8] == b"\x89PNG\r\n\x1a\n":
-        # An animation announces itself before the first image data.
-        return "apng" if b"acTL" in head.split(b"IDAT", 1)[0] else "png"
-    if head[:2] == b"BM" and head[6:10] == bytes(4):  # a text that begins with BM has no such reserved bytes
-        return "bmp"
-    return _container_extension(head)
-
-
-def _container_extension(head: bytes) -> str | None:
-    if head[:4] == b"RIFF":
-        return _RIFF.get(head[8:12])
-    if head[4:8] == b"ftyp":
-        return _BRANDS.get(head[8:12])
-    if head[:4] == b"\x1a\x45\xdf\xa3":  # EBML
-        return next((extension for mark, extension in _DOC_TYPES if mark in head), None)
-    return None

@@ -1,6 +1,4 @@
-"""What runs ahead of need: fetching what lies in object stores, and making steps in a thread of its own.
-
-Fetching is in requests of megabytes, many at a time.
+"""Fetching the bytes of coming samples from object stores, in requests of megabytes, many at a time.
 
 A chunk of samples takes small pieces from dozens of places. Positions are known long before, though: those of some
 hundred megabytes together take long runs of bytes, and these are fetched while the ones before are read.
@@ -8,14 +6,10 @@ hundred megabytes together take long runs of bytes, and these are fetched while 
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +17,7 @@ import numpy.typing as npt
 from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_by_side
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
+from energon_grain.storage.given_up import GivenUp, Over, wanted_until
 from energon_grain.storage.remote import RemoteFiles
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.index_map import Draws
@@ -31,7 +25,6 @@ from energon_grain.stream.observer import Outlet
 
 Int64Array = npt.NDArray[np.int64]
 _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
-T = TypeVar("T")
 _LOOK_SECONDS = 0.2
 _STRETCH = 1.5
 """A step may be this much larger with what lies between samples."""
@@ -39,17 +32,17 @@ _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
 
 
-class Prefetch:
+class LookAhead:
     """Fetches the bytes of coming draws, in the order of need: into the block cache, or into memory if there is none.
 
-    Where that fails nothing is said: whoever reads the bytes will meet the failure.
+    A failure is not reported: reading the bytes will meet it again.
 
     Attributes:
         step_bytes: How much to fetch at a time: what is being read and what is being fetched are two such steps.
-        outlet: Where it is reported how long threads waited for it.
+        outlet: Where the time that threads waited for it is reported.
     """
 
-    def __init__(self, sources: Sequence[Source], *, in_process: bool) -> None:
+    def __init__(self, sources: Sequence[Source], *, in_process: bool, outlet: Outlet) -> None:
         self._sources: dict[int, RemoteSource] = {}
         limits: list[int] = []
         for leaf, source in enumerate(sources):
@@ -66,7 +59,7 @@ class Prefetch:
         self._threads: ThreadPoolExecutor | None = None
         self._in_vain = False
         self._over = Over()
-        self.outlet = Outlet()
+        self.outlet = outlet
 
     def __bool__(self) -> bool:
         """Whether there is anything to fetch."""
@@ -161,7 +154,7 @@ def _well_cut(draws: Draws) -> int:
     In a block shuffle that is where windows end; a little later there would be single samples of the next ones.
     """
     count = len(draws)
-    if count < _UNCUT_DRAWS or draws.packs is not None:  # packs take samples from everywhere
+    if count < _UNCUT_DRAWS or draws.items is not None:  # planned items take samples from everywhere
         return count
     samples = (draws.leaf.astype(np.int64) << 40) + draws.index
     order = np.argsort(samples, kind="stable")
@@ -181,7 +174,7 @@ class Coming:
         needed: (n,) how many of them the draws up to each one need.
     """
 
-    def __init__(self, ahead: Prefetch, futures: list[Future[None]], needed: Int64Array) -> None:
+    def __init__(self, ahead: LookAhead, futures: list[Future[None]], needed: Int64Array) -> None:
         self._ahead = ahead
         self._futures = futures
         self._needed = needed
@@ -227,143 +220,3 @@ class Arrival:
 
     def __reduce__(self) -> tuple[type[Arrival], tuple[None, int]]:
         return Arrival, (None, 0)
-
-
-class Background(Generic[T]):
-    """An iterator over what another one yields, which runs in a thread of its own, a few entries ahead.
-
-    Args:
-        capacity: Entries that wait to be taken at most; 0: who takes one makes it, while the thread rests.
-        budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
-        over: Ends it, with `stop`.
-        outlet: Where waiting for an entry is reported.
-
-    Attributes:
-        full_s: How long it waited so far for an entry to be taken, where times are needed.
-    """
-
-    def __init__(
-        self,
-        entries: Iterable[T],
-        capacity: int,
-        budget_bytes: int,
-        weigh: Callable[[T], int],
-        over: Over,
-        outlet: Outlet | None = None,
-    ) -> None:
-        self.full_s = 0.0
-        self._outlet = Outlet() if outlet is None else outlet
-        self._rests = False  # the thread, with nothing left that it has made
-        self._entries = iter(entries)
-        self._capacity = capacity
-        self._budget_bytes = budget_bytes
-        self._weigh = weigh
-        self._fitting: int | None = None  # into the budget
-        self._waiting: deque[T] = deque()
-        self._making = False
-        self._end: BaseException | None = None  # behind those that wait
-        self._over = over
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="energon-grain-batches", daemon=True)
-        self._thread.start()
-
-    def resize(self, capacity: int) -> None:
-        """Let so many entries wait from now on. Called by who takes them."""
-        with self._changed:
-            self._capacity = capacity
-            self._rests = False
-            self._changed.notify_all()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def _run(self) -> None:
-        end: BaseException = GivenUp()
-        try:
-            with suppress(GivenUp), wanted_until(self._over):
-                while self._begin():
-                    entry = next(self._entries)
-                    if self._fitting is None:
-                        self._fitting = self._budget_bytes // max(1, self._weigh(entry))
-                    with self._changed:
-                        self._wait_for_room()
-                        if self._over.is_set():
-                            break
-                        self._waiting.append(entry)
-                        self._making = False
-                        self._changed.notify_all()
-                    del entry  # or it would live until the next one is made
-        except BaseException as error:
-            end = error
-        with self._changed:
-            self._making = False
-            self._end = end
-            self._changed.notify_all()
-
-    def _begin(self) -> bool:
-        """Wait until this thread is to make an entry; False: none any more."""
-        with self._changed:
-            while self._capacity == 0 and not self._over.is_set():
-                self._rests = not self._waiting
-                self._changed.wait()
-            self._rests = False
-            self._making = True
-            return not self._over.is_set()
-
-    def _wait_for_room(self) -> None:
-        timed = self._outlet.timed
-        while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._over.is_set():
-            began = time.perf_counter() if timed else 0.0
-            self._changed.wait()
-            self.full_s += time.perf_counter() - began if timed else 0.0
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        outlet = self._outlet
-        if self._rests and not self._over.is_set():  # a lock a step would cost more than what it takes to make some
-            return self._made_here()
-        with self._changed:
-            outlet.ready += len(self._waiting)
-            if not self._waiting and self._end is None:
-                began_ns = time.perf_counter_ns() if outlet.timed else 0
-                while not self._waiting and self._end is None and not self._over.is_set():
-                    if self._capacity == 0 and not self._making:
-                        break
-                    self._changed.wait(LOOK_SECONDS)
-                outlet.waited(began_ns)
-            if self._over.is_set():
-                raise GivenUp
-            if self._waiting:
-                entry = self._waiting.popleft()
-                self._changed.notify_all()
-                return entry
-            end, self._end = self._end, None if self._end is None else StopIteration()
-        if end is None:
-            return self._made_here()
-        try:
-            raise end
-        finally:
-            del end  # the traceback refers to this frame
-
-    def _made_here(self) -> T:
-        began_ns = time.perf_counter_ns() if self._outlet.timed else 0
-        try:
-            return next(self._entries)
-        finally:
-            self._outlet.waited(began_ns)
-
-    def stop(self) -> None:
-        """Wake whoever waits, now that `over` is set."""
-        with self._changed:
-            self._waiting.clear()
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        if self._thread is not threading.current_thread():
-            with self._changed:  # which waiting gives away: a signal handler may have interrupted who holds it
-                while self._end is None:
-                    self._changed.wait(LOOK_SECONDS)
-            join(self._thread)

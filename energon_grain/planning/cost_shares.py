@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.sources.costs import PARTS_OF_ONE, Costs
-from energon_grain.stream.index_map import Draws, costs_of
+from energon_grain.planning.costs import PARTS_OF_ONE, Costs, costs_of
+from energon_grain.samplers.expression import Expression
+from energon_grain.stream.index_map import Draws
+from energon_grain.stream.spec import StreamSpec, leaf_count, means_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,3 +64,19 @@ class CostShares:
         known = alone if asked is None else np.ones(len(cost), np.bool_)
         found = cost.sum() * shares[self.child] * parts
         return [target if told else None for target, told in zip(found.tolist(), known.tolist(), strict=True)]
+
+
+def cost_shares(spec: StreamSpec) -> CostShares | None:
+    """What the weights of the outermost blend are shares of, where that is a cost; None: of samples."""
+    node: Any = spec.mixture
+    while isinstance(node, Mapping) and isinstance(below := node.get("of", node.get("generate")), Mapping):
+        node = below  # pyright: ignore[reportUnknownVariableType]
+    if not (isinstance(node, Mapping) and "unit" in node):
+        return None
+    unit = Expression.parse(node["unit"], where="weight_unit")
+    return CostShares(
+        weights=np.array(node["blend"][0], np.float64),
+        means=np.array(means_of(node)),
+        child=np.repeat(np.arange(len(node["of"])), [leaf_count(each) for each in node["of"]]),
+        costs=[Costs(leaf.leaf.source, unit, f"weight_unit='{unit}'") for leaf in spec.leaves],
+    )

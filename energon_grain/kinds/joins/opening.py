@@ -1,0 +1,252 @@
+"""The index of a join, opened: as it was prepared, here or beside a metadataset in a store, or made now.
+
+Indices of metadatasets in object stores are made on this machine and kept beside the metadataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from energon_grain.errors import DatasetNotFoundError, IndexFileError, MissingObjectError, RangeError, StaleIndexError
+from energon_grain.kinds.joins import members as joining
+from energon_grain.kinds.joins.build import build_join, energon_name_of, name_of, primary_of
+from energon_grain.kinds.joins.index import (
+    HEADER_NAME,
+    JoinedMember,
+    JoinHeader,
+    JoinIndex,
+    cache_folder,
+    decode_join_header,
+    join_file_sizes,
+    join_folder,
+    joins_in,
+    open_join_index,
+    stored_headers,
+)
+from energon_grain.storage.atomic import is_writable
+from energon_grain.storage.location import is_url
+from energon_grain.storage.remote import Mirror, ObjectClient, ObjectRange, has_lists, mirror_of, shared_client
+from energon_grain.storage.settings import storage_settings
+
+if TYPE_CHECKING:
+    from energon_grain.kinds.joins.leaf import JoinedLeafDataset
+
+_TAIL_BYTES = 64 << 10
+JOINED_ON_USE = 1_000_000
+"""Up to so many samples of the primary are joined when the join is first used: about a second."""
+
+
+def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
+    """Open the index of a join.
+
+    What `energon-grain prepare` wrote is mapped; else a join that is small, or that Energon prepared (whose index would
+    take longer to check), is made now, and kept beside the metadataset if that is writable.
+
+    Args:
+        join: The join.
+        joined_on_use: Samples of the primary up to which it is made now.
+
+    Raises:
+        DatasetNotFoundError: A dataset or array is missing, or the join is large and was not prepared.
+        StaleIndexError: A dataset, array or split file changed since the join was prepared.
+        IndexFileError: The index is damaged.
+        ConfigError: A key is missing in a dataset, or a row in an array, and `nonmatch` does not allow that.
+        DuplicateKeyError: A dataset has a key twice.
+        EmptyDatasetError: The join has no row.
+    """
+    samples = join.inputs()
+    primary = primary_of(samples)
+    cache, by_energon = None, False
+    mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
+    if join.metadataset is not None:
+        cache = cache_folder(join.metadataset)
+        mending = f"run `energon-grain prepare {join.metadataset}`"
+        if (found := _prepared(join, join.metadataset, cache, samples, mending)) is not None:
+            return found
+        energons = energon_name_of(samples)
+        by_energon = energons is not None and (cache / energons).exists()
+    if len(primary) > joined_on_use and not by_energon:
+        raise DatasetNotFoundError(
+            f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
+            f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
+        )
+    return build_join(samples, cache if cache is not None and is_writable(cache) else None)
+
+
+def _prepared(
+    join: JoinedLeafDataset, metadataset: str, cache: Path, samples: Sequence[joining.JoinMember], mending: str
+) -> JoinIndex | None:
+    """The index that was prepared; None: there is none. Raises as `open_join`."""
+    try:
+        return _fetched(metadataset, join_folder(cache, name_of(samples)))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except IndexFileError as error:
+        said = str(error).replace(str(cache), f"{metadataset}.cache")  # not the mirror of one in a store
+        raise IndexFileError(f"{said}: {mending}") from error
+    _refuse_stale({**joins_in(cache), **stored_joins(metadataset)}.values(), samples, join, mending)
+    return None
+
+
+def _fetched(metadataset: str, folder: Path) -> JoinIndex:
+    """Open the index of a join; the copy of one in an object store is made anew where it is damaged."""
+    url = f"{metadataset}.cache/{folder.name}" if is_url(metadataset) else None
+    fetch_join(metadataset, folder)
+    try:
+        return open_join_index(folder, url=url)
+    except IndexFileError:
+        if url is None:
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    fetch_join(metadataset, folder)
+    return open_join_index(folder, url=url)
+
+
+def _refuse_stale(
+    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, mending: str
+) -> None:
+    """Raise if the same datasets were joined when they or their split files were different."""
+    now = [each.describe() for each in samples]
+    for header in prepared:
+        told = [[(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)]
+        if told[0] != told[1]:
+            continue
+        changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
+        raise StaleIndexError(
+            f"{join.place}: this join was prepared, but since then {' and '.join(changes)}; {mending}"
+        )
+
+
+def _change(old: JoinedMember, new: JoinedMember) -> str:
+    if old.content_id != new.content_id and new.array is not None:
+        return f"{new.path} or the keys of its rows were changed ({old.samples} rows then, {new.samples} now)"
+    if old.content_id != new.content_id:
+        return f"{new.path} was prepared with other samples ({old.samples} then, {new.samples} now)"
+    if old.shards != new.shards or old.excludes != new.excludes:
+        return f"the split part {new.split_part!r} of {new.path} was changed"
+    return ""
+
+
+def fetch_join(metadataset: str, folder: Path) -> None:
+    """Copy the index of a join from beside a metadataset in an object store, where it is there and not yet here.
+
+    Args:
+        metadataset: Path or URL; of a path, nothing is done.
+        folder: Of the index, in the mirror of the metadataset's cache folder. Its name tells what was joined, so that
+            it never changes.
+
+    Raises:
+        ReadError: The store cannot be reached.
+        IndexFileError: The index is damaged.
+    """
+    if not is_url(metadataset) or folder.is_dir():
+        return
+    mirror = mirror_of(f"{metadataset}.cache")
+    client = shared_client(storage_settings())
+    header = ObjectRange(f"{mirror.url}/{folder.name}/{HEADER_NAME}")
+    found = client.read(header)
+    if found is None or found.data is None:
+        return
+    try:
+        sizes = join_file_sizes(found.data, header.url)
+        with mirror.locked():
+            mirror.copy_folder(folder.name, sizes)
+    except (MissingObjectError, RangeError) as error:
+        raise IndexFileError(f"{header.url}: {error}") from error
+
+
+def can_hold_joins(metadataset: str) -> bool:
+    """Whether indices can be put beside a metadataset and listed there: not on a web server."""
+    return not is_url(metadataset) or has_lists(metadataset, storage_settings())
+
+
+def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
+    """Read the headers of all joins beside a metadataset in an object store, by name. Damaged ones are passed over.
+
+    Args:
+        metadataset: Path or URL; of a path, and of one on a web server, which has no lists, there are none.
+
+    Raises:
+        ReadError: The store cannot be reached.
+    """
+    if not is_url(metadataset) or not can_hold_joins(metadataset):
+        return {}
+    client = shared_client(storage_settings())
+    cache = mirror_of(f"{metadataset}.cache").url
+
+    def read(name: str) -> JoinHeader | None:
+        url = f"{cache}/{name}"
+        found = client.read(ObjectRange(url))
+        with contextlib.suppress(IndexFileError):
+            return None if found is None or found.data is None else decode_join_header(found.data, url)
+
+    names = stored_headers(client.list(cache))
+    headers = client.map(read, list(names.values()))
+    return {name: header for name, header in zip(names, headers, strict=True) if header is not None}
+
+
+def store_joins(metadataset: str, joins: Collection[str], names: Iterable[str], *, only: bool) -> list[str]:
+    """Put join indices beside a metadataset in an object store, headers last.
+
+    What is there already stays, but for our own files that are damaged.
+
+    Args:
+        metadataset: URL.
+        joins: Their names.
+        names: Files and folders in the mirror of its cache folder.
+        only: Remove other joins of ours, which no join needs any more.
+
+    Returns:
+        Names of joins that were removed.
+
+    Raises:
+        ReadError: The store cannot be written.
+    """
+    mirror = mirror_of(f"{metadataset}.cache")
+    client = shared_client(storage_settings())
+    there = client.list(mirror.url)
+    files = [file for name in names for file in _files(mirror.folder / name)]
+    _send(client, mirror, [file.relative_to(mirror.folder).as_posix() for file in files], there)
+    stale = [name for name in stored_headers(there) if only and name not in joins]
+    old = [name for name in there if any(part in name for part in stale)]
+    client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
+    return stale
+
+
+def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], there: Collection[str]) -> None:
+    """Write files that are not there yet, or not whole, headers last."""
+
+    def write(name: str) -> None:
+        client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
+
+    kept = [name for name in names if name in there]
+    whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
+    new = [name for name in names if not whole.get(name)]
+    headers = [name for name in new if name.endswith(HEADER_NAME)]
+    client.map(write, sorted({*new}.difference(headers)))
+    for header in headers:
+        write(header)
+
+
+def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:
+    """Whether a file in the store is as long and ends as it does here; Energon's form is left alone."""
+    if "/" not in name:
+        return True
+    with open(mirror.folder / name, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        here = file.read()
+    try:
+        found = client.read(ObjectRange(f"{mirror.url}/{name}", start))
+    except RangeError:
+        return False
+    return found is not None and found.data == here
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
