@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.child import program
-from energon_grain.datasets.packing_plans import PackingPlan
+from energon_grain import PackingPlan
 from energon_grain.planning.balance import divide
 from energon_grain.planning.cost_blend import CostBlend
 from energon_grain.planning.costs import PARTS_OF_ONE, CostsOfStream

@@ -54,7 +54,6 @@ from .datasets.mixtures import (
     LoadedDataset as LoadedDataset,
 )
 from .datasets.packing import PackingDataset as PackingDataset
-from .datasets.packing_plans import CostBudget as CostBudget, PackingPlan as PackingPlan
 from .datasets.passes import (
     EpochizeDataset as EpochizeDataset,
     LimitDataset as LimitDataset,
@@ -125,7 +124,11 @@ from .metadataset.documents import (
     traverse_metadataset as traverse_metadataset,
 )
 from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
-from .planning.planned_packing import PlannedPackingDataset as PlannedPackingDataset
+from .planning.planned_packing import (
+    CostBudget as CostBudget,
+    PackingPlan as PackingPlan,
+    PlannedPackingDataset as PlannedPackingDataset,
+)
 from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset

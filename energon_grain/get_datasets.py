@@ -20,7 +20,7 @@ from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
 from energon_grain.datasets.batching import Balance, choose_balance, choose_last_batch
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
+from energon_grain.datasets.plans import BatchPlan, PackPlan
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.datasets.task_encoder import DefaultTaskEncoder, TaskEncoder, call_declared
 from energon_grain.errors import ConfigError
@@ -114,7 +114,7 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
     "part_filter": (str, False, "expected a list of names, such as [{!r}], or a function"),
     "split_part": (str, True, "expected the name of a part, such as split_part='train'"),
     "trusted_modules": (str, False, "expected a list of names, such as [{!r}]"),
-    "packing": (PackingPlan, True, "expected a plan, such as packing=PackingPlan('tokens', capacity=4096)"),
+    "packing": (PackPlan, True, "expected a plan, such as packing=PackingPlan('tokens', capacity=4096)"),
 }
 """What is no number: a type, whether it must be of it or must not, and what to say."""
 
@@ -122,11 +122,16 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
 def _check(name: str, value: Any) -> None:
     if name in _OTHERS and value is not None:
         kind, must, meant = _OTHERS[name]
-        if isinstance(value, kind) is not must:
+        if _is_of(value, kind) is not must:
             raise ConfigError(f"{name}={value!r}: {meant.format(value)}")
     number = _NUMBERS.get(name)
-    if number is not None and not (number.takes(value) or (name == "batch_size" and isinstance(value, CostBudget))):
+    if number is not None and not (number.takes(value) or (name == "batch_size" and _is_of(value, BatchPlan))):
         raise ConfigError(f"{name}={value!r}: {number.meant}")
+
+
+def _is_of(value: object, kind: type[Any]) -> bool:
+    """Whether a value is of a type; a class has all methods of a plan, but is none."""
+    return isinstance(value, kind) and (kind is type or not isinstance(value, type))
 
 
 def _keywords(given: dict[str, Any]) -> dict[str, Any]:
@@ -142,12 +147,12 @@ def get_train_dataset(
     *,
     split_part: str = "train",
     worker_config: WorkerConfig | None = None,
-    batch_size: int | CostBudget | None,
+    batch_size: int | BatchPlan | None,
     batch_drop_last: bool = False,
     last_batch: LastBatch | None = None,
     balance: str | Balance | None = None,
     packing_buffer_size: int | None = None,
-    packing: PackingPlan | None = None,
+    packing: PackPlan | None = None,
     shuffle_buffer_size: int | None,
     max_samples_per_sequence: int | None,
     parallel_shard_iters: int | None = None,
@@ -250,12 +255,12 @@ def get_val_dataset(
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
-    batch_size: int | CostBudget | None,
+    batch_size: int | BatchPlan | None,
     batch_drop_last: bool = False,
     last_batch: LastBatch | None = None,
     balance: str | Balance | None = None,
     packing_buffer_size: int | None = None,
-    packing: PackingPlan | None = None,
+    packing: PackPlan | None = None,
     limit: int | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, EncodedBatch] | None = None,
     seed: int = 0,
@@ -289,12 +294,12 @@ def get_val_datasets(
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
-    batch_size: int | CostBudget | None,
+    batch_size: int | BatchPlan | None,
     batch_drop_last: bool = False,
     last_batch: LastBatch | None = None,
     balance: str | Balance | None = None,
     packing_buffer_size: int | None = None,
-    packing: PackingPlan | None = None,
+    packing: PackPlan | None = None,
     limit: int | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, EncodedBatch] | None = None,
     seed: int = 0,

@@ -142,8 +142,8 @@ FAULTS = [
     ),
     Fault(
         area="kinds: rows in row groups",
-        before="within = (rows[at] - self._first[number]).tolist()",
-        after="within = (rows[at] - rows[at].min()).tolist()",
+        before="within = (numbers[at] - self._first[number]).tolist()",
+        after="within = (numbers[at] - numbers[at].min()).tolist()",
         tests="test_kits.py sources/test_parquet.py",
     ),
     Fault(
@@ -154,8 +154,8 @@ FAULTS = [
     ),
     Fault(
         area="kinds: ids of subsets",
-        before="{self._identify()}-{fold(chosen.start, chosen.stop, *chosen.digest)",
-        after="{self._identify()}-{fold(chosen.stop, *chosen.digest)",
+        before="{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest)",
+        after="{self._rows.digest}-{fold(chosen.stop, *chosen.digest)",
         tests="test_kits.py sources/test_webdataset.py sources/test_arrays.py",
     ),
     Fault(

@@ -41,12 +41,12 @@ from energon_grain.datasets.mixtures import (
     Schedule,
 )
 from energon_grain.datasets.packing import PackingDataset
-from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
+from energon_grain.datasets.plans import BatchPlan, PackPlan
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
-from energon_grain.stream.extensions import LOG_SAMPLES, PLANNED_PACKING, extension
+from energon_grain.stream.extensions import LOG_SAMPLES, extension
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, current_draw, current_draws
 from energon_grain.stream.spec import LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
@@ -126,8 +126,8 @@ def _endless(dataset: LoadedDataset) -> ConfigError:
     )
 
 
-def _check_packing(buffer_size: int | None, batch_size: int | CostBudget | None) -> None:
-    if buffer_size is not None or isinstance(batch_size, CostBudget):
+def _check_packing(buffer_size: int | None, batch_size: int | BatchPlan | None) -> None:
+    if buffer_size is not None or isinstance(batch_size, BatchPlan):
         other = "packing_buffer_size" if buffer_size is not None else "batch_size=CostBudget(…)"
         raise ConfigError(f"packing and {other}: packs are made in one way; give one of the two")
 
@@ -319,10 +319,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
-        batch_size: int | CostBudget | None,
+        batch_size: int | BatchPlan | None,
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
-        packing: PackingPlan | None = None,
+        packing: PackPlan | None = None,
         virtual_epoch_length: int = 0,
         shuffle_buffer_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
@@ -369,10 +369,10 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
-        batch_size: int | CostBudget | None,
+        batch_size: int | BatchPlan | None,
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
-        packing: PackingPlan | None = None,
+        packing: PackPlan | None = None,
         limit: int | None = None,
         last_batch: LastBatch | None = None,
         balance: Balance | None = None,
@@ -418,16 +418,16 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 f"{type(self).__name__} has {' and '.join(hooks)}; they stand at the same place, so keep one of them "
                 f"(encoded_sample_type=… converts in encode_sample)"
             )
-        return _mapped(self, dataset, hooks[0], worker_config) if hooks else dataset
+        return mapped(self, dataset, hooks[0], worker_config) if hooks else dataset
 
     def build_batch(
         self,
         dataset: SavableDataset,
         *,
-        batch_size: int | CostBudget | None,
+        batch_size: int | BatchPlan | None,
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
-        packing: PackingPlan | None = None,
+        packing: PackPlan | None = None,
         worker_config: WorkerConfig,
         last_batch: LastBatch | None = None,
         balance: Balance | None = None,
@@ -444,14 +444,14 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         """
         if packing is not None:
             _check_packing(packing_buffer_size, batch_size)
-            dataset = _planned(self, dataset, packing, worker_config)
+            dataset = packing.packed(self, dataset, worker_config)
         elif packing_buffer_size is not None:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
         else:
-            dataset = _mapped(self, dataset, "postencode_sample", worker_config)
-        if isinstance(batch_size, CostBudget):
-            dataset = _budgeted(self, dataset, batch_size, last_batch, worker_config)
-            return _mapped(self, dataset, "encode_batch", worker_config)
+            dataset = mapped(self, dataset, "postencode_sample", worker_config)
+        if isinstance(batch_size, BatchPlan):
+            dataset = batch_size.batched(self, dataset, last_batch, worker_config)
+            return mapped(self, dataset, "encode_batch", worker_config)
         batcher = owner_of_hook(self, "batch").batch
         if (criterion := overridden_hook(self, "batch_group_criterion")) is not None:
             _check_grouping(self, last_batch, balance)
@@ -461,7 +461,7 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 criterion,
                 batcher,
                 drop_last=batch_drop_last or last_batch == "drop",
-                task_encoder=_owner(self, "batch", "batch_group_criterion"),
+                task_encoder=owner_of_hooks(self, "batch", "batch_group_criterion"),
                 worker_config=worker_config,
             )
         elif batch_size is not None:
@@ -472,19 +472,19 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
                 drop_last=batch_drop_last,
                 last_batch=last_batch,
                 balance=balance,
-                task_encoder=_owner(self, "batch"),
+                task_encoder=owner_of_hooks(self, "batch"),
                 worker_config=worker_config,
             )
         else:
             return dataset
-        return _mapped(self, dataset, "encode_batch", worker_config)
+        return mapped(self, dataset, "encode_batch", worker_config)
 
 
 def _encoded_and_batched(
     encoder: TaskEncoder,
     dataset: SavableDataset,
     worker_config: WorkerConfig,
-    batch_size: int | CostBudget | None,
+    batch_size: int | BatchPlan | None,
     **options: Any,
 ) -> SavableDataset:
     """What the builders of single steps make, each of which may be overridden by itself."""
@@ -511,70 +511,21 @@ def _packed(
         select,
         pack,
         sample_encoder=overridden_hook(encoder, "postencode_sample"),
-        task_encoder=_owner(encoder, "select_samples_to_pack", "pack_selected_samples", "postencode_sample"),
+        task_encoder=owner_of_hooks(encoder, "select_samples_to_pack", "pack_selected_samples", "postencode_sample"),
         worker_config=worker_config,
     )
 
 
-def _planned(
-    encoder: TaskEncoder, dataset: SavableDataset, plan: PackingPlan, worker_config: WorkerConfig
-) -> SavableDataset:
-    name, pack = type(encoder).__name__, overridden_hook(encoder, "pack_selected_samples")
-    if pack is None:
-        raise ConfigError(
-            f"packing={plan!r}, but {name} has no pack_selected_samples, which makes one sample of the samples of a "
-            f"pack"
-        )
-    if overridden_hook(encoder, "select_samples_to_pack") is not None:
-        _logger.warning(
-            "%s.select_samples_to_pack is not called: packing=… plans packs from columns before samples are read; "
-            "packing_buffer_size=… lets the hook choose",
-            name,
-        )
-    return extension(PLANNED_PACKING)(
-        _mapped(encoder, dataset, "postencode_sample", worker_config),
-        plan,
-        pack,
-        task_encoder=_owner(encoder, "pack_selected_samples"),
-        worker_config=worker_config,
-    )
-
-
-def _budgeted(
-    encoder: TaskEncoder,
-    dataset: SavableDataset,
-    budget: CostBudget,
-    last_batch: LastBatch | None,
-    worker_config: WorkerConfig,
-) -> SavableDataset:
-    if overridden_hook(encoder, "batch_group_criterion") is not None:
-        raise ConfigError(
-            f"batch_size=CostBudget(…) with {type(encoder).__name__}.batch_group_criterion: batches are made by one of "
-            f"the two; give a number, or leave the hook out"
-        )
-    if last_batch == "pad":
-        raise ConfigError("last_batch='pad' with batch_size=CostBudget(…): such batches are never padded; use 'drop'")
-    return extension(PLANNED_PACKING)(
-        dataset,
-        budget,
-        owner_of_hook(encoder, "batch").batch,
-        hook="batch",
-        task_encoder=_owner(encoder, "batch"),
-        batches=True,
-        worker_config=worker_config,
-    )
-
-
-def _mapped(encoder: TaskEncoder, dataset: SavableDataset, hook: str, worker_config: WorkerConfig) -> SavableDataset:
+def mapped(encoder: TaskEncoder, dataset: SavableDataset, hook: str, worker_config: WorkerConfig) -> SavableDataset:
     """The dataset with a hook applied, where that is overridden."""
-    function, owner = overridden_hook(encoder, hook), _owner(encoder, hook)
+    function, owner = overridden_hook(encoder, hook), owner_of_hooks(encoder, hook)
     if function is None:
         return dataset
     lists = hook == "encode_samples"
     return MapDataset(dataset, function, hook=hook, task_encoder=owner, lists=lists, worker_config=worker_config)
 
 
-def _owner(encoder: TaskEncoder, *hooks: str) -> TaskEncoder:
+def owner_of_hooks(encoder: TaskEncoder, *hooks: str) -> TaskEncoder:
     """Whose `thread_safe` counts: the encoder that has all of the hooks, or the outer one where they are of several."""
     owners = [owner_of_hook(encoder, hook) for hook in hooks]
     return owners[0] if all(owner is owners[0] for owner in owners) else encoder

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from os.path import isfile
 from pathlib import Path
@@ -18,6 +18,7 @@ import yaml
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
+from energon_grain.sources.kinds import hint_at
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
@@ -36,22 +37,13 @@ def not_prepared(location: str) -> str:
     names = names_below(location)
     if names is not None and not names:
         found = _file_at(location) if read_beginning(location, 1) else "nothing lies below that URL"
-    elif hint := _hint(location, [name for name in names or () if "/" not in name]):
+    elif hint := hint_at(location, [name for name in names or () if "/" not in name]):
         found = hint
     elif not has_lists(location, storage_settings()):
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
         found = not_indexed(location)
     return f"{location}: {found}"
-
-
-HINTS: list[Callable[[str, Collection[str]], str | None]] = []
-"""Say more of a path at which no prepared dataset is, given the names of files right below it; none: it is a file, or
-they are not known. The registry of kinds, which is above this module, is one."""
-
-
-def _hint(location: str, names: Collection[str]) -> str | None:
-    return next((said for hint in HINTS if (said := hint(location, names))), None)
 
 
 def names_below(url: str) -> list[str] | None:
@@ -212,7 +204,7 @@ def not_prepared_here(root: Path) -> str:
     if root.is_file():
         return f"{root}: {_file_at(str(root))}"
     names = os.listdir(root) if root.is_dir() else []
-    if hint := _hint(str(root), names):
+    if hint := hint_at(str(root), names):
         return f"{root}: {hint}"
     if root.name == META_FOLDER:
         return f"{root}: belongs to the dataset in {root.parent}; give that folder"
@@ -238,7 +230,7 @@ def loose_files(folder: str, names: Iterable[str]) -> str | None:
 
 
 def _file_at(location: str) -> str:
-    return _hint(location, ()) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
+    return hint_at(location, ()) or (_IS_METADATASET if location.endswith(METADATASET_ENDINGS) else _IS_FILE)
 
 
 def not_indexed(root: str | os.PathLike[str], flags: str = "") -> str:

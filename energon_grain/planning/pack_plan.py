@@ -26,15 +26,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.packing_plans import Oversize
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 
 Int64Array = npt.NDArray[np.int64]
+Oversize = Literal["error", "split", "drop", "alone"]
 
 CARRIED = 256
 """Samples that a window leaves to the next one at most: so many positions a saved state may hold."""

@@ -8,30 +8,155 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, settle
+from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, put, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
-from energon_grain.datasets.packing_plans import CostBudget, PackingPlan
+from energon_grain.datasets.task_encoder import TaskEncoder, mapped, overridden_hook, owner_of_hook, owner_of_hooks
 from energon_grain.errors import ConfigError
 from energon_grain.planning.costs import PARTS_OF_ONE, Costs, CostsOfStream
-from energon_grain.planning.pack_plan import PATIENCE, OversizeSample, WindowPacks, plan_packs
+from energon_grain.planning.pack_plan import PATIENCE, Oversize, OversizeSample, WindowPacks, plan_packs
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.fold import Carry, Fold, SavedCarries
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import PASS_BITS, Draws, IndexMap, Int64Array, Items
-from energon_grain.stream.spec import ItemSpec
+from energon_grain.stream.spec import ItemSpec, LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.tracebacks import public
 
 _logger = logging.getLogger("energon_grain")
 _FOLDS_KEPT = 4
+_DEFAULT_WINDOW = 16_384
+
+
+@public
+@dataclass(frozen=True, slots=True, init=False)
+class PackingPlan:
+    """What goes into packs that are planned from columns, before anything is read.
+
+    Args:
+        costs: The column that a pack is bounded by, or an expression over columns (`"tokens + 2"`); or several, each
+            with its capacity: `{"tokens": 4096, "images": 8}`.
+        capacity: Of a pack, where there is one cost.
+        window: Samples of the order that are planned together. A larger one fills packs better, up to a point; the
+            first batch waits for the plan of one, and samples move by up to as many places.
+        oversize: What becomes of a sample that is larger than a pack. "error", the default: it ends the run. "split":
+            parts of it, by the first cost, go to neighbouring packs, and the packing hook is told which (`ranges`).
+            "drop": it is left out, and nothing of it is read. "alone": it has a pack for itself, over the capacity.
+        max_samples: Samples of a pack at most.
+
+    Raises:
+        ConfigError: An argument is not one that fits here.
+    """
+
+    capacities: tuple[tuple[str, int], ...]
+    window: int
+    oversize: Oversize
+    max_samples: int | None
+
+    def __init__(
+        self,
+        costs: str | Mapping[str, int],
+        capacity: int | None = None,
+        *,
+        window: int = _DEFAULT_WINDOW,
+        oversize: Oversize = "error",
+        max_samples: int | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if isinstance(costs, Mapping) == (capacity is not None) or not costs:
+            raise ConfigError(
+                f'{name}: give one cost and its capacity, such as {name}("tokens", 4096), or several with theirs: '
+                f'{name}({{"tokens": 4096, "images": 8}}); these are {costs!r} and {capacity!r}'
+            )
+        pairs = list(costs.items()) if isinstance(costs, Mapping) else [(costs, capacity)]
+        texts = [Expression.parse(text, where=name).text for text, _ in pairs]
+        numbers = [_positive(name, f"capacity of {text}", limit) for text, (_, limit) in zip(texts, pairs, strict=True)]
+        if oversize not in ("error", "split", "drop", "alone"):
+            raise ConfigError(f"{name}: oversize={oversize!r}: expected 'error', 'split', 'drop' or 'alone'")
+        most = None if max_samples is None else _positive(name, "max_samples", max_samples)
+        capacities = tuple(zip(texts, numbers, strict=True))
+        put(self, capacities=capacities, window=_positive(name, "window", window), oversize=oversize, max_samples=most)
+
+    def described(self) -> str:
+        """In one line: what a pack holds."""
+        return ", ".join(f"{text} up to {capacity:,}" for text, capacity in self.capacities)
+
+    def packed(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
+        """The packs of a dataset, each by the encoder's `pack_selected_samples`. Raises ConfigError: it has none."""
+        name, pack = type(encoder).__name__, overridden_hook(encoder, "pack_selected_samples")
+        if pack is None:
+            raise ConfigError(
+                f"packing={self!r}, but {name} has no pack_selected_samples, which makes one sample of the samples of "
+                "a pack"
+            )
+        if overridden_hook(encoder, "select_samples_to_pack") is not None:
+            _logger.warning(
+                "%s.select_samples_to_pack is not called: packing=… plans packs from columns before samples are read; "
+                "packing_buffer_size=… lets the hook choose",
+                name,
+            )
+        return PlannedPackingDataset(
+            mapped(encoder, dataset, "postencode_sample", worker_config),
+            self,
+            pack,
+            task_encoder=owner_of_hooks(encoder, "pack_selected_samples"),
+            worker_config=worker_config,
+        )
+
+
+@public
+class CostBudget(PackingPlan):
+    """A batch size as a budget: `batch_size=CostBudget("tokens", 65536)` makes batches of as many samples as fit.
+
+    Each batch of a host costs `budget` at most, and nearly as much; batches are planned as packs are, from columns,
+    and never padded. Arguments are those of `PackingPlan`, but samples cannot be split.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        costs: str | Mapping[str, int],
+        budget: int | None = None,
+        *,
+        window: int = _DEFAULT_WINDOW,
+        oversize: Oversize = "error",
+        max_samples: int | None = None,
+    ) -> None:
+        if oversize == "split":
+            raise ConfigError("CostBudget: a sample of a batch cannot be split: give 'error', 'drop' or 'alone'")
+        PackingPlan.__init__(self, costs, budget, window=window, oversize=oversize, max_samples=max_samples)
+
+    def batched(
+        self, encoder: TaskEncoder, dataset: SavableDataset, last_batch: LastBatch | None, worker_config: WorkerConfig
+    ) -> SavableDataset:
+        """The batches of a dataset, each made by the encoder's `batch`. Raises ConfigError where that does not fit."""
+        if overridden_hook(encoder, "batch_group_criterion") is not None:
+            raise ConfigError(
+                f"batch_size=CostBudget(…) with {type(encoder).__name__}.batch_group_criterion: batches are made by "
+                "one of the two; give a number, or leave the hook out"
+            )
+        if last_batch == "pad":
+            raise ConfigError(
+                "last_batch='pad' with batch_size=CostBudget(…): such batches are never padded; use 'drop'"
+            )
+        return PlannedPackingDataset(
+            dataset,
+            self,
+            owner_of_hook(encoder, "batch").batch,
+            hook="batch",
+            task_encoder=owner_of_hooks(encoder, "batch"),
+            batches=True,
+            worker_config=worker_config,
+        )
 
 
 @node
@@ -420,3 +545,9 @@ class PlannedPasses:
     def lengths(self, first: int, count: int) -> Int64Array:
         """Packs of each of `count` passes from `first` on."""
         return np.array([self.length(epoch) for epoch in range(first, first + count)], np.int64)
+
+
+def _positive(where: str, what: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value < 1 << 53:
+        raise ConfigError(f"{where}: {what} is {value!r}: expected a positive whole number")
+    return int(value)

@@ -98,14 +98,17 @@ def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSo
     kind = kind_at(location)
     if kind.takes_no_columns:
         raise ConfigError(f"{location}: is {kind.described}{kind.takes_no_columns}")
+    source: Any
     if kind.open is None:
-        source: Any = open_prepared(open_data(location), parts=parts)
+        source = open_prepared(open_data(location), parts=parts)
         known = source.all_part_names
     else:
         found = kind.open(location, None)
         source, known = found.source, found.part_names
     refuse_unknown(location, parts, known)
-    return source if parts is None or kind.open is None else kind.open(location, parts).source
+    if parts is not None and kind.open is not None:
+        source = kind.open(location, parts).source
+    return source
 
 
 def refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ _PLACES = np.zeros((256, 8), np.uint8)
 for _byte in range(256):
     _PLACES[_byte, : _byte.bit_count()] = [place for place in range(8) if _byte >> place & 1]
 """(256, 8) where the ones of a byte stand, the lowest first."""
+_SHORT_RUN = 256
 _U64 = np.uint64
 _EACH, _HIGH = _U64(0x0101010101010101), _U64(0x8080808080808080)
 
@@ -82,7 +83,7 @@ class Selection:
     """
 
     __slots__ = (
-        *("_before", "_bits", "_kept_before", "_length"),
+        *("_before", "_bits", "_kept_before", "_length", "_stretches"),
         *("condition", "digest", "excluded", "start", "stop", "total"),
     )
 
@@ -131,6 +132,31 @@ class Selection:
         # Before excluded sample i of the range lie excluded[i] - start - i kept ones.
         self._kept_before = ranks - start - np.arange(ranks.size, dtype=np.int64)
         self._bits: npt.NDArray[np.uint64] | None = None
+        self._stretches: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+
+    @classmethod
+    def of_stretches(
+        cls,
+        begin: npt.NDArray[np.int64],
+        end: npt.NDArray[np.int64],
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        excluded: npt.NDArray[np.int64] | Sequence[int] = (),
+    ) -> Selection:
+        """Samples of stretches [begin[i], end[i]) of raw ones, in any order, one behind the other.
+
+        `total`, `start`, `stop` and `excluded` count along the stretches: `ranks`.
+
+        Raises: as the constructor does.
+        """
+        first = np.cumsum(end - begin) - (end - begin)
+        found = cls(int((end - begin).sum()), start=start, stop=stop, excluded=excluded)
+        first, shift = first[end > begin], (begin - first)[end > begin]
+        new = np.diff(shift, prepend=shift[:1] - 1) != 0  # a stretch that follows directly goes on with the one before
+        if new.sum() > 1 or shift[0]:
+            found._stretches = first[new], shift[new]
+        return found
 
     @classmethod
     def of_runs(
@@ -171,7 +197,7 @@ class Selection:
         """
         if not self.is_range:
             raw = np.zeros(self.stop - self.start, np.bool_)
-            raw[self.to_raw(np.arange(len(self))) - self.start] = keep
+            raw[self.ranks(np.arange(len(self))) - self.start] = keep
             keep = raw
         return self._narrowed(keep, condition)
 
@@ -188,12 +214,12 @@ class Selection:
 
     def __getstate__(self) -> tuple[Any, ...]:
         bits = None if self._bits is None else self._bits.astype("<u8", copy=False).reshape(-1).view(np.uint8)
-        return self.total, self.start, self.stop, self.excluded, self.digest, self.condition, bits
+        return self.total, self.start, self.stop, self.excluded, self.digest, self.condition, self._stretches, bits
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        total, start, stop, excluded, digest, condition, bits = state
+        total, start, stop, excluded, digest, condition, stretches, bits = state
         Selection.__init__(self, total, start=start, stop=stop, excluded=excluded)
-        self.digest, self.condition = digest, condition
+        self.digest, self.condition, self._stretches = digest, condition, stretches
         if bits is not None:
             self._keep(bits)
 
@@ -213,15 +239,28 @@ class Selection:
         """Whether a condition decides."""
         return self._bits is not None
 
+    @property
+    def stretches(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(k,) first rank of each stretch, and (k,) what makes raw numbers of its ranks."""
+        return self._stretches or (np.zeros(1, np.int64), np.zeros(1, np.int64))
+
     def to_raw(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Give the raw ranks of samples of the selection.
+        """Give the raw numbers of samples of the selection.
 
         Args:
             indices: numbers in [0, len(self)), any shape; not checked.
 
         Returns:
-            A new int64 array of the same shape, in [start, stop).
+            A new int64 array of the same shape.
         """
+        ranks = self.ranks(indices)
+        if self._stretches is not None:
+            first, shift = self._stretches
+            ranks += shift[np.searchsorted(first, ranks, side="right") - 1]
+        return ranks
+
+    def ranks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The same along the stretches, in [start, stop); of a selection without these they are the raw numbers."""
         if self._bits is None:
             raw = indices + np.int64(self.start)
             if self.excluded.size:
@@ -249,12 +288,23 @@ class Selection:
         block = np.searchsorted(self._before, indices, side="right") - 1
         return block * _BLOCK + self.start, indices - self._before[block], self._bits[block]
 
-    def raw_run(self, first: int, stop: int) -> slice | None:
-        """The raw ranks of samples [first, stop) of the selection; None: they do not follow one another."""
+    def raw_runs(self, first: int, stop: int) -> list[slice]:
+        """The raw numbers of samples [first, stop) of the selection, as slices in order; empty: they are too scattered.
+
+        Only runs of stretches of 256 samples in the mean are worth it.
+        """
         if first >= stop:
-            return slice(self.start, self.start)
-        begin, last = self.to_raw(np.array([first, stop - 1])).tolist()
-        return slice(begin, last + 1) if last - begin == stop - 1 - first else None
+            return [slice(self.start, self.start)]
+        begin, last = self.ranks(np.array([first, stop - 1])).tolist()
+        if last - begin != stop - 1 - first:
+            return []
+        firsts, shifts = self.stretches
+        low, high = (np.searchsorted(firsts, [begin, last], side="right") - 1).tolist()
+        if high - low > (stop - first) // _SHORT_RUN:
+            return []
+        ends = [begin, *firsts[low + 1 : high + 1].tolist(), last + 1]
+        moved = zip(ends, ends[1:], shifts[low : high + 1].tolist(), strict=False)
+        return [slice(own + shift, end + shift) for own, end, shift in moved]
 
     def cut_by(self, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(k,) how many samples of the selection are before each raw rank of `bounds`, ascending, each once."""

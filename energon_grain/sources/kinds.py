@@ -17,7 +17,6 @@ from os.path import isdir, isfile
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from energon_grain.errors import ConfigError
-from energon_grain.formats.nv_meta import HINTS
 from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.rows import Rows, SelectedSource, selected
 from energon_grain.sources.source import PartFilter, Source
@@ -320,9 +319,6 @@ def hint_at(location: str, names: Collection[str] = ()) -> str | None:
     """See `Kind.hint`: what the first kind says that says anything."""
     hints = (kind.hint(location, names) for kind in all_kinds() if kind.hint is not None)
     return next(filter(None, hints), None)
-
-
-HINTS.append(hint_at)
 
 
 def holds_plain_bytes(file: str) -> bool:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import EmptyDatasetError, KeyNotFoundError
-from energon_grain.formats.columns import KeptColumns
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
@@ -55,6 +54,34 @@ class Blocks:
     at_least: int | None
     are_read_whole: bool
     warn: Callable[[int, int, int | None], str | None]
+
+
+class Kept(Protocol):
+    """Columns that are kept beside the data: numbers, one for each of all rows, see `formats.columns.KeptColumns`."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def at(self, name: str, samples: Int64Array | slice, /) -> npt.NDArray[Any]:
+        """(n,) what a column says of rows by number, or of a slice of them with both its ends."""
+        ...
+
+    def id(self, name: str, /) -> str:
+        """Digest that changes with the numbers of a column."""
+        ...
+
+    def no_column(self, name: str, /) -> KeyNotFoundError:
+        """The error for a name that no column has."""
+        ...
+
+    def used(self) -> dict[str, str]:
+        """The ids of columns with files that were asked for."""
+        ...
+
+    def require(self, used: Mapping[str, str], /) -> None:
+        """Raise StaleIndexError where columns are not those that `used` gave in another process."""
+        ...
 
 
 class Rows(ABC):
@@ -141,7 +168,7 @@ class Rows(ABC):
         return f"{place.shard}: {place.key}"
 
     @cached_property
-    def kept(self) -> KeptColumns | None:
+    def kept(self) -> Kept | None:
         """The columns that were measured; None: none can be."""
         return None
 
@@ -228,7 +255,7 @@ class SelectedSource:
         where: Expression | None = None,
         runs: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self._rows = rows
+        self._rows, self.lost_by_fork = rows, rows.lost_by_fork
         counts = rows.shard_counts.values()
         if runs is None:
             self._selection = Selection(sum(counts), start=start, stop=stop)
@@ -279,7 +306,8 @@ class SelectedSource:
         The copy has to find the same numbers in these.
         """
         kept = vars(self._rows).get("kept")
-        return {"_rows": self._rows, "_selection": self._selection, "_used": {} if kept is None else kept.used()}
+        own = ("_rows", "_selection", "lost_by_fork")
+        return {**{name: vars(self).get(name) for name in own}, "_used": {} if kept is None else kept.used()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         used = state.pop("_used", {})
@@ -311,8 +339,8 @@ class SelectedSource:
         chosen = self._selection
         return f"{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
-    @property
-    def kept(self) -> KeptColumns | None:
+    @cached_property
+    def kept(self) -> Kept | None:
         """What was measured of all rows, by their numbers; None: nothing can be."""
         return self._rows.kept
 
@@ -357,12 +385,15 @@ class SelectedSource:
         if not isinstance(indices, slice):
             return self._rows.column(name, self.numbers(indices))
         wanted = range(*indices.indices(len(self)))
-        run = None
-        if wanted.step == 1:
-            run = self._selection.raw_run(wanted.start, max(wanted.start, wanted.stop))
-        return (
-            in_pieces(indices, len(self), partial(self.column, name)) if run is None else self._rows.column(name, run)
-        )
+        runs = self._selection.raw_runs(wanted.start, wanted.stop) if wanted.step == 1 else []
+        if not runs:
+            return in_pieces(indices, len(self), partial(self.column, name))
+        found = [self._rows.column(name, run) for run in runs]
+        if len(found) == 1:
+            return found[0]
+        joined = np.concatenate(found)
+        release_mapped(found[0])
+        return joined
 
     def column_id(self, name: str) -> str:
         """See `Source.column_id`."""
@@ -375,11 +406,6 @@ class SelectedSource:
     def place_of(self, index: int) -> str:
         """See `Source.place_of`."""
         return self._rows.place_of(self._number(index))
-
-    @property
-    def lost_by_fork(self) -> bool:
-        """Whether a forked process cannot read it."""
-        return self._rows.lost_by_fork
 
     @property
     def run_samples(self) -> int | None:

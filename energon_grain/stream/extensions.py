@@ -20,8 +20,6 @@ BLEND_BY_COST = "energon_grain.planning.blend_by_cost.blend_by_cost"
 """Lowers a blend by cost: (`Lowering`, parts, schedule, unit of the weights) -> `Part`."""
 COST_SHARES = "energon_grain.planning.cost_shares.cost_shares"
 """What the outermost blend promises of its leaves, where it is by cost: (`StreamSpec`) -> `CostShares` or None."""
-PLANNED_PACKING = "energon_grain.planning.planned_packing.PlannedPackingDataset"
-"""The node of planned packs, and of batches by budget."""
 ITEM_MAKER = "energon_grain.planning.pack_maker.PackMaker"
 """Makes planned items: (`ItemSpec` of each kind, lock for hooks) -> `stream.stage.ItemMaker`."""
 

@@ -382,10 +382,33 @@ def check(selection: Selection, kept: list[int]) -> None:
         assert len(each) == len(kept)
         assert each.to_raw(np.arange(len(kept))).tolist() == kept
         for first, stop in ((0, len(kept)), (len(kept) // 3, len(kept) // 2 + 1), (1, 0)):
-            run = each.raw_run(first, stop)
+            runs = each.raw_runs(first, stop)
             expected = kept[first:stop]
-            assert (run is not None) is (not expected or expected[-1] - expected[0] == len(expected) - 1)
-            assert run is None or expected == [*range(run.start, run.stop)]
+            assert bool(runs) or expected[-1] - expected[0] != len(expected) - 1
+            assert not runs or expected == [number for run in runs for number in range(run.start, run.stop)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 600)), min_size=1, max_size=6), st.data())
+def test_stretches_in_any_order(lengths: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Also those that overlap, are empty, or follow one another."""
+    begin, length = (np.array(each, np.int64) for each in zip(*lengths, strict=True))
+    numbers = [number for first, count in lengths for number in range(first, first + count)]
+    start = data.draw(st.integers(0, len(numbers)))
+    stop = data.draw(st.integers(start, len(numbers)))
+    excluded = data.draw(st.sets(st.integers(0, len(numbers) - 1), max_size=3) if numbers else st.just(set[int]()))
+    kept = [number for rank, number in enumerate(numbers) if start <= rank < stop and rank not in excluded]
+    options: Any = {"start": start, "stop": stop, "excluded": [*excluded]}
+    if not kept:
+        with pytest.raises(EmptyDatasetError, match="is empty"):
+            Selection.of_stretches(begin, begin + length, **options)
+        return
+    selection = Selection.of_stretches(begin, begin + length, **options)
+    keep = np.array(kept) % 3 != 1
+    for each, wanted in ((selection, kept), (selection.where(keep, {}), [n for n in kept if n % 3 != 1])):
+        assert each.to_raw(np.arange(len(each))).tolist() == wanted
+        assert pickle.loads(pickle.dumps(each)).to_raw(np.arange(len(each))).tolist() == wanted
+        runs = each.raw_runs(0, len(each))
+        assert not runs or [n for run in runs for n in range(run.start, run.stop)] == wanted
 
 
 @given(st.integers(1, 700), st.integers(0, 100), st.data())

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
-from collections.abc import Iterator
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_runs import run
 
-from energon_grain import (
-    ConfigError,
-    DatasetNotFoundError,
-    WorkerConfig,
-    get_train_dataset,
-    measure_dataset,
-    open_columns,
-)
+from energon_grain import ConfigError, DatasetNotFoundError, get_train_dataset, measure_dataset, open_columns
 from energon_grain.conversion import convert_dataset
+from energon_grain.kinds.jsonl.kind import JSONL
 from energon_grain.sources import kinds
 from energon_grain.sources.kinds import METADATASET, NOTHING, kind_at, kind_by_name
-from energon_grain.stream.stream import Stream
-
-PLUGIN = """
-from dataclasses import replace
-from energon_grain.kinds.jsonl.kind import JSONL
-
-def hint(location, names):
-    found = [name for name in names if name.endswith(".lines")]
-    return f"holds files of lines, such as {found[0]}" if found else None
-
-LINES = replace(JSONL, name="lines", described="a file of lines", endings=(".lines",), hint=hint)
-"""
 
 
 @pytest.fixture
@@ -43,37 +24,14 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that registers a kind."""
-    package = tmp_path / "site" / "other_kinds-1.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other-kinds\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[energon_grain.kinds]\nlines = other_kinds:LINES\n")
-    (tmp_path / "site" / "other_kinds.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    kinds._other_kinds.cache_clear()
-    yield
-    kinds._other_kinds.cache_clear()
+def _hint(_: str, names: Collection[str]) -> str | None:
+    found = [name for name in names if name.endswith(".lines")]
+    return f"holds files of lines, such as {found[0]}" if found else None
 
 
-def test_a_kind_of_another_package_is_found_by_its_entry_point(lines: Path, installed: None) -> None:
-    found = kind_at(str(lines))
-    assert (found.name, found.described) == ("lines", "a file of lines")
-    assert pickle.loads(pickle.dumps(found)) is found
-    assert copy.deepcopy(found) is found
-    dataset = get_train_dataset(
-        lines,
-        worker_config=WorkerConfig(0, 1, 0),
-        batch_size=8,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-    )
-    with Stream.of(dataset) as stream:
-        assert sorted(map(int, next(stream)["json"]["n"])) == [*range(8)]
-
-
-def test_operations_ask_a_kind_of_another_package(lines: Path, tmp_path: Path, installed: None) -> None:
+def test_operations_ask_a_kind_of_another_package(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(JSONL, name="lines", described="a file of lines", endings=(".lines",), hint=_hint)
+    monkeypatch.setattr(kinds, "_other_kinds", lambda: (other,))
     done = run("prepare", lines)
     assert done.exit_code == 0
     assert "8 samples" in done.stdout

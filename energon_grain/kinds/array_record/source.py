@@ -20,7 +20,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON, preparing
 from energon_grain.formats.records import RECORD_ENCODINGS, read_records_file
 from energon_grain.kinds.array_record.files import ArrayRecordFile, record_decoder
 from energon_grain.kinds.array_record.ranges import RecordPlaces, find_places, read_records, record_extents
-from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedSource, SourceOptions
+from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedRows, IndexedSource, RowOptions
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents
 from energon_grain.sources.source import PartValue, RawBatch
@@ -234,8 +234,8 @@ class RecordReader(Protocol):
         ...
 
 
-class ArrayRecordSource(IndexedSource):
-    """The samples of some ArrayRecord files of a prepared dataset, in the order of the files.
+class ArrayRecordRows(IndexedRows):
+    """The samples of all ArrayRecord files of a prepared dataset.
 
     A record is read whole, whatever parts are wanted of it. A read takes all records of a file at once. Opening maps
     the columnar index and reads no file; the first read from a file checks that it is the one that was indexed, by its
@@ -251,7 +251,7 @@ class ArrayRecordSource(IndexedSource):
     Raises DatasetNotFoundError if it is not prepared as a dataset of ArrayRecord files.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[RowOptions]) -> None:
         options["lazy"] = None  # records are read whole
         super().__init__(path, **options)
         encoding = read_records_file(self._folder.local)
@@ -270,35 +270,30 @@ class ArrayRecordSource(IndexedSource):
     def remote_files(self) -> Sequence[RemoteFiles]:
         return () if self._objects is None else (self._objects.store,)
 
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`. array_record's own reader keeps to itself where records lie in files of this machine."""
+    def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
+        """See `Rows.extents`. array_record's own reader keeps to itself where records lie in files of this machine."""
         objects = self._objects
         if objects is None:
             return []
-        samples, shard = self._resolve(indices)
+        shard = self._shard_of(numbers)
         with needing_shards(self._folder):
-            start, size = objects.extents(shard, samples - self._index.shard_first[shard])
-        return [remote_extents(objects.store, self._shards.paths, shard, start, size, np.arange(len(samples)))]
+            start, size = objects.extents(shard, numbers - self._shard_first[shard])
+        return [remote_extents(objects.store, self._shards.paths, shard, start, size, np.arange(len(numbers)))]
 
-    def read(self, indices: Int64Array) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
-
-        Raises StaleIndexError if a file is not the one that was indexed.
-        """
-        indices = np.asarray(indices, np.int64)
-        samples, shard = self._resolve(indices)
-        keys = self._index.keys(samples)
-        rows = self._records(samples, keys)
+    def read_rows(self, numbers: Int64Array) -> RawBatch:
+        """See `Rows.read_rows`. Raises StaleIndexError if a file is not the one that was indexed."""
+        keys = self._index.keys(numbers)
+        rows = self._records(numbers, keys)
         names = self._index.shards
         columns, orders = _columns(rows, self._index.part_names, None if self._wanted is None else {*self.part_names})
         batch = RawBatch(
-            indices=indices,
+            indices=numbers,
             keys=keys,
-            shards=[names[number] for number in shard.tolist()],
+            shards=[names[number] for number in self._shard_of(numbers).tolist()],
             columns=columns,
             orders=orders,
         )
-        self._touch(samples)
+        self._touch(numbers)
         return batch
 
     def _records(self, samples: Int64Array, keys: list[str]) -> list[Mapping[str, PartValue]]:
@@ -314,8 +309,8 @@ class ArrayRecordSource(IndexedSource):
             ReadError: A file is gone, or a record cannot be read.
         """
         wanted, first, back = np.unique(samples, return_index=True, return_inverse=True)
-        shard = self._index.shard_of(wanted)
-        record = wanted - self._index.shard_first[shard]
+        shard = self._shard_of(wanted)
+        record = wanted - self._shard_first[shard]
         with needing_shards(self._folder):
             data = self._reader.read(shard, record)
         rows: list[Mapping[str, PartValue]] = []
@@ -333,6 +328,12 @@ class ArrayRecordSource(IndexedSource):
 
     def close(self) -> None:
         self._reader.close()
+
+
+class ArrayRecordSource(IndexedSource):
+    """The samples of some ArrayRecord files of a prepared dataset, in the order of the files. See `ArrayRecordRows`."""
+
+    _kind = ArrayRecordRows
 
 
 def _columns(
@@ -361,12 +362,12 @@ class ArrayRecordFileStore(IndexedFileStore[Any]):
     The record of a sample is read whole, once for all of its parts that are asked for together. See `IndexedFileStore`.
     """
 
-    _kind = ArrayRecordSource
+    _kind = ArrayRecordRows
 
     def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
         samples, rows = self._found(keys)
         names = [self._index.part_names[number] for number in self._index.part_name[rows].tolist()]
-        records = self._source._records(samples, self._index.keys(samples))
+        records = self._rows._records(samples, self._index.keys(samples))
         return self._with_sources(keys, samples, (record[name] for record, name in zip(records, names, strict=True)))
 
     def _find(self, key: str) -> tuple[int, int] | None:

@@ -13,7 +13,13 @@ import numpy.typing as npt
 
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.seek_table import SeekTable, open_seek_table
-from energon_grain.kinds.prepared.source import IndexedFileStore, IndexedSource, SourceOptions, rows_of
+from energon_grain.kinds.prepared.source import (
+    IndexedFileStore,
+    IndexedRows,
+    IndexedSource,
+    RowOptions,
+    rows_of,
+)
 from energon_grain.kinds.tar.index import check_shards
 from energon_grain.kinds.tar.names import split_member_name
 from energon_grain.samplers.subset import select
@@ -28,35 +34,14 @@ from energon_grain.tracebacks import public
 Int64Array = npt.NDArray[np.int64]
 
 
-class WebDatasetSource(IndexedSource):
-    """The samples of some shards of a prepared dataset, in the order of the shards.
+class TarRows(IndexedRows):
+    """The samples of all shards of a prepared dataset of tars.
 
     Opening maps the columnar index and reads no shard, whatever their number; the first read from a shard checks that
     it still is the file that was indexed.
-
-    Args:
-        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
-        shards: Names of the shards to serve, in order; default: all of them, in the order of `.info.json`.
-        parts: Which parts to read: names, or a predicate on the name; default: all.
-        lazy: Which of these to give as a `ByteStream` and not to read; see `LazyFrom`.
-        start: First sample to serve, counted over `shards` before `excluded` are taken out.
-        stop: One past the last sample, counted likewise; default: the end.
-        excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
-        where: Which of the others to serve, by their columns; default: all.
-        selection: For copies in other processes: what the four above came to.
-        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
-        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
-        info: What its `.info.json` says, where that was read already.
-
-    Raises:
-        DatasetNotFoundError: `path` is not a prepared dataset.
-        ConfigError: The range or a shard does not fit.
-        StaleIndexError: The index does not fit the shards.
-        EmptyDatasetError: No sample is left.
-        KeyNotFoundError: There is no column that `where` asks for; says which command makes it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[SourceOptions]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[RowOptions]) -> None:
         super().__init__(path, **options)
         self._store = self._folder.store
         self._verified = np.zeros(len(self._index.shards), np.bool_)
@@ -71,41 +56,32 @@ class WebDatasetSource(IndexedSource):
         """What reads the shards where they lie in an object store."""
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        samples, shard = self._resolve(indices)
+    def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
+        shard = self._shard_of(numbers)
         self._check_shards(shard)
-        owner, rows = self._part_rows(samples)
+        owner, rows = self._part_rows(numbers)
         name, start, size = self._described(rows)
         lazy = self._is_lazy(name, size)
         if lazy is not None:
             owner, start, size = owner[~lazy], start[~lazy], size[~lazy]
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
-    def _read_by_keys(self, indices: Int64Array, keys: list[str]) -> RawBatch:
-        return self.read(indices, keys=keys)
-
-    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
-
-        Args:
-            indices: Of the samples.
-            keys: Theirs, where they are known.
-        """
-        indices = np.asarray(indices, np.int64)
-        samples, shard = self._resolve(indices)
-        owner, rows = self._part_rows(samples)
+    def read_rows(self, numbers: Int64Array, keys: list[str] | None = None) -> RawBatch:
+        """See `Rows.read_rows`; keys that are known are not looked up."""
+        shard = self._shard_of(numbers)
+        owner, rows = self._part_rows(numbers)
         name, offset, size = self._described(rows)
         values = self._values(shard, shard[owner], offset, size, self._is_lazy(name, size))
         names = self._index.shards
-        columns, orders = _columns(self._index.part_names, owner, name, values, len(samples))
+        columns, orders = _columns(self._index.part_names, owner, name, values, len(numbers))
         batch = RawBatch(
-            indices=indices,
-            keys=self._index.keys(samples) if keys is None else keys,
+            indices=numbers,
+            keys=self._index.keys(numbers) if keys is None else keys,
             shards=[names[number] for number in shard.tolist()],
             columns=columns,
             orders=orders,
         )
-        self._touch(samples)
+        self._touch(numbers)
         return batch
 
     def _values(
@@ -171,19 +147,78 @@ class WebDatasetSource(IndexedSource):
             check_shards(self._folder, self._index, numbers)
         self._verified[numbers] = True
 
+    def close(self) -> None:
+        """Close the shards; reading again opens them."""
+        self._store.close()
+
+
+class WebDatasetSource(IndexedSource):
+    """The samples of some shards of a prepared dataset, in the order of the shards.
+
+    Opening maps the columnar index and reads no shard, whatever their number; the first read from a shard checks that
+    it still is the file that was indexed.
+
+    Args:
+        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
+        shards: Names of the shards to serve, in order; default: all of them, in the order of `.info.json`.
+        parts: Which parts to read: names, or a predicate on the name; default: all.
+        lazy: Which of these to give as a `ByteStream` and not to read; see `LazyFrom`.
+        start: First sample to serve, counted over `shards` before `excluded` are taken out.
+        stop: One past the last sample, counted likewise; default: the end.
+        excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
+        where: Which of the others to serve, by their columns; default: all.
+        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
+        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+        info: What its `.info.json` says, where that was read already.
+
+    Raises:
+        DatasetNotFoundError: `path` is not a prepared dataset.
+        ConfigError: The range or a shard does not fit.
+        StaleIndexError: The index does not fit the shards.
+        EmptyDatasetError: No sample is left.
+        KeyNotFoundError: There is no column that `where` asks for; says which command makes it.
+    """
+
+    _kind = TarRows
+
+    def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
+        """Read samples in the order asked for. See `Source.read`.
+
+        Args:
+            indices: Of the samples.
+            keys: Theirs, where they are known.
+        """
+        batch = self._rows.read_rows(self.numbers(indices), keys)
+        batch.indices = np.asarray(indices, np.int64)
+        return batch
+
+    def _read_by_keys(self, indices: Int64Array, keys: list[str]) -> RawBatch:
+        return self.read(indices, keys=keys)
+
+    def stream(self, shard: int, offset: int, size: int) -> ByteStream:
+        """A part of the shard of this number, with the index that it lacks, if one was made; see `index_videos`.
+
+        Raises:
+            ReadError: The shard cannot be read.
+            IndexFileError: What was made is damaged.
+        """
+        return self._rows.stream(shard, offset, size)
+
+    @property
+    def coalescing(self) -> tuple[int, int]:
+        """How near each other, and how small, ranges are that its store reads as one; see `coalesce`."""
+        return self._rows.coalescing
+
     def _read_alike(self) -> Hashable:
         """See `ReadInGroups`. A class made of this one may read in its own way, so it is not grouped."""
         if type(self) is not WebDatasetSource:
             return None
-        parts = [None if each is None else each.tobytes() for each in (self._wanted, self._lazy_from)]
-        return self._index.part_names, *parts, self._folder.is_remote, self.coalescing
+        rows = self._rows
+        parts = [None if each is None else each.tobytes() for each in (rows._wanted, rows._lazy_from)]
+        return rows._index.part_names, *parts, rows._folder.is_remote, rows.coalescing
 
     def _group(self, sources: Sequence[WebDatasetSource]) -> WebDatasetGroup:
         return WebDatasetGroup(sources)
-
-    def close(self) -> None:
-        """Close the shards; reading again opens them anew."""
-        self._store.close()
 
 
 @public
@@ -202,7 +237,7 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
         StaleIndexError: The index does not fit the shards.
     """
 
-    _kind = WebDatasetSource
+    _kind = TarRows
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
         """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
@@ -211,13 +246,13 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         samples, rows = self._found(keys)
         shard = self._index.shard_of(samples)
-        name, offset, size = self._source._described(rows)
+        name, offset, size = self._rows._described(rows)
         opened = None
         if lazy is not None:
             least = [lazy(self._index.part_names[number]) for number in name.tolist()]
             opened = np.array([at is not None and long >= at for at, long in zip(least, size.tolist(), strict=True)])
-        data = self._source._values(shard, shard, offset, size, opened)
-        self._source._touch(samples)
+        data = self._rows._values(shard, shard, offset, size, opened)
+        self._rows._touch(samples)
         return self._with_sources(keys, samples, data)
 
     def _find(self, key: str) -> tuple[int, int] | None:
@@ -253,20 +288,26 @@ class WebDatasetGroup:
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
         self._sources = sources
-        first = np.cumsum([0, *(source._first[-1] for source in sources)])[:-1]  # the chosen shards of all in one row
-        self._begin = first
-        self._first = np.concatenate([source._first[:-1] + at for source, at in zip(sources, first, strict=True)])
-        self._shift = np.concatenate([source._shift - at for source, at in zip(sources, first, strict=True)])
-        self._shard = np.concatenate([source._shard for source in sources])
-        self._start = np.array([source._selection.start for source in sources])
+        self._rows: list[TarRows] = [source._rows for source in sources]
+        self._selections = [source._selection for source in sources]
+        # The stretches of all in one row, and the samples and shards of all datasets.
+        self._begin = np.cumsum([0, *(each.total for each in self._selections)])[:-1]
+        self._number = np.cumsum([0, *(len(rows._index) for rows in self._rows)])[:-1]
+        self._first_file = np.cumsum([0, *(len(rows._index.shards) for rows in self._rows)])
+        stretches = [each.stretches for each in self._selections]
+        self._first = np.concatenate([first + at for (first, _), at in zip(stretches, self._begin, strict=True)])
+        moved = zip(stretches, self._number - self._begin, strict=True)
+        self._shift = np.concatenate([shift + by for (_, shift), by in moved])
+        firsts = zip(self._rows, self._number, strict=True)
+        self._shard_first = np.concatenate([rows._shard_first[:-1] + at for rows, at in firsts])
+        self._start = np.array([each.start for each in self._selections])
         self._length = np.array([len(source) for source in sources])
         # Of those that are no plain ranges: their numbers, without and with a bitmap.
-        others = [(number, source._selection) for number, source in enumerate(sources)]
+        others = list(enumerate(self._selections))
         self._excluding, self._narrowed = (
             [number for number, each in others if not each.is_range and each.has_bitmap is bitmap]
             for bitmap in (False, True)
         )
-        self._first_file = np.cumsum([0, *(len(source._index.shards) for source in sources)])
         self._checked = np.zeros(self._first_file[-1], np.bool_)
 
     def read(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> RawBatch:
@@ -281,7 +322,7 @@ class WebDatasetGroup:
         shards: list[str] = []
         numbers: list[int] = shard.tolist()
         for number, begin, end in runs:
-            source = self._sources[number]
+            source = self._rows[number]
             keys += source._index.keys(samples[begin:end])
             shards += [source._index.shards[number] for number in numbers[begin:end]]
             source._touch(samples[begin:end])
@@ -291,7 +332,7 @@ class WebDatasetGroup:
         owner, name, offset, size = owner[asked], name[asked], offset[asked], size[asked]
         file = shard + self._first_file[which]
         self._check(runs, shard, file)
-        first = self._sources[0]
+        first = self._rows[0]
         gap, solo = first.coalescing
         lazy = first._is_lazy(name, size)
         now = slice(None) if lazy is None else ~lazy
@@ -317,7 +358,7 @@ class WebDatasetGroup:
         """(m,) place of the sample, name, offset and size of every wanted part. See `IndexedSource._part_rows`."""
         first, last, after = np.empty_like(samples), np.empty_like(samples), samples + 1
         for number, begin, end in runs:
-            source = self._sources[number]
+            source = self._rows[number]
             source._index.check(samples[begin:end])
             first[begin:end] = source._part_start[samples[begin:end]]
             last[begin:end] = source._part_start[after[begin:end]]
@@ -325,9 +366,9 @@ class WebDatasetGroup:
         name, offset, size = np.empty(len(rows), np.int32), np.empty_like(rows), np.empty_like(rows)
         cuts = np.searchsorted(owner, [begin for _, begin, _ in runs]).tolist()
         for (number, _, _), begin, end in zip(runs, cuts, [*cuts[1:], len(rows)], strict=True):
-            described = self._sources[number]._described(rows[begin:end])
+            described = self._rows[number]._described(rows[begin:end])
             name[begin:end], offset[begin:end], size[begin:end] = described
-        wanted = self._sources[0]._wanted
+        wanted = self._rows[0]._wanted
         if wanted is None:
             return owner, name, offset, size
         keep = wanted[name]
@@ -341,17 +382,18 @@ class WebDatasetGroup:
         rank = indices + (self._begin + self._start)[which]
         for number in self._excluding:
             (own,) = np.nonzero(which == number)
-            rank[own] = self._sources[number]._selection.to_raw(indices[own]) + self._begin[number]
+            rank[own] = self._selections[number].ranks(indices[own]) + self._begin[number]
         if self._narrowed:
             begin = np.searchsorted(which, self._narrowed)
             stop = np.searchsorted(which, self._narrowed, side="right")
             here = [run for run in zip(self._narrowed, begin.tolist(), stop.tolist(), strict=True) if run[1] < run[2]]
-            found = [self._sources[number]._selection.blocks_of(indices[first:last]) for number, first, last in here]
+            found = [self._selections[number].blocks_of(indices[first:last]) for number, first, last in here]
             if found:
                 own = np.concatenate([np.arange(first, last) for _, first, last in here])
                 rank[own] = select(*map(np.concatenate, zip(*found, strict=True))) + self._begin[which[own]]
-        place = np.searchsorted(self._first, rank, side="right") - 1
-        return rank + self._shift[place], self._shard[place]
+        number = rank + self._shift[np.searchsorted(self._first, rank, side="right") - 1]
+        shard = np.searchsorted(self._shard_first, number, side="right") - 1
+        return number - self._number[which], shard - self._first_file[which]
 
     def _check(self, runs: list[_Run], shard: Int64Array, file: Int64Array) -> None:
         """As `WebDatasetSource._check_shards`: shard and file, among those of all sources, of each sample."""
@@ -360,10 +402,10 @@ class WebDatasetGroup:
 
         def check(run: _Run) -> None:
             number, begin, end = run
-            self._sources[number]._check_shards(shard[begin:end])
+            self._rows[number]._check_shards(shard[begin:end])
 
         new = [run for run in runs if not self._checked[file[run[1] : run[2]]].all()]
-        side_by_side(check, new, self._sources[0].remote_files)
+        side_by_side(check, new, self._rows[0].remote_files)
         self._checked[file] = True
 
     def _streams(
@@ -379,7 +421,7 @@ class WebDatasetGroup:
         return [
             stream
             for number, place in zip(which[lazy].tolist(), places, strict=True)
-            for stream in self._sources[number]._streams(shard[place], offset[place], size[place])
+            for stream in self._rows[number]._streams(shard[place], offset[place], size[place])
         ]
 
     def _bytes(self, runs: list[_Run], spans: Spans) -> list[bytes]:
@@ -391,9 +433,9 @@ class WebDatasetGroup:
 
         def read(part: tuple[int, int, int]) -> list[bytes]:
             number, begin, end = part
-            return self._sources[number]._read_spans(file[begin:end], spans.start[begin:end], spans.stop[begin:end])
+            return self._rows[number]._read_spans(file[begin:end], spans.start[begin:end], spans.stop[begin:end])
 
-        found = side_by_side(read, list(zip(numbers, cuts[:-1], cuts[1:], strict=True)), self._sources[0].remote_files)
+        found = side_by_side(read, list(zip(numbers, cuts[:-1], cuts[1:], strict=True)), self._rows[0].remote_files)
         return list(chain.from_iterable(found))
 
 
