@@ -61,11 +61,6 @@ from .datasets.passes import (
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
-from .datasets.task_encoder import (
-    AugmentTaskEncoder as AugmentTaskEncoder,
-    DefaultTaskEncoder as DefaultTaskEncoder,
-    TaskEncoder as TaskEncoder,
-)
 from .errors import (
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,
@@ -124,6 +119,14 @@ from .metadataset.documents import (
     traverse_metadataset as traverse_metadataset,
 )
 from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
+from .planning.packers import (
+    Packs as Packs,
+    best_fit as best_fit,
+    best_fit_decreasing as best_fit_decreasing,
+    first_fit_decreasing as first_fit_decreasing,
+    greedy_knapsack as greedy_knapsack,
+    packing_efficiency as packing_efficiency,
+)
 from .planning.planned_packing import (
     CostBudget as CostBudget,
     PackingPlan as PackingPlan,
@@ -194,6 +197,11 @@ from .stream.worker_config import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )
+from .task_encoder import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+)
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,
@@ -204,14 +212,6 @@ from .transforms.batching import (
     homogeneous_concat_mix as homogeneous_concat_mix,
 )
 from .transforms.decode import SampleDecoder as SampleDecoder
-from .transforms.packing import (
-    Packs as Packs,
-    best_fit as best_fit,
-    best_fit_decreasing as best_fit_decreasing,
-    first_fit_decreasing as first_fit_decreasing,
-    greedy_knapsack as greedy_knapsack,
-    packing_efficiency as packing_efficiency,
-)
 from .watch.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
 from .watch.log_samples import (
     GcDataset as GcDataset,
