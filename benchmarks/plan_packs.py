@@ -23,7 +23,7 @@ from benchmarks.picture import bars, texts
 from benchmarks.token_packing import CAPACITY, LAWS
 from energon_grain import PackingDataset, PackingPlan, PlannedPackingDataset, get_loader, get_train_dataset
 from energon_grain.planning.pack_plan import PATIENCE, Oversize, fill, plan_packs
-from energon_grain.transforms.packing import best_fit_decreasing
+from energon_grain.planning.packers import best_fit_decreasing
 
 WINDOWS = (1_024, 4_096, 16_384, 65_536)
 Costs = npt.NDArray[np.int64]

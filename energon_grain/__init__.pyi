@@ -1,6 +1,7 @@
 """The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
 
 from ._version import __version__ as __version__
+from .compat.batch import Batch as Batch
 from .compat.factories import (
     BaseWebdatasetFactory as BaseWebdatasetFactory,
     CaptioningWebdataset as CaptioningWebdataset,
@@ -61,11 +62,6 @@ from .datasets.passes import (
 )
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
-from .datasets.task_encoder import (
-    AugmentTaskEncoder as AugmentTaskEncoder,
-    DefaultTaskEncoder as DefaultTaskEncoder,
-    TaskEncoder as TaskEncoder,
-)
 from .errors import (
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,
@@ -124,6 +120,14 @@ from .metadataset.documents import (
     traverse_metadataset as traverse_metadataset,
 )
 from .metadataset.samples import measure_dataset as measure_dataset, open_columns as open_columns
+from .planning.packers import (
+    Packs as Packs,
+    best_fit as best_fit,
+    best_fit_decreasing as best_fit_decreasing,
+    first_fit_decreasing as first_fit_decreasing,
+    greedy_knapsack as greedy_knapsack,
+    packing_efficiency as packing_efficiency,
+)
 from .planning.planned_packing import (
     CostBudget as CostBudget,
     PackingPlan as PackingPlan,
@@ -132,7 +136,6 @@ from .planning.planned_packing import (
 from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
-from .samples.batch import Batch as Batch
 from .samples.media_metadata import (
     AVMetadata as AVMetadata,
     ImageMetadata as ImageMetadata,
@@ -194,6 +197,11 @@ from .stream.worker_config import (
     log_exception as log_exception,
     reraise_exception as reraise_exception,
 )
+from .task_encoder import (
+    AugmentTaskEncoder as AugmentTaskEncoder,
+    DefaultTaskEncoder as DefaultTaskEncoder,
+    TaskEncoder as TaskEncoder,
+)
 from .transforms.batching import (
     batch_list as batch_list,
     batch_pad_stack as batch_pad_stack,
@@ -204,14 +212,6 @@ from .transforms.batching import (
     homogeneous_concat_mix as homogeneous_concat_mix,
 )
 from .transforms.decode import SampleDecoder as SampleDecoder
-from .transforms.packing import (
-    Packs as Packs,
-    best_fit as best_fit,
-    best_fit_decreasing as best_fit_decreasing,
-    first_fit_decreasing as first_fit_decreasing,
-    greedy_knapsack as greedy_knapsack,
-    packing_efficiency as packing_efficiency,
-)
 from .watch.loader_stats import LoaderStats as LoaderStats, merge_stats as merge_stats
 from .watch.log_samples import (
     GcDataset as GcDataset,

@@ -30,8 +30,8 @@ from table_forms import damaged, write_arrow, write_feather, write_mds, write_pa
 
 from energon_grain import WorkerConfig, get_val_dataset
 from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, open_leaf
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import EnergonGrainError
+from energon_grain.task_encoder import DefaultTaskEncoder
 from energon_grain.testing import write_tars
 
 _SECONDS_A_FILE = 20

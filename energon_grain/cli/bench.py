@@ -10,14 +10,14 @@ import typer
 from energon_grain.bench import measure
 from energon_grain.cli.run import Run, of_a_run, own_task_encoder
 from energon_grain.cli.terminal import Answer, ProgressBar, note, significant
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError
+from energon_grain.task_encoder import DefaultTaskEncoder
 from energon_grain.watch.loader_stats import handover_advice, store_advice, work_advice
 from energon_grain.words import counted, format_bytes, table
 
 if TYPE_CHECKING:
     from energon_grain.bench import Figures
-    from energon_grain.datasets.task_encoder import TaskEncoder
+    from energon_grain.task_encoder import TaskEncoder
 
 _ENOUGH = 0.95
 """A number of workers is enough where more of them bring less than this part's complement."""

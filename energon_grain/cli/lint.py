@@ -13,7 +13,6 @@ import typer
 from energon_grain.cli.terminal import Answer, DatasetConfig, ProgressBar, SplitConfig, note, own_modules
 from energon_grain.datasets.aux_stores import open_aux
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.documents import datasets_of, leaf_maker, load_metadataset, read_document
@@ -23,6 +22,7 @@ from energon_grain.prepare.lint import LintFinding, LintReport, about_columns, l
 from energon_grain.prepare.lint_samples import lint_samples
 from energon_grain.sources.kinds import LintAsk, kind_at
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
+from energon_grain.task_encoder import DefaultTaskEncoder
 from energon_grain.words import counted
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import typer
 
 from energon_grain.cli.terminal import Answer, own_modules
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import imported
 from energon_grain.get_datasets import get_train_dataset, get_val_dataset
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.task_encoder import TaskEncoder
 
 _PANEL = "The run"
 _TRAINING = "As in get_train_dataset."

@@ -13,7 +13,7 @@ from energon_grain.samples.subscripts import Item
 from energon_grain.watch.watchdog_dataset import WatchdogDataset
 
 if TYPE_CHECKING:
-    from energon_grain.datasets.task_encoder import TaskEncoder
+    from energon_grain.task_encoder import TaskEncoder
     from energon_grain.transforms.decode import SampleDecoder
 
 

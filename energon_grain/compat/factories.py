@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
 from energon_grain.datasets.aux_stores import open_primary
 from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, SampleFactory
-from energon_grain.datasets.task_encoder import TaskEncoder
 from energon_grain.errors import ConfigError
 from energon_grain.formats.brace_patterns import expand_braces
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG
@@ -46,6 +45,7 @@ from energon_grain.sources.file_store import FileStore
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.location import located, without_revision
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.task_encoder import TaskEncoder
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, open_leaf
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import ConfigError, DatasetNotFoundError, EmptyDatasetError
 from energon_grain.get_datasets import get_train_dataset
 from energon_grain.prepare.lint import lint_dataset
@@ -28,6 +27,7 @@ from energon_grain.sources.kinds import NOTHING, Kind, LintAsk, kind_at, kind_na
 from energon_grain.sources.source import PartFilter, Source
 from energon_grain.storage.location import is_url, located
 from energon_grain.stream.worker_config import WorkerConfig
+from energon_grain.task_encoder import DefaultTaskEncoder
 from energon_grain.testing.node_check import check_node
 from energon_grain.testing.source_check import Row, check_source, must_raise, rows_of
 from energon_grain.testing.store_check import check_store

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.datasets.task_encoder import DefaultTaskEncoder
 from energon_grain.errors import SkipSample, WorkerError
 from energon_grain.get_datasets import get_train_dataset
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import MakePool
+from energon_grain.task_encoder import DefaultTaskEncoder
 from energon_grain.testing.datasets import make_text_dataset
 from energon_grain.testing.hook_check import difference
 

@@ -21,8 +21,8 @@ from energon_grain.errors import ConfigError
 from energon_grain.planning import cost_blend
 from energon_grain.planning.cost_blend import CostBlend
 from energon_grain.planning.pack_plan import CARRIED, PATIENCE, OversizeSample, WindowPacks, fill, plan_packs
+from energon_grain.planning.packers import best_fit_decreasing
 from energon_grain.samplers.fold import Carry, Fold, SavedCarries, flat, unflat
-from energon_grain.transforms.packing import best_fit_decreasing
 
 Costs = npt.NDArray[np.int64]
 

@@ -36,8 +36,8 @@ from energon_grain import (
     packing_efficiency,
 )
 from energon_grain.errors import ConfigError
+from energon_grain.planning.packers import best_fit_indices, first_fit_decreasing_indices, greedy_knapsack_indices
 from energon_grain.transforms.batching import batch_samples
-from energon_grain.transforms.packing import best_fit_indices, first_fit_decreasing_indices, greedy_knapsack_indices
 
 
 class Named(NamedTuple):

@@ -192,8 +192,6 @@ def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
     """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
     if not is_url(location):
         return ArrayRecordFile(location)
-    from energon_grain.kinds.array_record.ranges import ArrayRecordObject  # a process that reads files needs none
-
     return ArrayRecordObject(location)
 
 

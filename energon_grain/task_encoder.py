@@ -24,7 +24,7 @@ import inspect
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 from energon_grain.datasets.batching import Balance, BatchDataset
 from energon_grain.datasets.cooker import Cooker
@@ -42,7 +42,6 @@ from energon_grain.datasets.mixtures import (
 )
 from energon_grain.datasets.packing import PackingDataset
 from energon_grain.datasets.passes import EpochizeDataset, LimitDataset, RepeatDataset
-from energon_grain.datasets.plans import BatchPlan, PackPlan
 from energon_grain.errors import ConfigError
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, FourSubscripts, RawBatch, RawSample
 from energon_grain.sources.cache_pool import CachePool, active_cache
@@ -57,6 +56,26 @@ if TYPE_CHECKING:
     import numpy as np
 
 _logger = logging.getLogger("energon_grain")
+
+
+@runtime_checkable
+class PackPlan(Protocol):
+    """Plans which samples make a pack."""
+
+    def packed(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
+        """The packs of a dataset, made by a hook of the encoder. Raises ConfigError where it has none."""
+        ...
+
+
+@runtime_checkable
+class BatchPlan(Protocol):
+    """Plans which samples make a batch, in place of a number of samples."""
+
+    def batched(
+        self, encoder: TaskEncoder, dataset: SavableDataset, last_batch: LastBatch | None, worker_config: WorkerConfig
+    ) -> SavableDataset:
+        """The batches of a dataset, made by the encoder's `batch`. Raises ConfigError where that does not fit."""
+        ...
 
 
 def call_declared(builder: Callable[..., Any], *arguments: Any, asked: Mapping[str, Any], **keywords: Any) -> Any:
