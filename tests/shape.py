@@ -45,7 +45,7 @@ MAY_NAME_KINDS = ("energon_grain.kinds", "energon_grain.extras")
 KINDS = {
     "jsonl": r"jsonl(?!datasetfactory)",
     "array_record": r"array_?record",
-    "tables": r"parquet|(?<!n)(?<!py)arrow|\bmds\b|mds_(?!path)",
+    "tables": r"parquet|(?<![nt])(?<!py)arrow|\bmds\b|mds_(?!path)",
     "arrays": r"zarr|array_?source|is_array",
     "tokens": r"token_?source|(?<!identity_)token_?file",
     "tar": r"bare_?tars?|tar_?list|web_?dataset_?source",
