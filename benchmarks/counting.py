@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.child import program
 from energon_grain import Stream, WorkerConfig, get_train_dataset
 from energon_grain.samples.registration import register_value
-from energon_grain.storage.given_up import wanted_until
+from energon_grain.storage.cancellation import cancelled_by
 from energon_grain.testing import make_text_dataset
 
 TARGET = 1.01
@@ -46,7 +46,7 @@ class Uncounted(Stream):
             if self._steps is None:
                 self._start()
             steps = self._steps
-        with wanted_until(self._under_way.over):
+        with cancelled_by(self._under_way.over):
             return next(steps)
 
 

@@ -1,6 +1,7 @@
 """The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
 
 from ._version import __version__ as __version__
+from .compat.batch import Batch as Batch
 from .compat.factories import (
     BaseWebdatasetFactory as BaseWebdatasetFactory,
     CaptioningWebdataset as CaptioningWebdataset,
@@ -135,7 +136,6 @@ from .planning.planned_packing import (
 from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
-from .samples.batch import Batch as Batch
 from .samples.media_metadata import (
     AVMetadata as AVMetadata,
     ImageMetadata as ImageMetadata,

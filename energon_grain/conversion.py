@@ -23,6 +23,7 @@ from energon_grain.errors import (
     DuplicateKeyError,
     EmptyDatasetError,
     SplitError,
+    public,
 )
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
@@ -49,6 +50,7 @@ from energon_grain.prepare.containers import (
     open_data,
     open_prepared,
 )
+from energon_grain.prepare.encode import encode_part, ending_of, ends_alike, has_known_ending
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
 from energon_grain.prepare.write_shards import (
@@ -65,8 +67,6 @@ from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located
-from energon_grain.tracebacks import public
-from energon_grain.transforms.encode import encode_part, ending_of, ends_alike, has_known_ending
 
 _AT_ONCE = 4096
 _AT_ONCE_BYTES = 16 << 20

@@ -21,7 +21,7 @@ from energon_grain.datasets.batching import Balance, choose_balance, choose_last
 from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.seeded import SeededDataset
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.formats.data_files import one_text
 from energon_grain.metadataset.documents import (
     OF_LEAVES,
@@ -40,7 +40,6 @@ from energon_grain.storage.location import METADATASET_ENDINGS, check_url
 from energon_grain.stream.spec import LastBatch, check_passes
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.task_encoder import BatchPlan, DefaultTaskEncoder, PackPlan, TaskEncoder, call_declared
-from energon_grain.tracebacks import public
 
 _logger = logging.getLogger("energon_grain")
 Entry = TypeVar("Entry", bound=Callable[..., Any])

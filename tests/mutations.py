@@ -1,4 +1,4 @@
-"""What the tests find: 20 small faults in order, state, tars and kinds, each applied to a copy and tested.
+"""What the tests find: small faults in order, state, tars, kinds and pools, each applied to a copy and tested.
 
     python tests/mutations.py [--slice all|commit|0..3] [NUMBER …]
 
@@ -162,6 +162,24 @@ FAULTS = [
         area="kinds: the first index out of range",
         before="int(found.view(np.uint64).max()) >= count",
         after="int(found.view(np.uint64).max()) > count",
+        tests="test_kits.py",
+    ),
+    Fault(
+        area="kinds: split parts",
+        before="return kind(rows, start=start, stop=stop, where=where, runs=runs)",
+        after="return kind(rows, start=start, stop=stop, where=where)",
+        tests="test_kits.py",
+    ),
+    Fault(
+        area="pools: the order of chunks",
+        before="task = self._under_way[0]\n",
+        after="task = self._under_way[-1]\n",
+        tests="test_kits.py",
+    ),
+    Fault(
+        area="pools: a worker that was killed",
+        before="raise worker_death([dead], import_script",
+        after="raise RuntimeError([dead], import_script",
         tests="test_kits.py",
     ),
 ]

@@ -35,12 +35,12 @@ TOPS = {
     "energon_grain_torch": REPOSITORY / "adapters/energon_grain_torch",
 }
 KERNEL = (
-    *("errors", "forms", "lazy_names", "extras", "tracebacks", "words", "_version"),
+    *("errors", "forms", "lazy_names", "extras", "_version"),
     *("samplers", "samples", "storage", "transforms", "sources", "stream", "datasets"),
 )
 MAY_NAME_KINDS = ("energon_grain.kinds", "energon_grain.extras")
 # Package below `energon_grain.kinds` to the words that are its own. Words that only look like these are left out:
-# `narrow`, the library `pyarrow`, Energon's `mds_path` (of a metadataset) and `CrudeJsonlDatasetFactory` (a
+# `narrow`, `TarRows`, the library `pyarrow`, Energon's `mds_path` (of a metadataset) and `CrudeJsonlDatasetFactory` (a
 # public name, of a class that asks the kind), and `web_identity_token_file` (of AWS).
 KINDS = {
     "jsonl": r"jsonl(?!datasetfactory)",

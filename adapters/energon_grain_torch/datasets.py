@@ -30,18 +30,17 @@ from torch.utils.data._utils import fetch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from energon_grain import get_datasets
+from energon_grain.compat.batch import Batch
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part, Steps
-from energon_grain.errors import ConfigError, EnergonGrainError, StateError
+from energon_grain.errors import ConfigError, EnergonGrainError, StateError, public, shorten
 from energon_grain.metadataset.resolve import Leaf
-from energon_grain.samples.batch import Batch
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.subscripts import Item
 from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import this_is_worker
-from energon_grain.tracebacks import public, shorten
 from energon_grain.transforms.batching import generic_batch
 from energon_grain_torch.task_encoder import DefaultTaskEncoder
 from energon_grain_torch.worker_config import WorkerConfig

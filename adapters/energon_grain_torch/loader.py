@@ -25,7 +25,7 @@ from torch.utils.data import _utils
 
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.errors import ConfigError, StateError
+from energon_grain.errors import ConfigError, StateError, public
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.samples.sample import pin_memory as pinned
@@ -40,7 +40,6 @@ from energon_grain.stream.stream import config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
 from energon_grain.stream_loader import StreamLoader
-from energon_grain.tracebacks import public
 from energon_grain.watch.stream import Stream
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch.distributed as dist
 
+from energon_grain.errors import public
 from energon_grain.stream import worker_config
-from energon_grain.tracebacks import public
 
 
 @public

@@ -17,7 +17,6 @@ from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import FileStore, T_co
 from energon_grain.sources.kinds import files_below, kind_at, store_of
 from energon_grain.storage.location import absolute, check_url, located
-from energon_grain.words import plural
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
@@ -115,9 +114,9 @@ def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_ty
         return
     place = next(iter(aux.values())).place
     raise ConfigError(
-        f"{Place(place.document, place.steps[:-1])}: {path} holds {plural(sample_type.__name__)}, and auxiliary "
-        f"stores ({', '.join(aux)}) are for the cookers of crude datasets; remove `aux`, or make the dataset crude "
-        f"(`__class__: CrudeWebdataset` in its dataset.yaml)"
+        f"{Place(place.document, place.steps[:-1])}: {path} holds samples of type {sample_type.__name__}, and "
+        f"auxiliary stores ({', '.join(aux)}) are for the cookers of crude datasets; remove `aux`, or make the dataset "
+        f"crude (`__class__: CrudeWebdataset` in its dataset.yaml)"
     )
 
 

@@ -12,7 +12,7 @@ from energon_grain.datasets.hooks import HookOwner, hook_spec, is_generator, wit
 from energon_grain.datasets.lowering import LanePart, Lowering, Part, Steps
 from energon_grain.datasets.mapping import add_hook
 from energon_grain.datasets.mixtures import BlendDataset, Weighted
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.samplers.expression import Expression
 from energon_grain.stream.extensions import EQUAL_WORK, extension
 from energon_grain.stream.hooks import HookSpec
@@ -30,7 +30,6 @@ from energon_grain.stream.passes import check_last_batch
 from energon_grain.stream.spec import BatchSpec, LastBatch
 from energon_grain.stream.state import Form
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.tracebacks import public
 
 
 def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int) -> LastBatch:

@@ -13,12 +13,11 @@ from typing import Any, Protocol, TypeVar, overload
 
 from energon_grain.datasets.aux_stores import AuxReference, PrimaryFileStore, open_aux, open_primary
 from energon_grain.datasets.hooks import HookOwner, hook_spec, overridden_hook, require_one_value
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.sources.cache_pool import CachePool, NoCachePool
 from energon_grain.sources.file_store import FileStore
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Resolved
-from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
 
 Function = TypeVar("Function", bound=Callable[..., Any])

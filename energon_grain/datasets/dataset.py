@@ -14,14 +14,13 @@ import numpy as np
 
 from energon_grain.datasets.hooks import is_generator
 from energon_grain.datasets.lowering import Lowering, Part, Steps, compile_dataset, nodes_below
-from energon_grain.errors import ConfigError, EnergonGrainError
+from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
 from energon_grain.stream.spec import StreamSpec, names_of_leaves, no_dataset
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.tracebacks import public, shorten
 
 Kind = TypeVar("Kind")
 _OF_LOADERS = frozenset(

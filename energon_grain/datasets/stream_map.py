@@ -11,7 +11,7 @@ from energon_grain.datasets.hooks import HookOwner, hook_spec
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.errors import StateError
 from energon_grain.samplers.hashing import fold
-from energon_grain.storage.given_up import GivenUp
+from energon_grain.storage.cancellation import Cancelled
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
 from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
 from energon_grain.stream.state import Form, Many, Marked, Number, Same
@@ -148,7 +148,7 @@ class _Inputs:
 
     def __next__(self) -> Any:
         if self.failed is not None:
-            raise GivenUp  # a function that handles whatever comes would ask for ever
+            raise Cancelled  # a function that handles whatever comes would ask for ever
         if not self.left:
             raise StopIteration
         item, self._first = self._first, None
@@ -230,7 +230,7 @@ class _Iterate(ItemsOver[IterateLanes]):
                     self._lane.count_drop()
                 self._end()
                 continue
-            except GivenUp:
+            except Cancelled:
                 self._require_inputs()
                 raise
             except Exception as error:

@@ -17,14 +17,13 @@ from PIL import Image
 from rich.cells import cell_len, set_cell_size
 
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.gallery.cards import Card, Contents, gather
 from energon_grain.gallery.fields import Shown
 from energon_grain.gallery.page import framed, page
 from energon_grain.get_datasets import get_train_dataset
 from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.stream.cursor import merge_cursors
-from energon_grain.tracebacks import public
 from energon_grain.words import visible
 
 MEDIA_BYTES = 4_000_000

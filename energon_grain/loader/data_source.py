@@ -13,13 +13,13 @@ from energon_grain.compat.multi_epoch import LeafSamples
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.seeded import SeededDataset
+from energon_grain.errors import public
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.sample import Sample
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.task_encoder import DefaultTaskEncoder, TaskEncoder
-from energon_grain.tracebacks import public
 
 
 @public

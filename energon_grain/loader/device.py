@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, EnergonGrainError
+from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
 from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import SavableDataLoader, check_loader
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import Item
-from energon_grain.tracebacks import public, shorten
 
 
 @public

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.errors import ConfigError, EmptyDatasetError
+from energon_grain.errors import ConfigError, EmptyDatasetError, public
 from energon_grain.extras import needed_for
 from energon_grain.loader.iterator import PipelineLoader, jax_processes, record_read, traced_item
 from energon_grain.samples.registration import register_value
@@ -29,7 +29,6 @@ from energon_grain.stream.observer import Outlet
 from energon_grain.stream.passes import PassPlan, Share, places_of
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import config_to_run
-from energon_grain.tracebacks import public
 from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.statistics import Statistics
 from energon_grain.watch.stream import Stream

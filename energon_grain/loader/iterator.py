@@ -14,7 +14,7 @@ import numpy as np
 
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.errors import ConfigError, EnergonGrainError
+from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
 from energon_grain.loader.checkpoint_file import read_state, write_process_state, write_state
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
@@ -23,7 +23,6 @@ from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.stream import config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream_loader import StreamLoader
-from energon_grain.tracebacks import public, shorten
 from energon_grain.watch.stream import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from energon_grain.errors import public
 from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.iterator import SavableDataLoader, check_loader, gather_over_jax, is_primary
-from energon_grain.tracebacks import public
 
 with needed_for("saving with Orbax"):
     import orbax.checkpoint as ocp

@@ -13,13 +13,12 @@ from typing import Any, BinaryIO, get_args
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.media.audio import AudioTrack, AudioUnit
 from energon_grain.media.container import Bounds, Track, open_container, opened
 from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
 from energon_grain.samples.media_metadata import AVMetadata
 from energon_grain.samples.sample import edataclass
-from energon_grain.tracebacks import public
 from energon_grain.transforms.image import MAX_PIXELS
 from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, AVDecode
 

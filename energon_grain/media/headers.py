@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
-from energon_grain.tracebacks import public
 from energon_grain.transforms.media_types import media_extension
 
 HEADER_BYTES = 16 << 10

@@ -20,7 +20,7 @@ from energon_grain.datasets.mixtures import (
     LoadedDataset,
     LoadedDatasets,
 )
-from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError, public
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.data_files import one_text
 from energon_grain.formats.yaml_dialect import parse_yaml
@@ -53,7 +53,6 @@ from energon_grain.storage.location import METADATASET_ENDINGS, is_url, join, lo
 from energon_grain.storage.remote import read_whole
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.task_encoder import TaskEncoder
-from energon_grain.tracebacks import public
 from energon_grain.transforms.decode import SampleDecoder
 
 _DECODER = SampleDecoder()

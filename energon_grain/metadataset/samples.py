@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.metadataset.documents import find_joins
 from energon_grain.prepare.measure import Function, MeasurePlan, MeasureProgress, MeasureReport, carry_out
 from energon_grain.prepare.samples import Columns, MeasurableSource, columns_of, opened_samples, refuse_unknown
 from energon_grain.sources.kinds import METADATASET, kind_at
 from energon_grain.storage.location import located
-from energon_grain.tracebacks import public
 
 
 @public
@@ -104,9 +103,15 @@ def measure_dataset(
 
 def _opened(location: str, parts: Collection[str] | None, split_part: str) -> MeasurableSource:
     """All samples of a dataset, or all rows of the join in a metadataset, with some of their parts."""
-    if kind_at(location) is METADATASET:
-        return _opened_join(location, parts, split_part)
-    return opened_samples(location, parts)
+    if kind_at(location) is not METADATASET:
+        return opened_samples(location, parts)
+    join = _opened_join(location, parts, split_part)
+    if join.kept is None:
+        raise ConfigError(
+            f"{join.path}: this join was made in memory, and columns are kept beside its index: run "
+            "`energon-grain prepare` on the metadataset first"
+        )
+    return join
 
 
 def _opened_join(location: str, parts: Collection[str] | None, split_part: str) -> JoinedSource:

@@ -18,7 +18,7 @@ import numpy as np
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, put, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.planning.costs import PARTS_OF_ONE, Costs, CostsOfStream
 from energon_grain.planning.pack_plan import PATIENCE, Oversize, OversizeSample, WindowPacks, plan_packs
 from energon_grain.samplers.expression import Expression
@@ -29,7 +29,6 @@ from energon_grain.stream.index_map import PASS_BITS, Draws, IndexMap, Int64Arra
 from energon_grain.stream.spec import ItemSpec, LastBatch
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.task_encoder import TaskEncoder, mapped, overridden_hook, owner_of_hook, owner_of_hooks
-from energon_grain.tracebacks import public
 
 _logger = logging.getLogger("energon_grain")
 _FOLDS_KEPT = 4

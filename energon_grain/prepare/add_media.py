@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError
+from energon_grain.errors import ConfigError, DatasetNotFoundError, public
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
 from energon_grain.formats.nv_meta import INDEX_SQLITE, META_FOLDER, is_prepared
@@ -22,7 +22,6 @@ from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScanLog, Sh
 from energon_grain.prepare.writing import open_to_prepare, preparation_lock, put_in_place
 from energon_grain.sources.kinds import kind_by_marker
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
-from energon_grain.tracebacks import public
 
 _FILES_AT_ONCE = 512
 """Files of a plain folder that are looked at together."""

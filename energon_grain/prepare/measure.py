@@ -293,10 +293,7 @@ def _staging(folder: ColumnFolder, location: str) -> Generator[Path]:
 def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> KeptColumns:
     """Where its columns are kept. Raises ConfigError where there is no place, or a name is that of another column."""
     if source.kept is None:
-        raise ConfigError(
-            f"{source.path}: this join was made in memory, and columns lie beside its index: run "
-            "`energon-grain prepare` on the metadataset first"
-        )
+        raise ConfigError(f"{source.path}: data of this kind keep no columns beside them; write the numbers into them")
     taken = next((name for name in names if name in source.columns and name not in source.kept), None)
     if taken is not None:
         raise ConfigError(f"{source.path}: has a column {taken!r} of its own; call the new one otherwise")

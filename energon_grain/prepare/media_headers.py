@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError
+from energon_grain.errors import DecodingError, IndexFileError, RangeError, RefusedError, StaleIndexError, public
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import columnar_folder
 from energon_grain.formats.columns import ColumnFolder, ColumnStage, KeptColumns, Measured
@@ -33,7 +33,6 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import ObjectRange, shared_client
 from energon_grain.storage.settings import storage_settings
-from energon_grain.tracebacks import public
 
 LISTED_FAILURES = 5
 _MOST_PARTS = 16

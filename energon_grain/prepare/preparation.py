@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError
+from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError, public
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
@@ -82,7 +82,6 @@ from energon_grain.storage.atomic import (
     remove_temporaries,
 )
 from energon_grain.storage.digests import ShardDigest, digests_of, encode_digests, read_digests
-from energon_grain.tracebacks import public
 
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
 """Called after the scan: where an interactive caller asks its user what the samples are."""

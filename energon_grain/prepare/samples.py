@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.formats.columns import KeptColumns, StoredColumn
 from energon_grain.prepare.containers import open_data, open_prepared
 from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import Source, release_mapped
-from energon_grain.tracebacks import public
 
 
 class MeasurableSource(Source, Protocol):

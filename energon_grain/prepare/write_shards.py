@@ -27,6 +27,7 @@ from energon_grain.prepare.containers import (
     container_named,
     containers,
 )
+from energon_grain.prepare.encode import encode_part
 from energon_grain.prepare.executors import outcomes, own_executor, portable
 from energon_grain.prepare.listing import in_order
 from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, looks, scanned
@@ -34,7 +35,6 @@ from energon_grain.prepare.shard_writer import TEMPORARY, ShardWriter
 from energon_grain.prepare.writing import PartLog
 from energon_grain.samples.sample import BASE_FIELDS
 from energon_grain.storage.atomic import remove_temporaries
-from energon_grain.transforms.encode import encode_part
 
 _LONGEST_NAME = 1000
 _PLAIN_KEY = re.compile(r"(?!__)[\w\-]+(/[\w\-]+)*")

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample
+from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample, public
 from energon_grain.formats.columnar import find_columnar
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, read_info
@@ -46,7 +46,6 @@ from energon_grain.prepare.writing import WRITING_FOLDER, PartLog, begin_writing
 from energon_grain.samplers.split_ratio import name_ratio
 from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import is_url, located
-from energon_grain.tracebacks import public
 
 SHARD_BYTES = 256 << 20
 T = TypeVar("T")

@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Self, TypeVar, cast
 
-from energon_grain.errors import FatalSampleError
+from energon_grain.errors import FatalSampleError, public
 from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo, add_source_info
 from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.epath import shared_epath
-from energon_grain.tracebacks import public
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

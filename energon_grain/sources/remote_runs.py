@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
-from energon_grain.storage.given_up import wanted_for, wanted_until
+from energon_grain.storage.cancellation import cancelled_by, current_cancellation
 from energon_grain.storage.remote import RemoteFiles
 
 Int64Array = npt.NDArray[np.int64]
@@ -105,10 +105,10 @@ def side_by_side(
     """
     if not files or len(items) < 2:
         return [function(item) for item in items]
-    over = wanted_for()
+    over = current_cancellation()
 
     def call(item: _Item) -> _Result:
-        with wanted_until(over):
+        with cancelled_by(over):
             return function(item)
 
     with ThreadPoolExecutor(min(len(items), files[0].settings.requests_in_flight)) as threads:

@@ -246,6 +246,9 @@ class SelectedSource:
         KeyNotFoundError, IndexFileError, FormatError, ReadError: As `column`.
     """
 
+    _what: ClassVar[str] = "sample"
+    _rows: Any
+
     def __init__(
         self,
         rows: Rows,
@@ -356,7 +359,7 @@ class SelectedSource:
 
     def numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
         """(n,) number of each sample among all rows. Raises IndexError."""
-        return self._selection.to_raw(in_range(indices, len(self), where=self.path))
+        return self._selection.to_raw(in_range(indices, len(self), where=self.path, what=self._what))
 
     def _number(self, index: int) -> int:
         return int(self.numbers(np.array([index], np.int64))[0])

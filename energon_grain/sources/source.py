@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from operator import is_not
@@ -14,12 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import EmptyDatasetError
-from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.subset import Selection
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.cores import usable_cores
 from energon_grain.storage.epath import shared_epath
 from energon_grain.storage.memory_maps import release_pages
 
@@ -59,74 +53,11 @@ def in_pieces(indices: slice, count: int, column: Callable[[Int64Array], npt.NDA
     return np.concatenate([column(np.arange(cut.start, cut.stop, cut.step)) for cut in cuts])
 
 
-_EVALUATED_AT_ONCE = 1 << 18
-_THREADS = 8
-
-
 def release_mapped(block: npt.NDArray[Any]) -> None:
     """Give back the pages of the column that a block is a part of, where that is mapped."""
     while isinstance(block.base, np.ndarray):
         block = block.base
     release_pages(block)
-
-
-class Selected:
-    """A source that serves a selection of its samples."""
-
-    _selection: Selection
-
-    def _state(self) -> dict[str, Any]:
-        """What a copy in another process has to have: the selection, and the same numbers in columns that were used."""
-        kept = self.__dict__.get("kept")
-        return {"_selection": self._selection, "_used": {} if kept is None else kept.used()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        used = state.pop("_used", {})
-        self.__dict__.update(state)
-        if used:
-            cast("Any", self).kept.require(used)
-
-    def __len__(self) -> int:
-        return len(self._selection)
-
-    @property
-    def where(self) -> Mapping[str, Any] | None:
-        """The condition that its samples meet: `expression`, the ids of its `columns`, and of how many it took them.
-
-        None: there is none.
-        """
-        return self._selection.condition
-
-    def _narrow(self, where: Expression | None) -> None:
-        """Serve those of its samples alone for which an expression over its columns holds; None: all of them.
-
-        Nothing but columns is read, in blocks whose numbers fit into a core's cache, side by side on this process's
-        cores. Raises EmptyDatasetError, ConfigError, KeyNotFoundError, IndexFileError and ReadError.
-        """
-        if where is None:
-            return
-        source, total = cast("Source", self), len(self)
-        keep = np.empty(total, np.bool_)
-
-        def evaluate(begin: int) -> None:
-            piece = slice(begin, min(begin + _EVALUATED_AT_ONCE, total))
-            blocks: list[npt.NDArray[Any]] = []
-
-            def column(name: str) -> npt.NDArray[Any]:
-                blocks.append(source.column(name, piece))
-                return blocks[-1]
-
-            keep[piece] = where.holds(column)
-            for block in blocks:
-                release_mapped(block)
-
-        begins = range(0, total, _EVALUATED_AT_ONCE)
-        with ThreadPoolExecutor(min(usable_cores(), _THREADS, len(begins)), "energon_grain-where") as threads:
-            deque(threads.map(evaluate, begins), maxlen=0)  # raises what they do
-        if not keep.any():
-            raise EmptyDatasetError(f"{source.path}: where {where.text!r} keeps none of its {total:,} samples")
-        columns = {name: source.column_id(name) for name in where.names}
-        self._selection = self._selection.where(keep, {"expression": where.text, "columns": columns, "of": total})
 
 
 class LazySources(msgspec.Struct, gc=False, eq=False):

@@ -12,7 +12,7 @@ from functools import lru_cache, total_ordering
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal, NamedTuple, TextIO, overload
 
-from energon_grain.errors import ConfigError, MissingObjectError, RangeError
+from energon_grain.errors import ConfigError, MissingObjectError, RangeError, public
 from energon_grain.storage.location import absolute, located
 from energon_grain.storage.remote import (
     ObjectClient,
@@ -26,7 +26,6 @@ from energon_grain.storage.remote import (
 )
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.urls import is_url, scheme_of
-from energon_grain.tracebacks import public
 
 _BUFFER_BYTES = 1 << 20
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")

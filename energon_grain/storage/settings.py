@@ -13,10 +13,9 @@ from collections.abc import Generator, Iterable
 
 import msgspec
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.storage.store import opener_of, stores_module
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
-from energon_grain.tracebacks import public
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
 """Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""

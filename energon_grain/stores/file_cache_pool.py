@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from energon_grain.errors import ConfigError
+from energon_grain.errors import ConfigError, public
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.cache_pool import CachePool, DirectLazy, HeldLazy, Lazy
 from energon_grain.sources.file_store import FileStore
-from energon_grain.tracebacks import public
 
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 1.0

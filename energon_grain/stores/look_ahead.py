@@ -17,7 +17,7 @@ import numpy.typing as npt
 from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_by_side
 from energon_grain.sources.source import Source
-from energon_grain.storage.given_up import GivenUp, Over, wanted_until
+from energon_grain.storage.cancellation import Cancellation, Cancelled, cancelled_by
 from energon_grain.storage.remote import RemoteFiles
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.index_map import Draws
@@ -58,7 +58,7 @@ class LookAhead:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None
         self._in_vain = False
-        self._over = Over()
+        self._over = Cancellation()
         self.outlet = outlet
 
     def __bool__(self) -> bool:
@@ -127,19 +127,19 @@ class LookAhead:
     def _fetch(self, files: RemoteFiles, path: str, start: int, stop: int) -> None:
         if self._over.is_set() or self._in_vain:
             return
-        with wanted_until(self._over):
+        with cancelled_by(self._over):
             if not files.keep(path, start, stop):
                 self._in_vain = True  # what is not kept is fetched again by whoever reads it
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait for a request, failed or not. Raises GivenUp if this was closed meanwhile."""
+        """Wait for a request, failed or not. Raises Cancelled if this was closed meanwhile."""
         while not self._over.is_set() and not self._in_vain:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
                 future.result(_LOOK_SECONDS)
             if future.done():
                 return
         if self._over.is_set():
-            raise GivenUp
+            raise Cancelled
 
     def close(self) -> None:
         """Begin no further request, and give up those under way."""
@@ -214,7 +214,7 @@ class Arrival:
     count: int
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had. Raises GivenUp if nobody wants them any more."""
+        """Wait until they are there, or cannot be had. Raises Cancelled if nobody wants them any more."""
         if self.coming is not None:
             self.coming.wait(self.count)
 

@@ -18,14 +18,14 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from energon_grain.errors import ReadError
-from energon_grain.storage.given_up import LOOK_SECONDS, given_up, wanted_for, wanted_until
+from energon_grain.storage.cancellation import POLL_SECONDS, cancelled_by, current_cancellation, is_cancelled
 from energon_grain.storage.remote import Fetched, ObjectRange
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.traffic import Traffic, count, took
 from energon_grain.storage.urls import scheme_of
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import (
-    GIVEN_UP,
+    NOT_NEEDED,
     Answered,
     Begin,
     LateAnswerError,
@@ -126,10 +126,10 @@ class ObjectClient:
         if self._threads is None:
             with self._counting:
                 self._threads = self._threads or ThreadPoolExecutor(self.settings.requests_in_flight, "objects")
-        over = wanted_for()
+        over = current_cancellation()
 
         def call(item: Any) -> _Result:
-            with wanted_until(over):
+            with cancelled_by(over):
                 return function(item)
 
         futures = [self._threads.submit(call, item) for item in items]
@@ -153,10 +153,10 @@ class ObjectClient:
 
     def _once(self, ask: Callable[[Answered], _Result], *, repeated: bool, twice: bool) -> _Result:
         """What a request gives. One that nobody wants any more, or that takes too long, is left to itself."""
-        while not self._slots.acquire(timeout=LOOK_SECONDS):
-            _check_wanted()
+        while not self._slots.acquire(timeout=POLL_SECONDS):
+            _check_needed()
         try:
-            _check_wanted()
+            _check_needed()
             self._count(requests=1, repeated=repeated)
             asked = _Asked(ask)
             asked.send(self._waiting)
@@ -164,12 +164,12 @@ class ObjectClient:
             end, again = now + self.settings.timeout_s, now + patience_s
             while True:
                 try:
-                    found = asked.result.result(max(0.0, min(LOOK_SECONDS, end - now)))
+                    found = asked.result.result(max(0.0, min(POLL_SECONDS, end - now)))
                     if twice:  # the others have no first byte before all of their answer
                         self._usual_s += 0.1 * (asked.first_byte_s - self._usual_s)
                     return found
                 except TimeoutError:
-                    _check_wanted()
+                    _check_needed()
                 now = time.monotonic()
                 if now >= end:
                     raise ObjectError(f"no answer within {self.settings.timeout_s:g} s", passing=True) from None
@@ -272,17 +272,17 @@ def _result(future: Future[_Result]) -> _Result:
     """What a thread's call gives. Those of others may take all threads for long, and nobody waits for that in vain."""
     while True:
         try:
-            return future.result(LOOK_SECONDS)
+            return future.result(POLL_SECONDS)
         except TimeoutError:
             if future.done():
                 return future.result()
-            if given_up() and future.cancel():
-                raise ReadError(f"waiting for other requests failed: {GIVEN_UP}") from None
+            if is_cancelled() and future.cancel():
+                raise ReadError(f"waiting for other requests failed: {NOT_NEEDED}") from None
 
 
-def _check_wanted() -> None:
-    if given_up():
-        raise ObjectError(GIVEN_UP, passing=False)
+def _check_needed() -> None:
+    if is_cancelled():
+        raise ObjectError(NOT_NEEDED, passing=False)
 
 
 _shared: dict[bytes, ObjectClient] = {}

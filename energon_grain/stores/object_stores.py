@@ -27,7 +27,7 @@ from energon_grain.stores.addresses import Address, address_of, open_store
 from energon_grain.stores.hub import HubStore
 from energon_grain.stores.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
 
-GIVEN_UP = "its result is no longer needed"
+NOT_NEEDED = "its result is no longer needed"
 """What is said of a request that ends because the program or the reader does."""
 
 

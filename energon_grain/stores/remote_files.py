@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
+from energon_grain.storage.cancellation import POLL_SECONDS, is_cancelled
 from energon_grain.storage.cores import over_forks
 from energon_grain.storage.digests import KnownDigests, ShardDigest
-from energon_grain.storage.given_up import LOOK_SECONDS, given_up
 from energon_grain.storage.remote import UNVERSIONED, Fetched, ObjectRange
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
@@ -39,7 +39,7 @@ from energon_grain.storage.urls import scheme_of, without_revision
 from energon_grain.stores.compared import Compared
 from energon_grain.stores.object_client import ObjectClient, shared_client
 from energon_grain.stores.object_error import ObjectError
-from energon_grain.stores.object_stores import GIVEN_UP, Pieces
+from energon_grain.stores.object_stores import NOT_NEEDED, Pieces
 from energon_grain.stores.page_cache import CachedObject, PageCache, PageWriter
 
 BLOCK_BYTES = 256 << 10
@@ -274,9 +274,9 @@ def _missing_pages(pages: CachedObject, ranges: Iterable[_Range]) -> list[int]:
 
 def _wait_for(fetched: threading.Event, path: str) -> None:
     """Wait for a page that another thread fetches."""
-    while not fetched.wait(LOOK_SECONDS):
-        if given_up():
-            raise ReadError(f"reading {path} failed: {GIVEN_UP}")
+    while not fetched.wait(POLL_SECONDS):
+        if is_cancelled():
+            raise ReadError(f"reading {path} failed: {NOT_NEEDED}")
 
 
 def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:

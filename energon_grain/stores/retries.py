@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from energon_grain.errors import RangeError, ReadError
-from energon_grain.storage.given_up import pause
+from energon_grain.storage.cancellation import pause
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.traffic import count
 from energon_grain.stores.object_error import ObjectError

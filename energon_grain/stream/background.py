@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
+from energon_grain.storage.cancellation import POLL_SECONDS, Cancellation, Cancelled, cancelled_by, join
 from energon_grain.stream.observer import Outlet
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Background(Generic[T]):
         capacity: int,
         budget_bytes: int,
         weigh: Callable[[T], int],
-        over: Over,
+        over: Cancellation,
         outlet: Outlet | None = None,
     ) -> None:
         self.full_s = 0.0
@@ -65,9 +65,9 @@ class Background(Generic[T]):
         return len(self._waiting)
 
     def _run(self) -> None:
-        end: BaseException = GivenUp()
+        end: BaseException = Cancelled()
         try:
-            with suppress(GivenUp), wanted_until(self._over):
+            with suppress(Cancelled), cancelled_by(self._over):
                 while self._begin():
                     entry = next(self._entries)
                     if self._fitting is None:
@@ -118,10 +118,10 @@ class Background(Generic[T]):
                 while not self._waiting and self._end is None and not self._over.is_set():
                     if self._capacity == 0 and not self._making:
                         break
-                    self._changed.wait(LOOK_SECONDS)
+                    self._changed.wait(POLL_SECONDS)
                 outlet.waited(began_ns)
             if self._over.is_set():
-                raise GivenUp
+                raise Cancelled
             if self._waiting:
                 entry = self._waiting.popleft()
                 self._changed.notify_all()
@@ -151,5 +151,5 @@ class Background(Generic[T]):
         if self._thread is not threading.current_thread():
             with self._changed:  # which waiting gives away: a signal handler may have interrupted who holds it
                 while self._end is None:
-                    self._changed.wait(LOOK_SECONDS)
+                    self._changed.wait(POLL_SECONDS)
             join(self._thread)

@@ -35,13 +35,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import FingerprintError, StateError
+from energon_grain.errors import FingerprintError, StateError, public
 from energon_grain.samplers.fold import flat, unflat
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, history_holds
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.state import Codec, pack_integers, unpack_integers
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.tracebacks import public
 
 VERSION = 1
 ORDER_VERSION = 2

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from energon_grain.errors import SkipSample
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import RawBatch
-from energon_grain.storage.given_up import require_wanted, while_wanted
+from energon_grain.storage.cancellation import cancellable, raise_if_cancelled
 from energon_grain.stream.drops import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
 
@@ -64,7 +64,7 @@ class Flow:
 
         Raises:
             FatalSampleError: The hook raised what no policy may skip.
-            GivenUp: Nobody waits for the samples any more.
+            Cancelled: The samples are no longer needed.
         """
         if hook.lists and len(self.values) > 1 and not one_by_one:
             return self._apply_at_once(hook)
@@ -79,7 +79,7 @@ class Flow:
         pending = zip(self.places, self.values, strict=True)
         outer, current.draw = current.draw, (lambda: [draw]) if hook.lists else draw
         try:
-            with while_wanted(pending):
+            with cancellable(pending):
                 while True:
                     try:
                         for draw.place, value in pending:
@@ -96,7 +96,7 @@ class Flow:
         return None
 
     def _apply_at_once(self, hook: HookSpec) -> Exception | None:
-        require_wanted()
+        raise_if_cancelled()
         places, values = self.places, self.values
         # Made when they are asked for, and the same ones when they are asked for again.
         draws = cache(lambda: [_FlowDraw(self, hook.name, place) for place in places])

@@ -21,7 +21,7 @@ import numpy as np
 
 from energon_grain.errors import ConfigError, FatalSampleError, StateError
 from energon_grain.samplers.hashing import fold
-from energon_grain.storage.given_up import require_wanted
+from energon_grain.storage.cancellation import raise_if_cancelled
 
 _lock = threading.RLock()
 DEFAULT_FAILURE_TOLERANCE = 100
@@ -341,10 +341,10 @@ def call_hook(
         batch: `Draw.batch_index` in the hook; None: nobody can tell.
 
     Raises:
-        GivenUp: Nobody waits for the result any more; the hook was not called.
+        Cancelled: The result is no longer needed; the hook was not called.
         Exception: What the hook raises.
     """
-    require_wanted()
+    raise_if_cancelled()
     draw = Draw(key, number, [-1], [epoch], batch_index=batch)
     outer = current.draw
     with lock:
@@ -437,7 +437,7 @@ class HookGenerator:
         return self
 
     def __next__(self) -> Any:
-        require_wanted()
+        raise_if_cancelled()
         self._outer = current.draw
         with self._lock:
             current.draw = self.draw

@@ -16,7 +16,7 @@ class Arrival(Protocol):
     """When the bytes of a chunk are there. In another process: at once."""
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had. Raises GivenUp if nothing needs them any more."""
+        """Wait until they are there, or cannot be had. Raises Cancelled if nothing needs them any more."""
         ...
 
 

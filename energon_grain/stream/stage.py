@@ -23,7 +23,7 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.given_up import while_wanted
+from energon_grain.storage.cancellation import cancellable
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.extensions import ITEM_MAKER, extension
@@ -99,7 +99,7 @@ class LeafLoader:
             values = columns[part] = list(column)
             if decoder is None or decode is None or types.isdisjoint(_ENCODED):
                 continue
-            with while_wanted(values):
+            with cancellable(values):
                 with suppress(Exception):
                     if types == {bytes}:
                         columns[part] = decoder.decode_column(part, cast("list[bytes]", values), groups)

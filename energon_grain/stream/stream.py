@@ -15,10 +15,18 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, StateError, WorkerError
+from energon_grain.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    EnergonGrainError,
+    StateError,
+    WorkerError,
+    public,
+    shorten,
+)
 from energon_grain.samples.registration import register_value
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.storage.given_up import GivenUp, wanted_until
+from energon_grain.storage.cancellation import Cancelled, cancelled_by
 from energon_grain.stream.background import Background
 from energon_grain.stream.batches import BatchStage
 from energon_grain.stream.cursor import (
@@ -62,7 +70,6 @@ from energon_grain.stream.workers import (
     interrupts_held,
     own_pool,
 )
-from energon_grain.tracebacks import public, shorten
 
 _logger = logging.getLogger("energon_grain")
 
@@ -350,7 +357,7 @@ class Stream:
         try:
             with self._starting:
                 unreported = self._unreported or self._start()
-            with wanted_until(self._under_way.over):
+            with cancelled_by(self._under_way.over):
                 step = next(unreported, None)
                 if step is not None:
                     return step
@@ -359,7 +366,7 @@ class Stream:
             self._none_left = True
             raise
         except BaseException as error:
-            if isinstance(error, GivenUp) or (self._closed_at and isinstance(error, Exception)):
+            if isinstance(error, Cancelled) or (self._closed_at and isinstance(error, Exception)):
                 closed_at = self._closed_at or "the end of the program"
                 raise ValueError(f"this loader was closed at {closed_at} while its next batch was waited for") from None
             # What failed is tried again by the next call, from the same place on.
@@ -424,13 +431,13 @@ class Stream:
     def _start(self) -> Iterator[Step]:
         self._under_way.begin()
         if self._closed_at:
-            raise GivenUp
+            raise Cancelled
         self._empty_steps = 0
         self.outlet.begin(self, self._behind)
         pool = self._workers_ready()
         apart = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
-            with wanted_until(self._under_way.over):
+            with cancelled_by(self._under_way.over):
                 production = Production(
                     spec=self.spec,
                     share=self.share,
@@ -495,7 +502,7 @@ class Stream:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
         self._require_here("read ahead")
         if self._steps is None:  # else another thread may have the turn for long
-            with self.turn, self._starting, suppress(GivenUp):  # closed meanwhile
+            with self.turn, self._starting, suppress(Cancelled):  # closed meanwhile
                 if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
                     self._start()
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, cast
 
-from energon_grain.errors import ConfigError, DecodingError
+from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.storage.cores import usable_cores
-from energon_grain.tracebacks import public
 
 IN_A_WORKER = "In a worker process:\n"
 """Begins the note with the traceback of an error that comes from another process."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
-from energon_grain.storage.given_up import LOOK_SECONDS, GivenUp, Over, join, wanted_until
+from energon_grain.storage.cancellation import POLL_SECONDS, Cancellation, Cancelled, cancelled_by, join
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.extensions import POOLS, extension
 from energon_grain.stream.spec import StreamSpec
@@ -48,7 +48,7 @@ class UnderWay:
     """
 
     def __init__(self) -> None:
-        self.over = Over()
+        self.over = Cancellation()
         self.pool: WorkerPool | None = None
         self._process = os.getpid()
         self._runs = False
@@ -57,7 +57,7 @@ class UnderWay:
 
     def begin(self) -> None:
         """Something is about to run: a new `over`."""
-        self.over = Over()
+        self.over = Cancellation()
 
     def add(self, tell: Callable[[], object], wait: Callable[[], object] | None = None) -> None:
         """Take in something that runs.
@@ -170,9 +170,9 @@ class _Task:
     result: Any = None
     error: BaseException | None = None
 
-    def do(self, run: Callable[[Chunk], Any], over: Over) -> None:
+    def do(self, run: Callable[[Chunk], Any], over: Cancellation) -> None:
         try:
-            with wanted_until(over):
+            with cancelled_by(over):
                 self.result = run(self.chunk)
         except BaseException as error:
             self.error = error
@@ -202,7 +202,7 @@ class OrderedWorkers(Generic[T]):
         self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._over = Over()
+        self._over = Cancellation()
         self._done: SimpleQueue[None] = SimpleQueue()  # notices for who takes chunks: one is done, or all is over
         self._ended: SimpleQueue[None] = SimpleQueue()  # and for who closes this: a thread has
         self._changing = threading.RLock()  # a signal handler may close what its own thread is changing
@@ -247,7 +247,7 @@ class OrderedWorkers(Generic[T]):
         while task.result is None and task.error is None and not self._over.is_set():
             _wait(self._done)
         if self._over.is_set():
-            raise GivenUp
+            raise Cancelled
         self._under_way.popleft()
         _wait(self._done, 0)  # or notices of what was done before would heap up
         self._before_change -= 1
@@ -311,7 +311,7 @@ class _Thread(threading.Thread):
     ended = False
 
 
-def _wait(notices: SimpleQueue[None], seconds: float = LOOK_SECONDS) -> None:
+def _wait(notices: SimpleQueue[None], seconds: float = POLL_SECONDS) -> None:
     with suppress(Empty):
         notices.get(timeout=seconds)
 
@@ -319,7 +319,7 @@ def _wait(notices: SimpleQueue[None], seconds: float = LOOK_SECONDS) -> None:
 def _work(
     run: Callable[[Chunk], Any],
     tasks: SimpleQueue[_Task | None],
-    over: Over,
+    over: Cancellation,
     done: SimpleQueue[None],
     ended: SimpleQueue[None],
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import KeyNotFoundError
+from energon_grain.sources.remote_runs import ReadInBlocks, ReadInRuns
 from energon_grain.sources.source import Int64Array, Source
 from energon_grain.storage.byte_stream import ByteStream
 
@@ -30,8 +31,9 @@ def check_source(
 ) -> None:
     """Check that a source reads the same samples by any indices, in any thread, copy and process.
 
-    Covers the order and repetition of indices, indices out of range, keys, places, sizes, columns, content ids, copies
-    by `pickle` and `copy.deepcopy`, a second opening, eight threads, a forked process, and reading after `close`.
+    Covers the order and repetition of indices, indices out of range, keys, places, sizes, runs and blocks, columns,
+    content ids, copies by `pickle` and `copy.deepcopy`, a second opening, eight threads, a forked process, and reading
+    after `close`.
 
     Args:
         open_source: Opens the source; called several times.
@@ -53,6 +55,7 @@ def check_source(
     _check_orders(source, some, rows)
     _check_range(source)
     _check_places(source, some, rows)
+    _check_runs(source)
     for name in source.columns:
         _check_column(source, name)
     _check_unknown_column(source)
@@ -142,6 +145,21 @@ def _check_places(source: Source, some: Int64Array, rows: list[Row]) -> None:
         assert place.start <= place.stop, f"{source.path}: locate({index}) ends at {place.stop}, before {place.start}"
     for index in some.tolist():
         assert source.place_of(index), f"{source.path}: place_of({index}) is empty"
+
+
+def _check_runs(source: Source) -> None:
+    """How samples are read together, of sources that say so."""
+    if isinstance(source, ReadInRuns):
+        run = source.run_samples
+        assert run is None or run > 0, f"{source.path}: run_samples is {run}"
+    if not isinstance(source, ReadInBlocks):
+        return
+    for at_least in (None, 1, 3):
+        starts = source.block_starts(at_least)
+        sizes, where = np.diff(starts), f"{source.path}: block_starts({at_least})"
+        assert (starts[0], starts[-1]) == (0, len(source)), f"{where} go from {starts[0]} to {starts[-1]}"
+        assert (sizes > 0).all(), f"{where} do not ascend"
+        assert (sizes[:-1] >= (at_least or 1)).all(), f"{where} has smaller blocks"
 
 
 def _check_column(source: Source, name: str) -> None:

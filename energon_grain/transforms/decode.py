@@ -24,10 +24,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import ConfigError, DecodingError, IndexFileError, ReadError, UntrustedCodeError
+from energon_grain.errors import ConfigError, DecodingError, IndexFileError, ReadError, UntrustedCodeError, public
 from energon_grain.extras import needed_for
 from energon_grain.lazy_names import by_name
-from energon_grain.tracebacks import public
 from energon_grain.transforms.image import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,

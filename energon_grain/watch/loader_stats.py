@@ -16,10 +16,10 @@ from typing import Any, Literal, Self, cast
 
 import msgspec
 
+from energon_grain.errors import public
 from energon_grain.forms import Form
 from energon_grain.storage.traffic import OTHER_FILES, Traffic
 from energon_grain.stream.clock import Kind, Place
-from energon_grain.tracebacks import public
 
 HARDLY = 0.05
 """A program that waits for less than this part of its time is limited by itself."""

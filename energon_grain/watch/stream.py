@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakMethod
 
+from energon_grain.errors import public
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
@@ -17,7 +18,6 @@ from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import MakePool, ThreadPool
-from energon_grain.tracebacks import public
 from energon_grain.watch.auto_workers import AutoWorkers
 from energon_grain.watch.loader_stats import LoaderStats, Setup
 from energon_grain.watch.statistics import Statistics

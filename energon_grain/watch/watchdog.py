@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, Self, TypeVar
 
-from energon_grain.storage.given_up import join
+from energon_grain.storage.cancellation import join
 
 T = TypeVar("T")
 _LOOKS = 8

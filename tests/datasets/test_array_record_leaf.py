@@ -576,15 +576,6 @@ def test_states_go_from_here_to_there(bucket: Bucket, folder: Path) -> None:
         assert batches(there, 20) == batches(here, 20)
 
 
-def test_any_number_of_hosts(bucket: Bucket, folder: Path) -> None:
-    url = f"{bucket.upload(folder)}/mix.yaml"
-    one, three = open_share(url), [open_share(url, host=host, hosts=3) for host in range(3)]
-    for _ in range(20):
-        assert sorted(next(one)["__key__"]) == sorted(sum((list(next(host)["__key__"]) for host in three), []))
-    for stream in (one, *three):
-        stream.close()
-
-
 def test_a_copy_in_another_process_asks_for_nothing_but_lines(bucket: Bucket, folder: Path) -> None:
     url = f"{bucket.upload(folder)}/one.jsonl"
     source, store = selected(JsonlRows(url), start=20, stop=60), JsonlFileStore(url)

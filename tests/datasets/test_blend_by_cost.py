@@ -103,13 +103,6 @@ def test_shares_of_very_large_costs_are_exact(folder: Path) -> None:
         assert next(loader).__key__ == expected
 
 
-def test_the_same_stream_on_any_number_of_hosts(folder: Path) -> None:
-    expected = [sorted(batch) for batch in keys(train(folder / "mix.yaml"), 6)]
-    for hosts in (2, 3, 16, 48):
-        parts = [keys(train(folder / "mix.yaml", hosts=hosts, host=host), 6) for host in range(hosts)]
-        assert [sorted(key for part in parts for key in part[step]) for step in range(6)] == expected
-
-
 def test_a_state_goes_on_on_other_hosts_and_folds_nothing_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("energon_grain.planning.cost_blend._WINDOW", 100)
     monkeypatch.setattr("energon_grain.planning.cost_blend._OF_A_CHILD", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from arrays import write_group
 from cli_runs import run
 from metadatasets import write_v2
 
@@ -171,19 +169,7 @@ def test_leaves_with_other_conditions_have_other_orders(root: Path, tmp_path: Pa
     assert numbers(train(tmp_path / "11.yaml", repeat=False)) == numbers(train(tmp_path / "12.yaml", repeat=False))
 
 
-def test_jsonl_arrays_and_joins(root: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "notes.jsonl"
-    notes.write_text("".join(f"{json.dumps({'text': 'x' * n})}\n" for n in range(60)))
-    long = [
-        sample["__key__"]
-        for sample in get_loader(
-            get_val_dataset(notes, worker_config=HOST, batch_size=None, subset=[5, 50], where="bytes >= 40")
-        )
-    ]
-    assert long == [str(n) for n in range(27, 50)]
-    write_group(tmp_path / "frames.zarr", a=np.arange(12) % 5, b=np.zeros((12, 3)))
-    frames = get_val_dataset(tmp_path / "frames.zarr", worker_config=HOST, batch_size=None, where="a in [1, 3]")
-    assert [sample["__key__"] for sample in get_loader(frames)] == ["1", "3", "6", "8", "11"]
+def test_columns_of_joins(root: Path, tmp_path: Path) -> None:
     other = Path(make_text_dataset(tmp_path / "other", n=N, shards=4))
     measure(other, tokens=np.arange(N) % 3)
     path = write_v2(
@@ -191,19 +177,6 @@ def test_jsonl_arrays_and_joins(root: Path, tmp_path: Path) -> None:
         train={"join": [{"path": "texts"}, {"path": "other"}], "where": "tokens >= 50 and other.tokens == 1"},
     )
     assert val(path) == kept(lambda n, tokens: tokens >= 50 and n % 3 == 1)
-
-
-def test_numbers_of_parquet_files(tmp_path: Path) -> None:
-    rows = pa.table({"text": [f"t{n}" for n in range(50)], "n": list(range(50)), "score": [None, 0.5] * 25})
-    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=7)
-    rows = get_val_dataset(
-        tmp_path / "rows.parquet",
-        worker_config=HOST,
-        batch_size=None,
-        subset=[10, 40],
-        where="n % 3 == 0 and score > 0.1",
-    )
-    assert [row["text"] for row in get_loader(rows)] == [f"t{n}" for n in range(10, 40) if n % 3 == 0 and n % 2]
 
 
 @pytest.mark.parametrize(

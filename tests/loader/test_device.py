@@ -47,10 +47,6 @@ def test_hosts_whose_batches_may_differ_in_shape_are_refused(train: Train) -> No
         assert not to_device(loader, sharding).stats()["batches"]
 
 
-def in_chunks_of(rows: list[str], size: int) -> list[list[str]]:
-    return [rows[at : at + size] for at in range(0, len(rows), size)]
-
-
 class Numbers(DefaultTaskEncoder):
     """Dictionaries with arrays, texts and what no device takes."""
 

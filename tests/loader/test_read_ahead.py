@@ -331,22 +331,6 @@ class Blocked(TaskEncoder):
         return sample
 
 
-def test_closing_ends_threads_that_wait(train: Train) -> None:
-    def threads() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name.startswith("energon-grain")}
-
-    before = threads()
-    loader = get_loader(train(num_workers=2))
-    next(loader)
-    time.sleep(0.2)  # everything is full: threads wait for the consumer
-    assert threads() - before
-    loader.close()
-    assert not threads() - before
-    with pytest.raises(ValueError, match="closed"):
-        next(loader)
-    loader.close()
-
-
 def test_closing_wakes_a_consumer(train: Train) -> None:
     encoder = Blocked()
     loader = get_loader(train(num_workers=1, task_encoder=encoder, batch_size=16))

@@ -48,11 +48,11 @@ from energon_grain.errors import (
 from energon_grain.kinds.tar.writer import read_tar
 from energon_grain.prepare import PrepareReport, prepare_dataset
 from energon_grain.prepare.containers import open_prepared
+from energon_grain.prepare.encode import encode_part
 from energon_grain.prepare.lint import lint_dataset
 from energon_grain.prepare.listing import find_shards
 from energon_grain.testing import write_tars
 from energon_grain.transforms.decode import SampleDecoder
-from energon_grain.transforms.encode import encode_part
 
 
 def sample(i: int) -> dict[str, Any]:

@@ -7,14 +7,17 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_runs import run
 
 from energon_grain import ConfigError, DatasetNotFoundError, get_train_dataset, measure_dataset, open_columns
 from energon_grain.conversion import convert_dataset
 from energon_grain.kinds.jsonl.kind import JSONL
+from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.sources import kinds
-from energon_grain.sources.kinds import METADATASET, NOTHING, kind_at, kind_by_name
+from energon_grain.sources.kinds import METADATASET, NOTHING, Kind, Opened, kind_at, kind_by_name
+from energon_grain.sources.source import PartFilter
 
 
 @pytest.fixture
@@ -44,6 +47,21 @@ def test_operations_ask_a_kind_of_another_package(lines: Path, tmp_path: Path, m
     assert "  bytes  sample" in done.stdout
     with pytest.raises(DatasetNotFoundError, match=r"holds files of lines, such as x\.lines"):
         len(get_train_dataset(tmp_path, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None))
+
+
+class Bare(JsonlRows):
+    kept = None  # type: ignore[assignment]
+
+
+def test_data_that_keep_no_columns_are_not_measured(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(location: str, parts: PartFilter) -> Opened:
+        return Opened(rows=Bare(location, parts=parts), part_names=("json",))
+
+    monkeypatch.setattr(
+        kinds, "_other_kinds", lambda: (Kind(name="bare", described="", open=opened, endings=(".lines",)),)
+    )
+    with pytest.raises(ConfigError, match=r"x\.lines: data of this kind keep no columns beside them"):
+        measure_dataset(lines, attach={"n": np.arange(8)}, num_workers=0)
 
 
 def test_packages_are_not_searched_where_an_own_kind_decides(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:

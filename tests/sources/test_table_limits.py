@@ -48,7 +48,6 @@ def rows_of(path: Path, **options: Any) -> list[dict[str, Any]]:
 # One long text in all rows.
 
 _LONG, _ROWS = "y" * 100_000, 20_000
-_FEW = ["a", None, "b"]
 
 
 def _repeated(kind: str) -> pa.Array:

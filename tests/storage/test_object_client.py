@@ -22,7 +22,7 @@ from stream_hosts import open_share
 
 from energon_grain import StorageSettings, StoreSettings, use_storage
 from energon_grain.errors import ConfigError, RangeError, ReadError, StaleIndexError
-from energon_grain.storage.given_up import Over, given_up, pause, wanted_for, wanted_until
+from energon_grain.storage.cancellation import Cancellation, cancelled_by, current_cancellation, is_cancelled, pause
 from energon_grain.storage.remote import Fetched, ObjectRange, read_beginning, read_whole
 from energon_grain.storage.settings import storage_settings
 from energon_grain.storage.traffic import Traffic
@@ -495,17 +495,17 @@ LONG_S = 2 * PATIENCE_S
 
 
 def test_what_is_wanted_until_an_event() -> None:
-    outer, inner = Over(), Over()
-    with wanted_until(outer):
+    outer, inner = Cancellation(), Cancellation()
+    with cancelled_by(outer):
         inner.set()
-        with wanted_until(inner):
-            assert given_up()
+        with cancelled_by(inner):
+            assert is_cancelled()
             began_s = time.monotonic()
             pause(LONG_S)
             assert time.monotonic() - began_s < PATIENCE_S
-        assert wanted_for() is outer
-        assert not given_up()
-    assert wanted_for() is None
+        assert current_cancellation() is outer
+        assert not is_cancelled()
+    assert current_cancellation() is None
 
 
 @pytest.mark.parametrize("fault", [Fault("stall", times=None), Fault("status", times=None)], ids=["stall", "status"])
@@ -513,11 +513,11 @@ def test_requests_of_a_thread_and_of_those_that_work_for_it(bucket: Bucket, faul
     client = ObjectClient(StorageSettings(timeout_s=LONG_S, first_pause_s=LONG_S, longest_pause_s=LONG_S))
     bucket.put("x", b"text")
     bucket.server.inject(fault)
-    over = Over()
+    over = Cancellation()
     threading.Timer(0.5, over.set).start()
     began_s = time.monotonic()
     with (
-        wanted_until(over),
+        cancelled_by(over),
         pytest.raises(ReadError, match="x failed: its result is no longer needed"),
     ):
         client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * 2)
@@ -545,10 +545,10 @@ def test_what_waits_for_its_turn_is_given_up_too(bucket: Bucket, times: int) -> 
     client = ObjectClient(StorageSettings(timeout_s=LONG_S, requests_in_flight=1))
     bucket.put("x", b"text")
     bucket.server.inject(Fault("stall", times=None))
-    first, second = Over(), Over()
+    first, second = Cancellation(), Cancellation()
 
-    def read(over: Over) -> None:
-        with wanted_until(over), pytest.raises(ReadError, match="its result is no longer needed"):
+    def read(over: Cancellation) -> None:
+        with cancelled_by(over), pytest.raises(ReadError, match="its result is no longer needed"):
             client.map(client.read, [ObjectRange(f"{bucket.url}/x")] * times)
 
     threads = [threading.Thread(target=read, args=(over,)) for over in (first, second)]
@@ -573,10 +573,10 @@ def test_what_another_thread_fetches_is_not_waited_for_any_more(bucket: Bucket, 
     url = f"{bucket.url}/x"
     files.size(url)
     bucket.server.inject(Fault("stall", times=None))
-    first, second = Over(), Over()
+    first, second = Cancellation(), Cancellation()
 
-    def fetch(over: Over) -> None:
-        with wanted_until(over), pytest.raises(ReadError, match=r"x.*: its result is no longer needed"):
+    def fetch(over: Cancellation) -> None:
+        with cancelled_by(over), pytest.raises(ReadError, match=r"x.*: its result is no longer needed"):
             read(files, url, [(0, 100)])
 
     threads = [threading.Thread(target=fetch, args=(over,)) for over in (first, second)]

@@ -18,7 +18,7 @@ from cli_runs import run
 from metadatasets import v2, write_v2
 from object_server import Bucket, Fault
 from parquet_files import write_numbers
-from stream_hosts import global_batch, open_share, text_batches
+from stream_hosts import open_share, text_batches
 from table_forms import write_arrow
 
 from energon_grain import (
@@ -92,14 +92,6 @@ def test_states_go_from_here_to_there(bucket: Bucket, folder: Path) -> None:
         text_batches(here, 17)
         there.restore(here.cursor())
         assert text_batches(there, 20) == text_batches(here, 20)
-
-
-def test_any_number_of_hosts_gives_the_same_global_batches(bucket: Bucket, folder: Path) -> None:
-    url = f"{bucket.upload(folder)}/mix.yaml"
-    one, three = [open_share(url)], [open_share(url, host=host, hosts=3) for host in range(3)]
-    assert [global_batch(one) for _ in range(20)] == [global_batch(three) for _ in range(20)]
-    for stream in (*one, *three):
-        stream.close()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -147,27 +146,6 @@ def test_a_global_batch_without_one_good_sample_ends_the_run(text_dataset: MakeD
     streams = fleet(text_dataset(20, broken=range(20)), 2, batch_size=3)
     with pytest.raises(FatalSampleError, match="all 6 samples of a global batch were dropped"):
         next(streams[1])
-
-
-@pytest.mark.parametrize("options", ENDS[:2], ids=str)
-def test_any_state_goes_on_on_any_number_of_hosts(text_dataset: MakeDataset, options: dict[str, Any]) -> None:
-    path = text_dataset(130, broken={5, 50})
-    expected = [together(step(one)) for one in [fleet(path, 1, **options)] for _ in range(14)]
-    streams, number = fleet(path, 3, **options), 0
-    for hosts in (16, 1, 48, 6, 3):
-        for _ in range(2):
-            assert together(step(streams)) == expected[number]
-            number += 1
-        saved = json.loads(json.dumps(merge_cursors([stream.cursor(with_manifest=True) for stream in streams])))
-        streams = fleet(path, hosts, **options)
-        for stream in streams:
-            stream.restore(saved)
-        if saved["ended"]:
-            for stream in streams:
-                iter(stream)
-    for stream in streams:
-        stream.skip(1)
-    assert together(step(streams)) == expected[number + 1]
 
 
 def test_another_batch_size_begins_its_steps_where_the_state_is(text_dataset: MakeDataset) -> None:

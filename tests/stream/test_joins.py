@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +37,6 @@ from energon_grain import (
 from energon_grain.prepare import prepare_dataset
 from energon_grain.testing import write_tars
 
-Folder = Callable[..., Path]
 KEYS = {"ds1": "s1 s2 s3 s5 s6", "ds2": "s7 s1 s3 s4 s6", "ds3": "s100 s3 s2 s1"}
 
 

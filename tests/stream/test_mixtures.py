@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings as hypothesis_settings, strategies as st
 from metadatasets import v2, write_v2
 from object_server import ObjectServer
 from stream_hosts import MakeDataset, config, open_stream, train_on
@@ -46,7 +45,6 @@ from energon_grain import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
-    merge_cursors,
     stateless,
     use_storage,
 )
@@ -203,42 +201,6 @@ def test_states_of_passes_of_different_length_restore(folder: Folder) -> None:
         [other] = streams(path, repeat=False, batch_size=4)
         other.restore(cursors[step])
         assert next(iter(other)).__key__ == batches[step + 1]
-
-
-@hypothesis_settings(max_examples=12)
-@given(
-    mixture=st.sampled_from(
-        [
-            {"blend": [{"path": "a", "weight": 3}, {"path": "b"}, {"path": "c", "weight": 0.5}]},
-            {"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "c", "repetitions": 1.5}]},
-            {"concat": [{"path": "b"}, {"path": "c"}]},
-            {"blend": [{"concat": [{"path": "a"}, {"path": "b"}]}, {"path": "c"}]},
-            {
-                "blend": [{"path": "a"}, {"path": "b"}],
-                "schedule": [
-                    {"from_position": 0, "weights": [1, 0]},
-                    {"from_position": 60, "weights": [1, 3]},
-                ],
-            },
-        ]
-    ),
-    block=st.sampled_from([None, 4]),
-    hosts=st.sampled_from([2, 3, 8]),
-)
-def test_mixtures_are_the_same_sets_on_any_number_of_hosts(
-    folder: Folder, mixture: Any, block: int | None, hosts: int
-) -> None:
-    path = write_v2(folder, "any.yaml", train=mixture)
-    options = {"max_samples_per_sequence": block}
-    [single] = streams(path, batch_size=24, **options)
-    several = streams(path, hosts, 24 // hosts, **options)
-    for step in range(14):
-        if step == 7:
-            cursor = merge_cursors([stream.cursor(with_manifest=True) for stream in several])
-            several = streams(path, 4, 6, **options)
-            for stream in several:
-                stream.restore(cursor)
-        assert sorted(rows(next(single))) == sorted(row for stream in several for row in rows(next(stream)))
 
 
 def test_a_schedule_changes_the_shares(folder: Folder) -> None:

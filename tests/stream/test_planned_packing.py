@@ -77,13 +77,6 @@ def test_packs_are_full_and_hold_every_sample_of_a_pass_once(tokens: Path) -> No
     assert list(map(told, first)) != list(map(told, second))
 
 
-@pytest.mark.parametrize("hosts", [3, 7, 64])
-def test_packs_are_the_same_on_any_number_of_hosts(tokens: Path, hosts: int) -> None:
-    steps = 256 // hosts
-    expected = [told(pack) for pack in islice(stream_of(tokens, packing=PLAN), steps * hosts)]
-    assert [told(pack) for step in steps_of(tokens, hosts, steps, packing=PLAN) for pack in step] == expected
-
-
 def test_packs_go_over_the_ends_of_passes(tokens: Path) -> None:
     seen = Counter(keys(islice(stream_of(tokens, packing=PLAN), 500)))
     assert set(seen.values()) <= {2, 3, 4, 5}
@@ -151,21 +144,6 @@ def test_which_skip_and_replay(tokens: Path) -> None:
     skipping = stream_of(tokens, packing=PLAN, batch_size=2)
     skipping.skip(25)
     assert [told(pack) for pack in next(skipping).packs] == [told(pack) for pack in batches[25].packs]
-
-
-@pytest.mark.parametrize(("workers", "kind"), [(2, "thread"), (1, "process")])
-def test_workers_change_nothing(tokens: Path, workers: int, kind: Any) -> None:
-    options = {"packing": PLAN, "batch_size": 2, "task_encoder": Packing({11, 12, 200}), "lanes": 8}
-    plain = stream_of(tokens, **options)
-    stream = stream_of(tokens, **options, worker_config=config(num_workers=workers, worker_type=kind))
-    stream._workers = workers
-    with stream:
-        for _ in range(60):
-            expected, found = next(plain), next(stream)
-            assert [told(pack) for pack in found.packs] == [told(pack) for pack in expected.packs]
-            assert found.__restore_key__ == expected.__restore_key__
-            assert stream.cursor() == plain.cursor()
-    assert stream.stats().dropped == plain.stats().dropped
 
 
 def test_a_sample_that_is_dropped_leaves_its_place_empty(tokens: Path) -> None:

@@ -34,7 +34,7 @@ from energon_grain import (
 from energon_grain.processes import pool as worker_pool
 from energon_grain.processes.pool import PROGRAM, worker_death
 from energon_grain.processes.worker import SampleUnpickler, WorkerStage
-from energon_grain.storage.given_up import GivenUp, Over
+from energon_grain.storage.cancellation import Cancellation, Cancelled
 from energon_grain.stream.background import Background
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
 from energon_grain.stream.index_map import Draws
@@ -159,7 +159,7 @@ class Numbers:
 @pytest.mark.parametrize(("capacity", "budget_bytes", "waiting"), [(3, 1 << 30, 3), (8, 250, 2), (8, 10, 1)])
 def test_order_and_bounds(capacity: int, budget_bytes: int, waiting: int) -> None:
     numbers = Numbers(9)
-    ahead = Background(numbers, capacity, budget_bytes, lambda _: 100, Over())
+    ahead = Background(numbers, capacity, budget_bytes, lambda _: 100, Cancellation())
     for taken in range(3):
         in_hand = waiting + 1 + taken
         assert numbers.made_in_time(in_hand, PATIENCE_S)
@@ -172,7 +172,7 @@ def test_order_and_bounds(capacity: int, budget_bytes: int, waiting: int) -> Non
 
 
 def test_what_it_ends_with_comes_behind_what_was_made() -> None:
-    ahead = Background(Numbers(2, ArithmeticError("no third")), 8, 1 << 30, lambda _: 1, Over())
+    ahead = Background(Numbers(2, ArithmeticError("no third")), 8, 1 << 30, lambda _: 1, Cancellation())
     assert [next(ahead), next(ahead)] == [0, 1]
     with pytest.raises(ArithmeticError, match="no third"):
         next(ahead)
@@ -181,7 +181,7 @@ def test_what_it_ends_with_comes_behind_what_was_made() -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_stopping_wakes_both_sides(full: bool) -> None:
-    over, given_up, held = Over(), threading.Event(), threading.Event()
+    over, given_up, held = Cancellation(), threading.Event(), threading.Event()
 
     def entries() -> Iterator[int]:
         yield from count() if full else ()
@@ -190,7 +190,7 @@ def test_stopping_wakes_both_sides(full: bool) -> None:
     ahead = Background(entries(), 1, 1 << 30, lambda _: 1, over)
 
     def take() -> None:
-        with pytest.raises(GivenUp):
+        with pytest.raises(Cancelled):
             while True:
                 next(ahead)
         given_up.set()
@@ -450,7 +450,7 @@ def test_who_takes_an_entry_makes_it_where_none_may_wait() -> None:
             makers.append(threading.current_thread().name)
             yield number
 
-    over = Over()
+    over = Cancellation()
     ahead = Background(entries(), 2, 1 << 30, lambda _: 1, over)
     found = []
     for capacity in (2, 0, 3, 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -16,17 +17,15 @@ from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
 from energon_grain.kinds.joins.index import JoinHeader, JoinIndex
 from energon_grain.samplers.expression import Expression
-from energon_grain.samplers.hashing import fold
-from energon_grain.samplers.subset import Selection
 from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
+from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import (
     HasParts,
     PartValue,
     RawBatch,
     ReadsByKeys,
     SampleLocation,
-    Selected,
     Source,
     in_pieces,
     in_range,
@@ -135,182 +134,137 @@ def _check_members(members: Sequence[MemberSource], header: JoinHeader) -> None:
             )
 
 
-class JoinedSource(Selected):
-    """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
+class JoinRows(Rows):
+    """All rows of a join, in the order of the primary. See `JoinedSource`.
 
-    A read is one batched read of each dataset or array that has something for any of the rows.
-
-    Args:
-        members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
-            its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
-            stand among them, behind the primary.
-        names: What columns call the members, each before a dot; None, or where one is None: the name of its folder.
-        start: First row to serve.
-        stop: One past the last; default: the end.
-        where: Which of these to serve, by their columns; default: all.
-
-    Raises:
-        ConfigError: The range, the number of datasets, or what a dataset serves does not fit the rows.
-        EmptyDatasetError: The range is empty.
-        StaleIndexError: A dataset was prepared with other samples, or an array changed, since it was joined.
+    Attributes:
+        members: The datasets, the primary first.
+        wanted: The parts that were asked for; None: all.
     """
 
     def __init__(
         self,
         index: JoinIndex,
         members: Sequence[Source],
-        *,
         names: Sequence[str | None] | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        where: Expression | None = None,
+        wanted: frozenset[str] | None = None,
     ) -> None:
-        self.wanted: frozenset[str] | None = None
-        self._index, self._members = index, cast("tuple[MemberSource, ...]", tuple(members))
-        _check_members(self._members, index.header)
-        self._selection = Selection(len(index), start=start, stop=stop)
-        named = zip(names or repeat(None), self._members, strict=False)
+        self.index, self.members, self.wanted = index, cast("tuple[MemberSource, ...]", tuple(members)), wanted
+        _check_members(self.members, index.header)
+        self.path = self.members[0].path
+        self.lost_by_fork = any(getattr(member, "lost_by_fork", False) for member in self.members)
+        named = zip(names or repeat(None), self.members, strict=False)
         said = [name or name_of(member.path) for name, member in named]
         # Of members that are called alike none is found by that name.
-        self._names = {name: number for number, name in enumerate(said) if said.count(name) == 1}
-        self._rows = np.asarray(index.rows)
-        self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self._members))
-        self._narrow(where)
+        self._numbers = {name: number for number, name in enumerate(said) if said.count(name) == 1}
+        self.names = [name if name in self._numbers else None for name in said]
+        self._samples = np.asarray(index.rows)
+        self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self.members))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            partial(JoinedSource, names=self._called),
-            (self._index, self._members),
-            {**self._state(), "wanted": self.wanted},
-        )
+        return JoinRows, (self.index, self.members, self.names, self.wanted)
 
     def __repr__(self) -> str:
-        return f"JoinedSource({', '.join(repr(each.path) for each in self._members)}, rows={len(self)})"
+        return f"JoinRows({', '.join(repr(each.path) for each in self.members)}, rows={len(self.index)})"
 
     @property
-    def path(self) -> str:
-        return self._members[0].path
+    def digest(self) -> str:
+        """Digest of the datasets and of the rows."""
+        return self.index.content_id[:16]
 
     @property
-    def content_id(self) -> str:
-        """Digest of the datasets, of the rows and of which of them are served."""
-        chosen = self._selection
-        return f"{self._index.content_id[:16]}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
+    def shard_counts(self) -> dict[str, int]:
+        return {name_of(self.path): len(self.index)}
 
     @property
-    def index_id(self) -> str:
-        """Digest of the datasets and of all rows, whatever is served of them."""
-        return self._index.content_id
+    def primary(self) -> MemberSource:
+        return self.members[0]
 
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of all parts of the primary, of other members and of arrays whose names are no other's."""
         found = [*_part_names(self.primary)]
-        for name, number in self._names.items():
+        for name, number in self._numbers.items():
             if number:
-                found += [_named(name, part) for part in _part_names(self._members[number])]
+                found += [_named(name, part) for part in _part_names(self.members[number])]
         return tuple(found)
 
-    def with_parts(self, parts: frozenset[str]) -> JoinedSource:
-        """All rows, of which these parts alone are `wanted`; of members that are prepared no others are read."""
-        members: list[MemberSource] = []
-        for name, member in zip(self._called, self._members, strict=True):
+    def with_parts(self, parts: frozenset[str]) -> JoinRows:
+        """The same rows, of which these parts alone are `wanted`; of members that have parts no others are read."""
+        members: list[Source] = []
+        for name, member in zip(self.names, self.members, strict=True):
             before = f"{name}." if members else ""
             own = frozenset(part.removeprefix(before) for part in parts if part.startswith(before))
             members.append(member.with_parts(own) if isinstance(member, HasParts) else member)
-        source = JoinedSource(self._index, members, names=self._called)
-        source.wanted = parts
-        return source
+        return JoinRows(self.index, members, self.names, parts)
 
     @property
-    def _called(self) -> list[str | None]:
-        """The name of each member; None: another one is called alike."""
-        called = {number: name for name, number in self._names.items()}
-        return [called.get(number) for number in range(len(self._members))]
-
-    @property
-    def members(self) -> tuple[MemberSource, ...]:
-        return self._members
-
-    @property
-    def primary(self) -> MemberSource:
-        return self._members[0]
-
-    @property
-    def lost_by_fork(self) -> bool:
-        """Whether any member is."""
-        return any(getattr(member, "lost_by_fork", False) for member in self._members)
-
-    @property
-    def run_samples(self) -> int | None:
+    def run_rows(self) -> int | None:
         """Of the primary, whose order rows have."""
-        primary = self._members[0]
-        return primary.run_samples if isinstance(primary, ReadInRuns) else None
+        return self.primary.run_samples if isinstance(self.primary, ReadInRuns) else None
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads members that lie in object stores."""
-        return [files for member in self._members if isinstance(member, RemoteSource) for files in member.remote_files]
+        """What reads members that are in object stores."""
+        return [files for member in self.members if isinstance(member, RemoteSource) for files in member.remote_files]
 
-    def extents(self, indices: Int64Array) -> list[RemoteExtents]:
+    def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
         """See `RemoteSource`: of all members but arrays."""
-        samples = self.samples(indices)
+        samples = self.samples(numbers)
         found: list[RemoteExtents] = []
-        for number, member in enumerate(self._members):
+        for number, member in enumerate(self.members):
             if isinstance(member, RemoteSource) and member.remote_files:
                 places = np.flatnonzero(samples[:, number] >= 0)
                 own = member.extents(samples[places, number])
                 found += [replace(extents, owner=places[extents.owner]) for extents in own]
         return found
 
-    def samples(self, indices: Int64Array) -> Int64Array:
+    def samples(self, numbers: Int64Array) -> Int64Array:
         """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
 
-        Raises IndexError and IndexFileError.
+        Raises IndexFileError.
         """
-        wanted = self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
-        self._index.check(wanted)
-        rows = self._rows[wanted]
-        self._pages.touch(wanted)
-        return rows
+        self.index.check(numbers)
+        samples = self._samples[numbers]
+        self._pages.touch(numbers)
+        return samples
 
-    def keys(self, indices: Int64Array) -> list[str]:
+    def keys(self, numbers: Int64Array) -> list[str]:
         """The key of each row, which is the primary's. Raises as `samples`."""
-        return self.primary.keys(self.samples(indices)[:, 0])
+        return self.primary.keys(self.samples(numbers)[:, 0])
 
-    def read(self, indices: Int64Array) -> JoinedBatch:
-        indices = np.asarray(indices, np.int64)
-        samples = self.samples(indices)
+    def read_rows(self, numbers: Int64Array) -> JoinedBatch:
+        samples = self.samples(numbers)
         primary = self.primary.read(samples[:, 0])
-        members = [MemberBatch(places=np.arange(len(indices)), samples=samples[:, 0], batch=primary)]
-        for number, member in enumerate(self._members[1:], 1):
+        members = [MemberBatch(places=np.arange(len(numbers)), samples=samples[:, 0], batch=primary)]
+        for number, member in enumerate(self.members[1:], 1):
             column = samples[:, number]
             places = np.flatnonzero(column >= 0)
             own = column[places]
             batch = None
             if len(places) and isinstance(member, ReadsByKeys):
-                whole = len(places) == len(indices)
+                whole = len(places) == len(numbers)
                 keys = primary.keys if whole else [primary.keys[place] for place in places.tolist()]
                 batch = member._read_by_keys(own, keys)
             elif len(places):
                 batch = member.read(own)
             members.append(MemberBatch(places=places, samples=own, batch=batch))
         return JoinedBatch(
-            indices=indices,
+            indices=numbers,
             keys=primary.keys,
             shards=primary.shards,
             columns=primary.columns,
             orders=primary.orders,
             members=members,
-            names=self._called,
+            names=self.names,
             wanted=self.wanted,
         )
 
-    def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each row takes, of all members together. See `Source.sizes`."""
-        samples = self.samples(indices)
-        taken = self._members[0].sizes(samples[:, 0])
-        for number, member in enumerate(self._members[1:], 1):
+    def sizes(self, numbers: Int64Array) -> Int64Array:
+        """(n,) bytes that reading each row takes, of all members together."""
+        samples = self.samples(numbers)
+        taken = self.primary.sizes(samples[:, 0])
+        for number, member in enumerate(self.members[1:], 1):
             places = np.flatnonzero(samples[:, number] >= 0)
             if len(places):
                 taken[places] += member.sizes(samples[places, number])
@@ -323,45 +277,41 @@ class JoinedSource(Selected):
         Those of the primary are found in that way too. An array with one number a row is the column of its name.
         """
         found = [*(self.kept or ()), *self.primary.columns]
-        for name, number in self._names.items():
+        for name, number in self._numbers.items():
             if number:
-                found += [_named(name, column) for column in self._members[number].columns]
+                found += [_named(name, column) for column in self.members[number].columns]
         return tuple(dict.fromkeys(found))
 
-    @property
-    def kept(self) -> KeptColumns | None:
-        """What was measured of all rows, by their numbers: it lies with the index. None: that was made in memory."""
-        return self._kept
-
     @cached_property
-    def _kept(self) -> KeptColumns | None:
-        folder = _column_folder(self._index)
-        of = Measured(content_id=self._index.content_id, samples=len(self._index), parts=())
+    def kept(self) -> KeptColumns | None:
+        """What was measured of all rows: it is beside the index. None: that was made in memory."""
+        folder = _column_folder(self.index)
+        of = Measured(content_id=self.index.content_id, samples=len(self.index), parts=())
         return None if folder is None else KeptColumns(folder, of)
 
     def _member_of(self, column: str) -> tuple[int, str]:
         """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
         if column in self.primary.columns:
             return 0, column
-        for name, number in self._names.items():
-            member = self._members[number]
+        for name, number in self._numbers.items():
+            member = self.members[number]
             if column == name and "" in member.columns:
                 return number, ""
             if column.startswith(f"{name}.") and "" not in member.part_names:
                 return number, column.removeprefix(f"{name}.")
-        if "." in column or len(self._members) == 1:
+        if "." in column or len(self.members) == 1:
             raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
         return 0, column  # the primary says which command makes it
 
-    def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Source.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
-        if isinstance(indices, slice):
-            return in_pieces(indices, len(self), partial(self.column, name))
+    def column(self, name: str, numbers: Int64Array | slice) -> npt.NDArray[Any]:
+        """See `Rows.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
         if self.kept is not None and name in self.kept:
-            return self.kept.at(name, self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row")))
+            return self.kept.at(name, numbers)
+        if isinstance(numbers, slice):
+            return in_pieces(numbers, numbers.stop, partial(self.column, name))
         number, column = self._member_of(name)
-        member, samples = self._members[number], self.samples(indices)[:, number]
-        if not self._index.header.members[number].missing:
+        member, samples = self.members[number], self.samples(numbers)[:, number]
+        if not self.index.header.members[number].missing:
             return member.column(column, samples)
         there = samples >= 0
         own = samples[there]
@@ -375,32 +325,91 @@ class JoinedSource(Selected):
         if self.kept is not None and name in self.kept:
             return self.kept.id(name)
         number, column = self._member_of(name)
-        return self._members[number].column_id(column)
+        return self.members[number].column_id(column)
 
-    def locate(self, index: int) -> SampleLocation:
-        """Where the primary's sample of a row lies. Raises IndexError when `index` is out of range."""
-        place = self.locate_all(index)[0]
-        assert place is not None
-        return replace(place, index=index)
-
-    def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
-        """Where the sample of a row lies in each dataset, or its row in each array; None where there is none.
-
-        Their `index` is the sample's number in its dataset, or the row. Raises IndexError when `index` is out of range.
-        """
-        row = self.samples(np.array([index], np.int64))[0].tolist()
+    def locate_all(self, number: int) -> tuple[SampleLocation | None, ...]:
+        """Where the sample of a row is in each dataset, or its row in each array; None where there is none."""
+        samples = self.samples(np.array([number], np.int64))[0].tolist()
         return tuple(
-            member.locate(sample) if sample >= 0 else None for member, sample in zip(self._members, row, strict=True)
+            member.locate(sample) if sample >= 0 else None for member, sample in zip(self.members, samples, strict=True)
         )
 
-    def place_of(self, index: int) -> str:
-        """The shard and the key of the primary's sample of a row."""
-        place = self.locate(index)
-        return f"{place.shard}: {place.key}"
+    def locate(self, number: int) -> SampleLocation:
+        """Where the primary's sample of a row is."""
+        place = self.locate_all(number)[0]
+        assert place is not None
+        return place
 
     def close(self) -> None:
-        for member in self._members:
+        for member in self.members:
             member.close()
+
+
+class JoinedSource(SelectedSource):
+    """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
+
+    A read is one batched read of each dataset or array that has something for any of the rows.
+
+    Args:
+        members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
+            its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
+            are among them, behind the primary.
+        names: What columns call the members, each before a dot; None, or where one is None: the name of its folder.
+        start: First row to serve.
+        stop: One past the last; default: the end.
+        where: Which of these to serve, by their columns; default: all.
+
+    Raises:
+        ConfigError: The range, the number of datasets, or what a dataset serves does not fit the rows.
+        EmptyDatasetError: The range is empty.
+        StaleIndexError: A dataset was prepared with other samples, or an array changed, since it was joined.
+    """
+
+    _rows: JoinRows
+
+    def __init__(
+        self,
+        index: JoinIndex,
+        members: Sequence[Source],
+        *,
+        names: Sequence[str | None] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        where: Expression | None = None,
+    ) -> None:
+        super().__init__(JoinRows(index, members, names), start=start, stop=stop, where=where)
+
+    @property
+    def index_id(self) -> str:
+        """Digest of the datasets and of all rows, whatever is served of them."""
+        return self._rows.index.content_id
+
+    @property
+    def kept(self) -> KeptColumns | None:
+        """See `JoinRows.kept`."""
+        return self._rows.kept
+
+    @property
+    def members(self) -> tuple[MemberSource, ...]:
+        return self._rows.members
+
+    def with_parts(self, parts: frozenset[str]) -> JoinedSource:
+        """The same with only these parts. See `JoinRows.with_parts`."""
+        narrowed = copy(self)
+        narrowed._rows = self._rows.with_parts(parts)
+        return narrowed
+
+    def numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
+        """(n,) number of each row among all. Raises IndexError."""
+        return self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
+
+    def samples(self, indices: Int64Array) -> Int64Array:
+        """See `JoinRows.samples`. Raises IndexError too."""
+        return self._rows.samples(self.numbers(indices))
+
+    def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
+        """See `JoinRows.locate_all`. Raises IndexError when `index` is out of range."""
+        return self._rows.locate_all(self._number(index))
 
 
 def _column_folder(index: JoinIndex) -> ColumnFolder | None:

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, MissingObjectError, RangeError
+from energon_grain.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    KeyNotFoundError,
+    MissingObjectError,
+    RangeError,
+    public,
+)
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo
@@ -27,7 +34,6 @@ from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.remote import ObjectClient, ObjectRange, address_of, remote_files, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings
-from energon_grain.tracebacks import public
 
 
 class MediaFileStore(OwnFileStore[T_co]):

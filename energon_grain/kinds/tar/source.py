@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import public
 from energon_grain.formats.data_folder import DataFolder, needing_shards
 from energon_grain.formats.seek_table import SeekTable, open_seek_table
 from energon_grain.kinds.prepared.source import (
@@ -29,7 +30,6 @@ from energon_grain.sources.source import LazyFrom, RawBatch, in_range
 from energon_grain.storage.byte_store import Spans, coalesce
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.remote import RemoteFiles
-from energon_grain.tracebacks import public
 
 Int64Array = npt.NDArray[np.int64]
 

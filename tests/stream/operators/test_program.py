@@ -55,7 +55,6 @@ from energon_grain import (
     TextSample,
     WorkerConfig,
     get_train_dataset,
-    merge_cursors,
     stateless,
     use_storage,
 )
@@ -100,21 +99,6 @@ GRAPHS: dict[str, Callable[[SavableDataset], SavableDataset]] = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("name", GRAPHS)
-def test_workers_change_nothing(text_dataset: MakeDataset, name: str, num_workers: int) -> None:
-    def make() -> SavableDataset:
-        return BatchDataset(GRAPHS[name](MapDataset(shuffled(text_dataset(31)), seeded)), 3, tuple)
-
-    expected = take(Stream.of(make()), 24)
-    with Stream.of(make(), num_workers=num_workers) as stream:
-        assert take(stream, 10) == expected[:10]
-        cursor = stream.cursor()
-        assert take(stream, 4) == expected[10:14]
-        stream.restore(cursor)
-        assert take(stream, 14) == expected[10:]
-
-
 @pytest.mark.parametrize("name", ["generated", "packs", "groups", "streams", "blend"])
 def test_a_step_that_fails_can_be_tried_again(text_dataset: MakeDataset, name: str) -> None:
     """An error of the network, say: the next call goes on from the same place."""
@@ -145,30 +129,6 @@ def test_a_step_that_fails_can_be_tried_again(text_dataset: MakeDataset, name: s
             failures += 1
     assert found == expected
     assert failures
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_states_go_from_hosts_to_hosts(text_dataset: MakeDataset, name: str) -> None:
-    def hosts_of(hosts: int) -> list[Stream]:
-        streams: list[Stream] = []
-        for host in range(hosts):
-            worker_config = config(host, hosts, any_host=lambda flag: flag)
-            leaf = MapDataset(RepeatDataset(shuffled(text_dataset(31), worker_config=worker_config)), seeded)
-            if name in ("concat", "epochs", "repeated"):  # of finite ones
-                leaf = MapDataset(shuffled(text_dataset(31), worker_config=worker_config), seeded)
-            streams.append(Stream.of(BatchDataset(RepeatDataset(GRAPHS[name](leaf)), 8 // hosts, tuple)))
-        return streams
-
-    expected = [sorted(next(stream), key=repr) for stream in hosts_of(1) for _ in range(10)]
-    streams = hosts_of(1)
-    for step, hosts in enumerate([4, 2, 1, 2, 4]):
-        others = hosts_of(hosts)
-        merged = merge_cursors([stream.cursor() for stream in streams])
-        for other in others:
-            other.restore(merged)
-        streams = others
-        for at in (2 * step, 2 * step + 1):
-            assert sorted((item for stream in streams for item in next(stream)), key=repr) == expected[at]
 
 
 def test_a_pass_without_any_item(text_dataset: MakeDataset) -> None:

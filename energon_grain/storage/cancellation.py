@@ -1,8 +1,7 @@
-"""Whether what a thread does is still wanted: a program that ends, or a reader that is closed, gives it up.
+"""Cancelling what threads do: at the end of the program, or when a reader is closed.
 
-Who closes a reader waits for its threads, and so does Python for those of executors before it ends. A request that
-stalls, or is tried again and again, would hold that up for minutes; so would the hundreds of slow hooks that a chunk
-may take.
+Closing a reader waits for its threads, and Python waits for those of executors before it ends. A request that stalls,
+or is repeated again and again, would delay that by minutes; so would the hundreds of slow hooks that a chunk may take.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import thread as executor_threads
 from typing import Any
 
-LOOK_SECONDS = 0.1
-"""How often those who wait look whether what they wait for is still wanted, or has come without a notice.
+POLL_SECONDS = 0.1
+"""How often a thread that waits checks whether it is cancelled, or whether a notice was lost.
 
 A signal handler that interrupts `Condition.wait`, and waits for the same, may take the last notice."""
 
@@ -26,15 +25,15 @@ if _register is not None and executor_threads:
     _register(_ended.set)
 
 
-class GivenUp(BaseException):
-    """Nobody waits any more for what this thread makes.
+class Cancelled(BaseException):
+    """What this thread makes is no longer needed.
 
     It is no `Exception`: nothing that handles failures, ours or a hook's, may take it for one.
     """
 
 
-class Over:
-    """Set once, when nobody waits any more for what some threads make."""
+class Cancellation:
+    """Set once, when what some threads make is no longer needed."""
 
     __slots__ = ("_cuts", "_set")
 
@@ -43,18 +42,18 @@ class Over:
         self._cuts: dict[int, Callable[[], object]] = {}
 
     def is_set(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether it was set."""
         return self._set
 
     def set(self) -> None:
-        """Nobody waits any more. It waits for nothing."""
+        """Cancel. It returns at once."""
         self._set = True
         for cut in tuple(self._cuts.values()):
             cut()
 
     @contextlib.contextmanager
     def cutting(self, cut: Callable[[], object]) -> Generator[None]:
-        """Inside the block, `set` calls `cut`. Raises GivenUp at its end if it did."""
+        """Inside the block, `set` calls `cut`. Raises Cancelled at its end if it did."""
         self._cuts[id(cut)] = cut
         try:
             if self._set:
@@ -63,23 +62,23 @@ class Over:
         finally:
             del self._cuts[id(cut)]
         if self._set:
-            raise GivenUp
+            raise Cancelled
 
 
 class _OfThread(threading.local):
-    over: Over | None = None
+    over: Cancellation | None = None
     joins = False
 
 
 _of_thread = _OfThread()
 
 
-class wanted_until:  # noqa: N801 (a context manager; as a generator it would cost each step a microsecond)
-    """Inside the block, give up what this thread does as soon as `over` is set; None: never."""
+class cancelled_by:  # noqa: N801 (a context manager; as a generator it would cost each step a microsecond)
+    """Inside the block, this thread is cancelled as soon as `over` is set; None: never."""
 
     __slots__ = ("_before", "_over")
 
-    def __init__(self, over: Over | None) -> None:
+    def __init__(self, over: Cancellation | None) -> None:
         self._over = over
 
     def __enter__(self) -> None:
@@ -89,13 +88,13 @@ class wanted_until:  # noqa: N801 (a context manager; as a generator it would co
         _of_thread.over = self._before
 
 
-def wanted_for() -> Over | None:
-    """What `wanted_until` was given in this thread, to be handed on to threads that make requests for it."""
+def current_cancellation() -> Cancellation | None:
+    """What `cancelled_by` was given in this thread, for the threads that make requests for it."""
     return _of_thread.over
 
 
 def join(*threads: threading.Thread) -> None:
-    """Let threads that have told their end, or are about to, go; one's own goes by itself.
+    """Wait for threads that have ended, or are about to; not for the calling thread itself.
 
     Before Python 3.13 `Thread.join` waits for ever in a signal handler that has interrupted another call of it. Such a
     handler goes on without: what it needs the threads to have done, it waits for before.
@@ -111,11 +110,11 @@ def join(*threads: threading.Thread) -> None:
         _of_thread.joins = False
 
 
-def while_wanted(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextManager[None]:
-    """A context for a loop over an iterator of C's (`zip` of lists, say), or over a list that nobody else needs.
+def cancellable(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextManager[None]:
+    """A context for a loop over an iterator of C's (`zip` of lists, say), or over a list that nothing else needs.
 
-    The loop ends behind the call that is under way when nobody waits any more, and the block with GivenUp. The loop
-    itself pays nothing for that: the iterator is exhausted, or the list emptied, by who gives it up.
+    When it is cancelled, the loop ends after the current call, and the block with Cancelled. The loop itself pays
+    nothing for that: the canceller exhausts the iterator, or empties the list.
     """
     over = _of_thread.over
     if over is None:
@@ -123,20 +122,20 @@ def while_wanted(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextM
     return over.cutting(loop.clear if isinstance(loop, list) else lambda: [None for _ in loop])
 
 
-def require_wanted() -> None:
-    """Raises GivenUp if nobody waits any more for what this thread makes."""
+def raise_if_cancelled() -> None:
+    """Raises Cancelled if what this thread makes is no longer needed."""
     if _of_thread.over is not None and _of_thread.over.is_set():
-        raise GivenUp
+        raise Cancelled
 
 
-def given_up() -> bool:
-    """Whether nobody waits any more for what this thread reads; nobody does once the main thread is at its end."""
+def is_cancelled() -> bool:
+    """Whether what this thread reads is no longer needed; nothing is once the main thread has ended."""
     over = _of_thread.over
     return _ended.is_set() or not threading.main_thread().is_alive() or (over is not None and over.is_set())
 
 
 def pause(seconds: float) -> None:
-    """Sleep, until nobody waits any more at the latest."""
+    """Sleep, until this thread is cancelled at the latest."""
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0 and not given_up():
-        time.sleep(min(left, LOOK_SECONDS))
+    while (left := end - time.monotonic()) > 0 and not is_cancelled():
+        time.sleep(min(left, POLL_SECONDS))
