@@ -385,11 +385,6 @@ class JoinedSource(SelectedSource):
         return self._rows.index.content_id
 
     @property
-    def kept(self) -> KeptColumns | None:
-        """See `JoinRows.kept`."""
-        return self._rows.kept
-
-    @property
     def members(self) -> tuple[MemberSource, ...]:
         return self._rows.members
 
