@@ -14,7 +14,7 @@ from benchmarks.child import serve
 from benchmarks.token_packing import BUFFER, CAPACITY, LENGTHS
 from energon_grain import WorkerConfig, get_train_dataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.transforms import packing
+from energon_grain.planning import packers as packing
 
 _CHUNK = 1 << 16
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from energon_grain.datasets import task_encoder
+from energon_grain import task_encoder
 from energon_grain.media import av_decoder
 from energon_grain.samples.subscripts import EncodedBatch, EncodedSample, RawBatch, RawSample
 from energon_grain.transforms import decode
