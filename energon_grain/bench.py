@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.cores import usable_cores
@@ -334,9 +333,9 @@ def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
     return True
 
 
-def _read_by(source: Source, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source], Sequence[Any]]:
+def _read_by(source: Any, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source], Sequence[Any]]:
     """The sources that samples are read from, of a join those of its members, and their numbers there."""
-    if not isinstance(source, JoinedSource):
+    if not hasattr(source, "members"):
         return [source], [indices]
     return source.members, [own[own >= 0] for own in source.samples(indices).T]
 

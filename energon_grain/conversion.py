@@ -46,6 +46,7 @@ from energon_grain.prepare.containers import (
     UnfitSampleError,
     container_in,
     container_named,
+    containers,
     open_data,
     open_prepared,
 )
@@ -254,7 +255,7 @@ class _Shards:
         with naming(folder), closing(open_prepared(folder)):  # refuses what cannot be read
             self._index = index = open_columnar(folder)
         old = container_in(folder.local).name
-        self.container: ContainerName = to or ("array-record" if old == "tar" else "tar")
+        self.container: ContainerName = to or next(each.name for each in containers() if each.name != old)
         if self.container == old:
             raise ConfigError(f"{folder.location}: its shards are {old} files already")
         self._suffixes = container_in(folder.local).suffix, container_named(self.container).suffix

@@ -12,6 +12,7 @@ from energon_grain.cli.mixture import mixture_lines, summarize_mixture
 from energon_grain.cli.plot import check_file, draw_mixture, draw_sizes, save
 from energon_grain.cli.terminal import Answer, DataPath, DatasetConfig, SplitConfig, own_modules
 from energon_grain.errors import ConfigError
+from energon_grain.prepare.containers import container_of
 from energon_grain.prepare.summary import column_lines, histogram_lines, sparkline, summarize_dataset, summarize_samples
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, located
@@ -109,7 +110,7 @@ def _dataset(path: str, split_config: str | None, dataset_config: str | None) ->
 def _lines(summary: DatasetSummary) -> list[str]:
 
     tags = ", ".join(f"{name}={value}" for name, value in summary.subflavors.items())
-    files = "tar files" if summary.records is None else f"ArrayRecord files ({summary.records})"
+    files = f"{container_of(summary.records).file}s" + ("" if summary.records is None else f" ({summary.records})")
     lines = [
         f"{summary.path}",
         f"  {counted(summary.samples, 'sample')} in {counted(summary.shards, 'shard')}, "

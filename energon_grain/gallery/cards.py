@@ -16,10 +16,9 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.fields import Shown, show_part
-from energon_grain.kinds.joins.source import JoinedBatch
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.sample import Fields
-from energon_grain.sources.source import RawBatch, Source
+from energon_grain.sources.source import Source
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.run import SampleRecord
 from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
@@ -303,13 +302,12 @@ def _fields_of(leaf: LeafSpec) -> dict[str, str]:
     return {part: ", ".join(names) for part, names in found.items()}
 
 
-def _parts(source: Source, batch: RawBatch, place: int) -> Iterable[tuple[str, Any]]:
+def _parts(source: Any, batch: Any, place: int) -> Iterable[tuple[str, Any]]:
     """Parts of a sample; of a row of a join, those of all members that have one for it."""
-    if not isinstance(batch, JoinedBatch):
+    if not hasattr(batch, "members"):
         yield from batch[place].parts.items()
         return
-    members: Sequence[Any] = source.members  # type: ignore[attr-defined]
-    for number, (member, found) in enumerate(zip(members, batch.members, strict=True)):
+    for number, (member, found) in enumerate(zip(source.members, batch.members, strict=True)):
         at = np.flatnonzero(found.places == place)
         if len(at) and found.batch is not None:
             prefix = os.path.basename(str(member.path).rstrip("/"))

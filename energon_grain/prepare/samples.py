@@ -18,8 +18,8 @@ class MeasurableSource(Source, Protocol):
     """A source with which columns are kept."""
 
     @property
-    def kept(self) -> KeptColumns | None:
-        """What is known of all its samples; None: there is no place to keep it."""
+    def kept(self) -> Any:
+        """The `KeptColumns` of all its samples; None: there is no place to keep them."""
         ...
 
 

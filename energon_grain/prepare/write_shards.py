@@ -25,6 +25,7 @@ from energon_grain.prepare.containers import (
     Sample,
     UnfitSampleError,
     container_named,
+    containers,
 )
 from energon_grain.prepare.encode import encode_part
 from energon_grain.prepare.executors import outcomes, own_executor, portable
@@ -49,7 +50,7 @@ ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
 
 def check_container(container: ContainerName, compression: Compression) -> None:
     """Raise ConfigError where there is no such kind of shard."""
-    if container not in ("tar", "array-record") or compression not in ("none", "zstd"):
+    if all(container != each.name for each in containers()) or compression not in ("none", "zstd"):
         raise ConfigError(
             f"container={container!r}, compression={compression!r}: 'tar' or 'array-record', 'none' or 'zstd'"
         )

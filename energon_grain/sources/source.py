@@ -71,8 +71,8 @@ class LazySources(msgspec.Struct, gc=False, eq=False):
     """
 
     source: Any
-    """What the sample was read from: a `Source`, a `JoinedSource` for those of all members of a row; or the sources of
-    several samples, one after the other, as a tuple."""
+    """What the sample was read from: a `Source`, of a join one with `members`, whose samples are named; or the sources
+    of several samples, one after the other, as a tuple."""
     index: int = 0
     """Index of the sample in it."""
 

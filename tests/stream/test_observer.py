@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
 from stream_hosts import MakeDataset, config, train_on
 
 from energon_grain import SkipSample, Stream as WatchedStream, TaskEncoder
-from energon_grain.stream import background, clock, steps
+from energon_grain.stream import clock, steps
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.stream import Stream
 
@@ -47,7 +48,7 @@ def test_without_an_observer_nothing_is_timed(
     for module in (clock, steps):
         monkeypatch.setattr(module, "perf_counter_ns", no_clock)
     monkeypatch.setattr(clock, "thread_time_ns", no_clock)
-    monkeypatch.setattr(background.time, "perf_counter_ns", no_clock)
+    monkeypatch.setattr(time, "perf_counter_ns", no_clock)
     assert keys(opened(path, kind)) == expected
 
 
