@@ -62,7 +62,7 @@ _logger = logging.getLogger("energon_grain")
 class PackPlan(Protocol):
     """Plans which samples make a pack."""
 
-    def __packed__(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
+    def packed(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
         """The packs of a dataset, made by a hook of the encoder. Raises ConfigError where it has none."""
         ...
 
@@ -71,7 +71,7 @@ class PackPlan(Protocol):
 class BatchPlan(Protocol):
     """Plans which samples make a batch, in place of a number of samples."""
 
-    def __batched__(
+    def batched(
         self, encoder: TaskEncoder, dataset: SavableDataset, last_batch: LastBatch | None, worker_config: WorkerConfig
     ) -> SavableDataset:
         """The batches of a dataset, made by the encoder's `batch`. Raises ConfigError where that does not fit."""
@@ -463,13 +463,13 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         """
         if packing is not None:
             _check_packing(packing_buffer_size, batch_size)
-            dataset = packing.__packed__(self, dataset, worker_config)
+            dataset = packing.packed(self, dataset, worker_config)
         elif packing_buffer_size is not None:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
         else:
             dataset = mapped(self, dataset, "postencode_sample", worker_config)
         if isinstance(batch_size, BatchPlan):
-            dataset = batch_size.__batched__(self, dataset, last_batch, worker_config)
+            dataset = batch_size.batched(self, dataset, last_batch, worker_config)
             return mapped(self, dataset, "encode_batch", worker_config)
         batcher = owner_of_hook(self, "batch").batch
         if (criterion := overridden_hook(self, "batch_group_criterion")) is not None:

@@ -88,7 +88,7 @@ class PackingPlan:
         """In one line: what a pack holds."""
         return ", ".join(f"{text} up to {capacity:,}" for text, capacity in self.capacities)
 
-    def __packed__(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
+    def packed(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
         """The packs of a dataset, each by the encoder's `pack_selected_samples`. Raises ConfigError: it has none."""
         name, pack = type(encoder).__name__, overridden_hook(encoder, "pack_selected_samples")
         if pack is None:
@@ -134,7 +134,7 @@ class CostBudget(PackingPlan):
             raise ConfigError("CostBudget: a sample of a batch cannot be split: give 'error', 'drop' or 'alone'")
         PackingPlan.__init__(self, costs, budget, window=window, oversize=oversize, max_samples=max_samples)
 
-    def __batched__(
+    def batched(
         self, encoder: TaskEncoder, dataset: SavableDataset, last_batch: LastBatch | None, worker_config: WorkerConfig
     ) -> SavableDataset:
         """The batches of a dataset, each made by the encoder's `batch`. Raises ConfigError where that does not fit."""
