@@ -349,7 +349,7 @@ def test_what_does_not_fit_is_told_before_anything_is_read(metadataset: Path) ->
 
     with pytest.raises(ConfigError, match=r"main: the cooker .* takes `media` beside the sample, not `files`"):
         read(metadataset, Wrong())
-    with pytest.raises(ConfigError, match=r"typed\.yaml: \$\.splits\.train\.aux: .*holds TextSamples"):
+    with pytest.raises(ConfigError, match=r"typed\.yaml: \$\.splits\.train\.aux: .*holds samples of type TextSample"):
         read(metadataset.with_name("typed.yaml"), Encoder())
 
 
