@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact, elastic and fast data loading for Energon WebDatasets, for JAX through Grain and for PyTorch.
 
 Everything below is imported when it is first used: `import energon_grain` by itself costs next to nothing, and neither

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Three rates of loading, measured on the user's own data: storage, the work on samples, and the pipeline.
 
 *Storage* reads samples and does nothing with them, as in the first epoch (files dropped from memory; objects past the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converting a dataset: shards anew as shards of the other kind, one for one; or any other data as a dataset of shards.
 
 In the first case keys, parts and their order stay, and so do splits and configuration: the new dataset goes on with

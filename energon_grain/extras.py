@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages that not everybody needs: which extra of `pip install 'energon-grain[…]'` brings each.
 
 The core asks for none of them. They are imported where they are used, inside `needed_for`, which names a missing extra.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forms: the types that documents are read into, each described once, before any thread reads.
 
 msgspec builds its description of a type when it first meets it, without a lock: it stores what is half built and runs

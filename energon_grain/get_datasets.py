@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The front door: the datasets that a program trains and validates on.
 
 Each entry point is the pipeline in its order: *open* the datasets of a path, each of which *cooks* and *shuffles* its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names that a package imports when they are first asked for. The one list of them is its `__init__.pyi`."""
 
 from __future__ import annotations

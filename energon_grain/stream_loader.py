@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What loaders of all backends have in common: a stream, its state, the processes of all hosts, and being watched."""
 
 from __future__ import annotations

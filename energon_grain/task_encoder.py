@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The user's side of the pipeline: hooks from decoded sample to encoded batch.
 
 Hooks run in this order, each on what the one before returned:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers of things, sizes, tables and texts of the data in messages and answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """energon-grain for PyTorch: the names of `energon_grain`, with tensors, `torch.distributed` and `DataLoader` workers.
 
 Order, reading, assembly and state are the core's, so both backends give the same batches and restore each other's

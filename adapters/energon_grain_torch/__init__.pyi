@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names that are this backend's own, and those of the core: the one list of them."""
 
 from energon_grain import *  # noqa: F403 (the names below take the place of some)

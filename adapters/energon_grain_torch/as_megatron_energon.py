@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs written for Megatron-Energon, unchanged: importing this puts our names where theirs are looked for.
 
 From then on `megatron.energon` and the modules inside it that programs import are modules without a file, whose names

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The core's entry points with this backend's defaults, whose datasets PyTorch's own loaders take.
 
 That is `DataLoader(dataset, batch_size=None, num_workers=n)`, and torchdata's `StatefulDataLoader`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Energon's commands as programs import them from `megatron.energon.tools`, for their arguments and their endings.
 
 Those that we have too are ours. Found through `as_megatron_energon`; nothing of ours uses it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What exists for Energon's spelling alone: names of its files, and small functions that we do not need.
 
 Found through `as_megatron_energon`; nothing of ours uses it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a dataset to a loader: batches of one rank, with state, in page-locked memory where there is an accelerator.
 
 Worker processes are those of a `torch.utils.data.DataLoader`, started in any of Python's ways, and driven as all are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The core's decoders with tensors where Energon has tensors, and its task encoders, which decode by these."""
 
 from __future__ import annotations

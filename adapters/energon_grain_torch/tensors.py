@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors as a kind of array, and PyTorch's global generator. Importing this module makes the core use both.
 
 It stacks, pads, joins and sends tensors then, and seeds the generator for hooks with `@stateless(restore_seeds=True)`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several of torchvision's geometric transforms as one: their matrices are multiplied, and the image is resampled once.
 
 Each transform draws its random numbers as torchvision does, by torchvision's own `get_params`, so that one transform

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who reads, as `torch.distributed` says."""
 
 from __future__ import annotations

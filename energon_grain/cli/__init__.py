@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `energon-grain` command."""
 
 from __future__ import annotations

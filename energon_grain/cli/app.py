@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands: what `--help` says of each, and which module holds it. That is loaded when the command is called."""
 
 from __future__ import annotations

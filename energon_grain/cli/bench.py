@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon-grain bench`: three rates on the user's own data, what limits them, and one sentence of advice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon-grain cache check`: whether what is kept of object stores on this machine is right."""
 
 from __future__ import annotations

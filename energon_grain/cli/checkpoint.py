@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands that look into saved states: `checkpoint info`, what one says, and `which`, the samples of a step."""
 
 from __future__ import annotations

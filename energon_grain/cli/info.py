@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon-grain info`: what a dataset or a metadataset holds, as text, as JSON and as a picture."""
 
 from __future__ import annotations

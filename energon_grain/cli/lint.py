@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon-grain lint`: does everything open, is every index right, and does every sample decode?"""
 
 from __future__ import annotations

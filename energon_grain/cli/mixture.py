@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a metadataset comes to: its tree, with the share of the stream that each dataset gets, as data and as text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of `energon-grain info --plot`: a mixture over its steps, and the sizes of what a dataset holds.
 
 **Windows.** The share of a dataset is counted in windows of positions. A blend deals its shares exactly, but in whole

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands that make datasets: `prepare`, which asks for what is open, `prepare-media`, `measure` and `convert`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon-grain preview`: samples in the terminal, or as a page."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that a command is about: the settings that decide its order, as options, and its dataset."""
 
 from __future__ import annotations

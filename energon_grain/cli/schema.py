@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon-grain schema`: the JSON Schema of metadataset files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands share: an answer as text or as JSON, numbers as people read them, progress, the user's own modules.
 
 A command computes an `Answer` and prints nothing of it; `answering` adds `--json` to its options and prints the answer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keywords of Energon's functions that have nothing to set here, or are set elsewhere by now."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of typed batches."""
 
 from __future__ import annotations

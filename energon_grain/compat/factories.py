@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets, JSONL files and joins by class, as programs and `dataset.yaml` files name them that are Energon's.
 
 An object of these classes describes one split part of one dataset and how its samples are made, whatever the dataset's

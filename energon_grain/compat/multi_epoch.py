@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets that know which epoch they are asked for: what they are indexed with, and what they promise.
 
 The names are those of BioNeMo's `bionemo.core.data.multi_epoch_dataset`. A `SizedDataset` is any map-style dataset; a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What cookers read by key: the auxiliary stores of a leaf, `aux:` in a metadataset, and the leaf itself."""
 
 from __future__ import annotations

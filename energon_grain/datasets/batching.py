@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From samples to batches: consecutive ones, and mixtures of batches."""
 
 from __future__ import annotations

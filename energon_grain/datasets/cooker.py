@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cooking: turning crude samples (dicts of decoded parts) into samples of a type.
 
 A cooker is bound to what it takes beside the sample: file stores, the leaf itself, a cache pool.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of all dataset nodes.
 
 A node describes; it holds no file, thread or position. Iterating over one runs a `Stream` for it.

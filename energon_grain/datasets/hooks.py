@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks: what users say of them, which of a task encoder's do something, whose they are, and how each is called.
 
 A hook that only hands on what it got is not worth a call for each sample. `idle` marks such defaults, `forwarding`

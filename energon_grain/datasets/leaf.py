@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A dataset as it is in a configuration: what it is read from, and how samples are made."""
 
 from __future__ import annotations

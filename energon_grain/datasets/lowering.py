@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lowering: from dataset nodes to what the engine runs.
 
 Each node lowers itself, `node.lower(to)`: it asks `to` for what lies below it, and gives an `IndexPart` (its order is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of samples: map and filter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several datasets in one stream: blend by weights, blend by repetitions, one after the other.
 
 And what a task encoder's builders get: the datasets of a metadataset, and how it says to combine them.

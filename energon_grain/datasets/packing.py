@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packing: several samples into one, from a buffer of candidates."""
 
 from __future__ import annotations

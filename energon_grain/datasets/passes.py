@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of a dataset is seen, and when a pass over it ends: repeat, limit, epochs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The outermost node: what makes a description one particular run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shuffle buffer, without a buffer wherever the order is arithmetic."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions of whole streams, and functions that make any number of items of one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Braces in names as the package `braceexpand` expands them: `shard_{000..007}.tar`, `{train,val}/{a..c}`, nested too.
 
     {3..11..2}        numbers from one to the other, both included, in steps; they may fall and be negative

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code that a data file names: resolved against our own and what the program declared, never just imported."""
 
 from __future__ import annotations

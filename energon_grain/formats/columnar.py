@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The columnar index: where every part of every sample of a dataset lies, as memory-mapped numpy columns.
 
     .nv-meta/columnar/header.json          names the current generation; replaced atomically

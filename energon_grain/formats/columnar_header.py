@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The column file, and `header.json`, the small file that makes one generation of the columnar index the current one.
 
 A column is a `.npy` file. One of more than 8 KiB goes on behind its rows, where numpy does not look: zeros up to a

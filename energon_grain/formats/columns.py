@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns: numbers that are known of every sample before it is read, one `.npy` file each beside the index.
 
     .nv-meta/columnar/columns.json               names the file of each column; replaced atomically

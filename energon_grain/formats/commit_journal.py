@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All outputs of one `prepare` appear together: staged files, one journal, renames that can be repeated.
 
 A folder has no rename of many files at once, so the commit works like a database's redo log:

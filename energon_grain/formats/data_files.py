@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files with data at a path, a pattern, a URL, or several of these: names, and versions where a list says them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a dataset lies: its shards at a location, and what says how to read them in a folder of this machine.
 
 The files in `.nv-meta` are read whole or memory-mapped. Of a dataset in an object store they are mirrored, and brought

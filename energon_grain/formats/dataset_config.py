@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dataset.yaml`: which sample type a dataset holds and how its fields are made of the parts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sorting the keys of a whole dataset as bytes, in numpy.
 
 Keys are variable-length byte strings in CSR form: key i is `key_bytes[key_start[i]:key_start[i + 1]]`. They are sorted

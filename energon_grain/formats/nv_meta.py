@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `.nv-meta` folder of a prepared dataset: `.info.json`, `index.uuid`, and what is at a path instead."""
 
 from __future__ import annotations

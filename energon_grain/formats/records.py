@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`records.json`: how samples are encoded in the records of shards that are made of records."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a scan of one shard finds: where every sample and every part is."""
 
 from __future__ import annotations

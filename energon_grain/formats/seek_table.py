@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`.nv-meta/seek_table.bin`: the indices of videos that have none of their own, those of a dataset in one file.
 
     8 bytes    `EGSEEK01`

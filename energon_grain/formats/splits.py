@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split files (`split.yaml`): which shards make `train`, `val` …, in which order, and what is left out of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`index.sqlite`: all samples and parts of a dataset, for Energon's joins, side stores and mounts; metadata of media.
 
 The schema is that of Energon 7.3 and later. Iterating over a dataset does not need this file.

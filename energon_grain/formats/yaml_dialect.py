@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """YAML as Energon types it: its own rules for plain scalars, on top of full YAML with anchors and merge keys.
 
 Energon reads scalars by these rules, which are neither those of YAML 1.1 nor of 1.2, and files rely on them:

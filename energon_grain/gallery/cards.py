@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples are shown, read and taken apart; and what is known of the datasets that they are of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a part of a sample shows: a picture, a sound, a film, words; or why it cannot be shown.
 
 What a part is goes by the end of its name, as decoding does, and by its first bytes where the name says nothing.

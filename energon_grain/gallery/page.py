@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page: one file that shows samples in a browser and loads nothing from elsewhere.
 
 Whatever comes from data is escaped where it enters the page; and should something slip through, the page's policy runs

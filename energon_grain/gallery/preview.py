@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`energon_grain.preview`: samples of a dataset, to look at in a terminal, a notebook or a page.
 
 In a terminal pictures are half blocks, sounds outlines, films strips, and texts shortened. Nothing that comes from data

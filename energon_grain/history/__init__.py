@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples made a step, and samples and batches made again."""

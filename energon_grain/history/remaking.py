@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a run made again, or gone through by their positions alone, to know what they are made of."""
 
 from __future__ import annotations

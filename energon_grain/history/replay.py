@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making a sample or batch again, from its restore key.
 
 A restore key is nested tuples (lists, once it went through JSON):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples made a step: by arithmetic, by going through positions again, or by making the steps again.
 
 Where the order of items is arithmetic, so is the answer. Where items are formed in lanes, the run is gone through again

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kinds of data that come with the library, one package each. `energon_grain.sources.kinds` says which is where."""
 
 from __future__ import annotations

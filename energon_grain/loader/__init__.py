@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Grain exposure: data sources, datasets, checkpointable iterators, device placement.
 
 * `get_loader`, `get_savable_loader`: whole batches, with threads and state; a `grain.DatasetIterator`, where Grain is

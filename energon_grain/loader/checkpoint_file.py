@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A loader's state in a checkpoint folder: one file for all hosts, whatever their number."""
 
 from __future__ import annotations

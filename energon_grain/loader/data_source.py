@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single samples by index, for Grain pipelines of one's own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A dataset in pipelines that Grain drives: whole batches by their numbers, or one after the other."""
 
 from __future__ import annotations

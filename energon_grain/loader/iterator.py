@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a dataset to a loader: batches with state, and a `grain.DatasetIterator` where Grain is installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saving a loader with Orbax's `CheckpointManager`, for any number of hosts.
 
     manager.save(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointSave(loader)))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples and batches as JAX pytrees.
 
 The leaves of a dataclass are the arrays in its fields, at any depth of lists, tuples, dictionaries and dataclasses.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clips of audio, to the sample.
 
 A clip from `a` to `b` seconds is the samples from number round(a · rate) on, round((b − a) · rate) of them, as far as

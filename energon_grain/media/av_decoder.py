@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Video and audio files as objects that decode what is asked for: a clip, some frames, or everything.
 
 The interface is that of Megatron-Energon's `AVDecoder`. What clips have is defined in `video` and `audio` beside this.

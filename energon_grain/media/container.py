@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Video and audio files, opened with PyAV: bounded, and with everything that is wrong in them named.
 
 A file is opened anew for every request, so a decoder holds nothing but its stream: it can be pickled, forked, and left

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of images, videos and sounds from the first bytes of their files, without decoding them.
 
 Pillow tells what an image is when it opens it, from its header: 17 µs for a JPEG of which the first 16 KiB are there.

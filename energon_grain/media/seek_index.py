@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index that a video lacks, in its container's own form.
 
 libav finds a time by what a container says: in an mp4 by its sample tables or, where it is in fragments, by `sidx` or

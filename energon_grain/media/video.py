@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clips of a video: which frames they have, and how those are found without decoding all of it.
 
 **Which frame is shown when.** A frame is shown from its own time until the next frame begins, the last one for its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metadatasets: YAML files that combine datasets, read into typed nodes and resolved into a tree of leaves.
 
 A document (`MetadatasetV2`, `Metadataset`, `DatasetLoader`) holds what is written, one node class for each form.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole documents: `MetadatasetV2`, the older `Metadataset`, and `DatasetLoader` for a dataset by itself."""
 
 from __future__ import annotations

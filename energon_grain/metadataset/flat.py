@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mixtures seen flat: what a runner blends, and for each leaf its share of the stream."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forms that nodes of a metadataset are written in: `path:`, `blend:`, `blend_epochized:`, `concat:` and `join:`.
 
 Each is a struct whose fields are its keys, told apart by the key that only it has. `read_node` reads one with all that

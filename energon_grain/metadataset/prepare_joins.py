@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparing a metadataset: the indices of all joins in it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From documents to dataset nodes: nested files are read, and what outer levels say is merged into the leaves.
 
 The rules are Energon's: the split part nearest to a leaf counts; of tags, the outermost; passes multiply; of subsets,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of the samples that a path names: those of a dataset, or the rows of the join in a metadataset."""
 
 from __future__ import annotations

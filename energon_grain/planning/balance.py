@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Equal work for every host: which items of a step each host gets, when what they cost is known beforehand.
 
 A step of G items goes to H hosts, exactly b = G / H to each, and waits for the host that has most to do. Finding the

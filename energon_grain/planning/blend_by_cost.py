@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A blend whose weights are shares of what samples cost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blend children by cost: weights are shares of what samples cost (their tokens, say), not of their number. Endless.
 
 A child's items lie behind each other on its own axis, each as long as it costs, and an item stands where its middle is.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a blend by cost promises of its leaves, to be compared with what was read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What samples cost: an expression over their columns (tokens, bytes, seconds), as exact integers."""
 
 from __future__ import annotations

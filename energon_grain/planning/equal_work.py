@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which item each host gets of a balanced step: arithmetic over the columns of its items, the same on every host.
 
 Without balancing, the items of a step are dealt out one by one: place q of the stream holds item q, and belongs to host

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Items that were planned, made of their samples where these are read."""
 
 from __future__ import annotations

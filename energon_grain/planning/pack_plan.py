@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planning packs from costs alone: which samples of a window go together, before any of them is read.
 
 A pack is filled by the largest sample that still fits, again and again: that makes the packs of first fit decreasing

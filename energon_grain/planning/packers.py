@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packers: samples of different lengths into packs of one capacity, for `select_samples_to_pack`.
 
 All of them give every sample to one pack, never fill a pack over its capacity, and depend on nothing but the lengths

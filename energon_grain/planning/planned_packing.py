@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs that are planned before anything is read: by columns, and so before the samples are dealt to hosts.
 
 `PackingDataset` chooses from samples that a lane has read. Here the choice looks at costs alone, which the index knows:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
 
 from energon_grain.media.headers import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metadata of media for what is there already: a prepared dataset of tars, or a plain folder of files."""
 
 from __future__ import annotations

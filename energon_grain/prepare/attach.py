@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attaching: one more number of every sample, from a file, by row or by key."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing the columnar index: from scans of shards (`prepare`), or from the tars themselves when it is first opened."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the operations on shards ask of a kind of data: `Kind.shards`."""
 
 from __future__ import annotations

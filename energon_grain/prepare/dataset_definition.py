@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `dataset.yaml` of a new dataset says, a sample type with its field map or crude; and proposals for it."""
 
 from __future__ import annotations

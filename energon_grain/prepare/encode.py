@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a value to the bytes of a part, by the end of the part's name: what `SampleDecoder` reads back."""
 
 from __future__ import annotations

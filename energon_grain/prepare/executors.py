@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where shards are scanned and converted: the one seam is `concurrent.futures.Executor`.
 
 `own_executor` chooses among those of this machine: `Inline`, threads for objects in stores, `Processes`. A caller may

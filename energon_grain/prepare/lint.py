@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding what is wrong with a dataset or a JSONL file: indices, configuration, samples, settings."""
 
 from __future__ import annotations

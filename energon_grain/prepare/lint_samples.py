@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checking data that are read as they are: every sample is read and decoded, and measured columns are compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which files are shards, in an order that does not depend on the disk, and which split part each goes to."""
 
 from __future__ import annotations

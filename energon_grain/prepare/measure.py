@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measuring: one more number of every sample, by a function of the user's or from a file, kept as a column.
 
 The samples are cut into pieces of some thousand, which an executor measures; a piece that takes long comes back in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathering what is known of media: from the headers of files in tars and folders into columns, and indices of videos.
 
 Of a file its first 16 KiB are read, and more only where its header goes on behind these. A file whose header is damaged

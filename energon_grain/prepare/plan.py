@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a `prepare` does, decided before any sample is read: one small function for each mode makes the plan.
 
 `energon_grain.prepare.preparation` carries plans out, and `energon-grain prepare --dry-run` prints them.

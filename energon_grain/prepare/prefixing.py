@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making keys distinct: the path of its tar is put before each member's name, as Energon's `--fix-duplicates` does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparing a dataset: scan all shards, split them, and put every index in place in one step.
 
 What is written goes into a staging folder, flushed to disk, and from there into place by the commit journal, or into

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Members that a tar has again in the same sample, of which only the last one is read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All samples of a dataset, whatever kind of data it is, and what is known of them before they are read."""
 
 from __future__ import annotations

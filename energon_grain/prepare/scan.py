@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scanning the shards of a dataset: the work on one shard, all shards on an executor, and what they came to.
 
 A worker, in this process or on another machine, runs `scan_shard`: it needs the shard only, writes nothing, and returns

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing one shard of any container, and knowing its index when it ends: nothing is read again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `energon-grain info` says of data, without reading samples."""
 
 from __future__ import annotations

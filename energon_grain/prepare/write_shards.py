@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shards of samples, written in workers: samples are checked and encoded, and each shard appears when it is whole."""
 
 from __future__ import annotations

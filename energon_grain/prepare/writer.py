@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing a dataset: samples become shards and index in one pass, in one process or in many.
 
 A shard is written under a temporary name, flushed to disk and renamed; what its index is to say is known by then, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing into a dataset: the mark in its folder that it is being written, and putting what was made in place.
 
 What was made is put in place by the commit journal, or into a store in an order that readers can bear. The mark says

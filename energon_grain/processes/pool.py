@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worker processes: they encode chunks ahead of the consumer.
 
 A worker is a fresh interpreter that runs `PROGRAM`; it does not import the user's script again, so scripts need no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first thing a worker process runs: it watches its parent before it imports anything that takes long."""
 
 from __future__ import annotations

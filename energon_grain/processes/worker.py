@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs in a worker process.
 
 Where the order is arithmetic, the samples of a batch lie beside each other in a chunk as long as nothing is dropped.

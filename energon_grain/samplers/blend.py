@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blend children by weights: which child, and which of its positions, stands at a position. Endless.
 
 Positions are dealt to L lanes: p is round `p div L` of lane `p mod L`. Each lane splits its rounds among the children

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns: a number that is the same for a whole chunk of positions, or one number for each of them.
 
 The arithmetic of this package is written once for both. A plain integer takes the fast path (numpy broadcasts it, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blend children in epochs, each child a given number of times: which child, and which of its positions.
 
 Child k has n_k samples and repetitions r_k, the exact fraction of the decimal text. Epoch e holds exactly the positions

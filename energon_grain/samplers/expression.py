@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expressions over the columns of samples: `tokens >= 16 and width * height > 65536`, read safely, computed by numpy.
 
 The text is Python's syntax, cut down to arithmetic and conditions on columns; it is parsed, never run as Python:

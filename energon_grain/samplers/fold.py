@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folds over windows: plans that look at what is known of samples (token counts, sizes), never at their data.
 
 A plan of a window needs what the windows before it left over, its *carry*: a few integers, the same on every host. So a

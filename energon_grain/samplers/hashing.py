@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys by hashing: every random choice has a 64-bit key made of the words that name it.
 
 A key is `fold(seed, leaf_key, "purpose", epoch, ...)`, never a sum: with `seed + epoch` the second epoch of seed 5

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order of one leaf, and the kernel that draws many leaves at once.
 
 A leaf of n samples is asked for *child positions* c = 0, 1, 2, ... without end and answers with draws (index, epoch).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A keyed permutation of [0, n) in O(1) memory, with inverse, for n up to 2**62.
 
 A generalised Feistel network on Z_b x Z_a with a = 2**k, k = bit_length(n - 1) // 2, b = ceil(n / a): a number is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What nodes above the leaves have in common: they route positions to positions of children. And trees of them.
 
 The simplest are here: concatenations and limited passes, which are arithmetic on positions.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The binary tree over the children of a blend, and the permuted runs of labels in its lanes.
 
 A blend of K children splits its rounds into two shares at each node of a balanced tree with 2 K - 1 nodes. A leaf is

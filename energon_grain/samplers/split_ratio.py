@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split parts by a ratio: how many samples of each shard each part has, and which."""
 
 from __future__ import annotations

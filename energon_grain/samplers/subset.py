@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which raw samples of a split part belong to a leaf: a range of them, as it is written, minus those left out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights and repetitions as exact numbers: what the text says in decimals, not what a double makes of it."""
 
 from __future__ import annotations

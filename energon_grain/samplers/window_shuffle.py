@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Permuting the positions of a child inside windows: what a shuffle buffer is for, without a buffer."""
 
 from __future__ import annotations

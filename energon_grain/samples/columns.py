@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making many samples of one type at once.
 
 A dataclass constructor costs about as much as reading the sample. Where the type is a plain dataclass with slots, its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of an image, a video or a sound without decoding it, and the JSON text that an index keeps of it.
 
 The types, their fields and the text are those of Megatron-Energon 7.3 and later: one side reads what the other wrote.

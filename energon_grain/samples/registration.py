@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making sample types known to JAX, where the program has imported it.
 
 The floors below the loader import no framework. What samples and batches are to JAX is a matter of

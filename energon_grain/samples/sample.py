@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of every sample type: fields, what samples and batches are beside these, and where their data came from.
 
 A tensor, or whatever else has a method `pin_memory` or `to`, is asked for its copy; torch is not imported here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classes that take type arguments, as in `SavableDataset[Batch]` or `TaskEncoder[Raw, Encoded, RawBatch, Batch]`.
 
 Arguments are for readers and type checkers alone; any that is left out is `Any`. What a task encoder names last is what

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random-access collections of raw samples, built on formats."""

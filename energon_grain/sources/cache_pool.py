@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that are named now and read later: what a cooker hands to packing instead of an image."""
 
 from __future__ import annotations

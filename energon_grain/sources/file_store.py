@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files looked up by their names: what a cooker reads beside its sample."""
 
 from __future__ import annotations

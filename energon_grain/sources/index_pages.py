@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pages of a mapped index reads have touched, and when they are given back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kinds of data: what each can do, and which of them is at a path.
 
 `kind_at` decides once, in this order: by the text of the path, without looking; by a marker file; by the files below

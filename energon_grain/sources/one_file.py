@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random access to samples that are runs of bytes of one file, local or in an object store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which bytes and samples belong together where samples lie in an object store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Rows`, which is what a kind of data writes, and `SelectedSource`, which makes a `Source` of some of any rows.
 
 Split parts, subsets and `where` are implemented here, once for all kinds.

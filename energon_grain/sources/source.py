@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of random-access collections."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that appear whole or not at all (written under a temporary name, flushed, renamed), and locks on who writes.
 
 A lock is held for as long as a process or thread writes; killed processes hold none. It is dropped by name and not by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The seam between formats and where bytes live, and turning the byte ranges of many samples into few reads.
 
 Ranges are sorted by file and offset, and neighbours whose gap is small are read as one *span*; every range is then a

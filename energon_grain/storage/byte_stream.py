@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A range of a file or object as a seekable binary file: what a video in a tar is to a decoder that reads a clip.
 
 libav asks for 32 KiB at a time. Each of its questions would be a request to a bucket, and what a group of pictures

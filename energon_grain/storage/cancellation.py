@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cancelling what threads do: at the end of the program, or when a reader is closed.
 
 Closing a reader waits for its threads, and Python waits for those of executors before it ends. A request that stalls,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many cores there are for threads and processes, work that threads share, and locks that outlive a fork."""
 
 from __future__ import annotations

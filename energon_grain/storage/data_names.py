@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of the files with data at a path, a folder or a URL."""
 
 from __future__ import annotations

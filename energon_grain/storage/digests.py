@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests of shards: their bytes when a dataset was prepared, to compare with what a store sends.
 
     .nv-meta/columnar/digests.json

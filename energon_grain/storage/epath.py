@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`EPath`: a path of this machine or a URL, with the methods of `pathlib` that both have."""
 
 from __future__ import annotations

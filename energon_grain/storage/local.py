@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local files: `pread` on a bounded number of open files.
 
 Why `pread` and not `mmap`: a mapping is faster by half a microsecond a part when the cache is warm, but it holds the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locations: paths of this machine, and URLs of objects and folders in stores."""
 
 from __future__ import annotations

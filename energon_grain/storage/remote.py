@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects of stores, as the kernel asks for them. `energon_grain.stores` answers, and is imported when it is needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One file or object, read once from front to back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How object stores are reached: end points, regions, limits, and the cache on local disk.
 
 Credentials never stand here: each store finds them as its own tools do (`AWS_ACCESS_KEY_ID`, `~/.aws`, an instance's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores of objects, and who implements them.
 
 Our own are in `energon_grain.stores`, above the kernel, found by name. Another package adds one by an entry point of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this process asked of storage and got, of all its readers together: counters that never fall."""
 
 from __future__ import annotations

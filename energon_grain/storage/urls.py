@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text of URLs: their protocols, revisions of datasets of the Hub, and what may be shown and kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store that another package adds, called as obstore's stores are."""
 
 from __future__ import annotations

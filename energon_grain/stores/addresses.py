@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where URLs lead: the kind of store, the bucket and the key there, how it is reached, and obstore's client of it.
 
 Credentials are found by each store's own chain, that is by obstore, but for three that it does not know: sections of

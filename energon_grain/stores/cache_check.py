@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the pages that a cache on disk keeps are what was written, and what the store has.
 
 A reader compares each page with its sum once, so a page that is damaged on disk is fetched again. Bytes that a server

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers of stores, compared page by page with the digests of shards."""
 
 from __future__ import annotations

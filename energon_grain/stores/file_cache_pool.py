@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cache pool that fetches files in the background onto a local disk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets of the Hugging Face Hub, as a store: lists and ranges of the files of one commit.
 
 A revision (a branch, mostly) is asked for its commit once a process; from then on that commit is read, of which nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetching the bytes of coming samples from object stores, in requests of megabytes, many at a time.
 
 A chunk of samples takes small pieces from dozens of places. Positions are known long before, though: those of some

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of the small files of a remote folder on this machine: what is read whole, or memory-mapped.
 
 A mirror lies in the cache folder, under a name that tells what it mirrors. Several processes may use it at once: files

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single files and objects: whole, as a scan reads them from front to back, and as Python's file objects.
 
 A request takes as long as a connection needs for some 256 KiB: 10 ms at 25 MB/s, or 1 ms at 250. So what is smaller is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading, listing and writing objects of stores: side by side, with time-outs, further attempts and second requests.
 
 A request that is answered by nothing holds up all that waits for it, and a store that loses one in some hundred makes

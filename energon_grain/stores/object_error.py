@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why requests to stores fail: in our words, with the way out, and whether the same one may succeed in a while."""
 
 from __future__ import annotations

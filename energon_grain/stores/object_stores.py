@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects by obstore: one request a call, no second attempts, and failures in our words with the way out.
 
 obstore's threads do not outlive a fork, and a forked process that uses it waits for them for ever. So a process that

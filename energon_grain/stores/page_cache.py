@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of remote objects on a local disk, shared by all processes of a host, without locks to read or write by.
 
     <folder>/<2 hex digits>/<object>-<number>    a stretch of 8 MiB of an object, a file by itself:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects of stores as a `ByteStore`: few large requests side by side, and every page fetched once a process.
 
 Ranges are rounded to pages of 256 KiB, which the cache on local disk keeps. Those that it has cost one `pread`; the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When a request to a store is made again: for as long as the settings say, with pauses, and with one log line for all.
 
 A store that is restarted, or asks for fewer requests, is back in a minute or two, and a training run should wait for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file with storage settings."""
 
 from __future__ import annotations

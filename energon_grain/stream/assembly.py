@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From encoded samples to a host's items.
 
 Where the order is arithmetic, a lane turns its positions, in order, into items; a dropped sample makes the lane's later

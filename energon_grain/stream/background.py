@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making steps in a thread of its own, a few ahead of the one that takes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches, as the consumer gets them."""
 
 from __future__ import annotations

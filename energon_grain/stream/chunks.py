@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The unit of work: a run of positions that are read and encoded together, its size, and cutting positions into such.
 
 No chunk takes long: `close`, Ctrl-C and the first batch wait for whole ones. Draws are made for tens of thousands of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the time goes: what each stage of a chunk or a batch takes, on one clock for all processes of a machine.
 
 It runs where an observer wants to know, and nowhere else.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a stream: one small JSON object.
 
     {"version": 1, "order_version": 2, "step": 1200, "pass": 0, "pass_step": 1200, "item": 38400, "ended": false,

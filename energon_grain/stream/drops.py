@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is dropped, and when failures are too many."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine asks of extensions, by dotted name: each is imported when it is needed, and never by the kernel."""
 
 from __future__ import annotations

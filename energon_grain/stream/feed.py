@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where lanes get their samples from: an index map with the hooks on its samples, read ahead of need or directly."""
 
 from __future__ import annotations

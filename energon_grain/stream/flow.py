@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples on their way through the pure stage, hook by hook."""
 
 from __future__ import annotations

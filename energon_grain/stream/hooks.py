@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calling one hook on one value: with its draw, its seeds, and nobody else at it.
 
 Hooks may use the global random generators of the process (`@stateless(restore_seeds=True)`): those are seeded around

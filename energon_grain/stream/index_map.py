@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From positions of a stream to draws: routers over leaves, where passes begin, and which sample each position is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lanes run: operators, from a lane's samples to its items.
 
 Below the lowest node whose items depend on data a graph is an index map; from there on upwards every lane runs the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetching ahead of need what is not on this machine: what the engine asks of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory while samples are made in bulk: the collector is kept out of it, and what is freed is used again.
 
 Making thousands of samples at once looks to the collector like a leak: it runs every 700 objects, finds nothing, and

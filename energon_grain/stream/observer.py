@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine reports of its work: its only outlet for numbers."""
 
 from __future__ import annotations

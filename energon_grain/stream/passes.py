@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a stream has come, how many steps a pass has, and when it is over: arithmetic, the same on every host."""
 
 from __future__ import annotations

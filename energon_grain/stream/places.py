@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which item of a step stands at each place of a host, where that follows from what is known of its samples."""
 
 from __future__ import annotations

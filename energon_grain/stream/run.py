@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stream knows of its own run, for those who ask which samples made a step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiled dataset: everything that decides what comes out, resolved once, with paths instead of open files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pure stage: from a chunk of draws to encoded samples. It may run in any thread or process."""
 
 from __future__ import annotations

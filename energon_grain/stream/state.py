@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """States of lanes as short texts: one codec for whatever operators hold.
 
 A state is nested tuples of integers, and so is a *reference*, from which an item can be made again. What they look like

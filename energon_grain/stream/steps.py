@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine: one step after the other, from a place in the stream on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running a compiled dataset: what both backends drive."""
 
 from __future__ import annotations

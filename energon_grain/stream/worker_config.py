@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who reads: this host among all hosts, with how many workers, and where they note what they do for those who debug."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers: what encodes chunks ahead of the consumer, delivered in order; and how all that runs for a stream ends.
 
 Threads are the default. Worker processes are an extension (`energon_grain.processes`), found by dotted name. Backends

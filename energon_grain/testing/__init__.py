@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small datasets of every kind, each in one call: for first steps, for our tests and for yours.
 
 All functions write the same bytes for the same arguments (given the same versions of Pillow and numpy), shards as tars

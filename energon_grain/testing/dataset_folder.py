@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of a test dataset: emptied, filled with shards, damaged where asked, prepared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets of made-up samples: sentences, pictures, both in sequences, questions about pictures and videos, pages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether the hooks of a task encoder do what they must: make of a sample what it is, whatever stands beside it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a kind of data keeps the contract of `Kind`: found, opened, cut, filtered, described, checked and trained."""
 
 from __future__ import annotations

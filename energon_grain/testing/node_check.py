@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a node keeps the contract of datasets: the same stream each time, exact states, any workers and hosts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether an object store lists, reads, writes and removes objects as the library expects, ours or an added one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a pool of workers keeps the contract of `WorkerPool`: equal batches, errors in their place, a clean end."""
 
 from __future__ import annotations

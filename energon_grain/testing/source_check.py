@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a source keeps the contract of `Source`: reading by index, places, sizes, columns, identity, copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a store of files keeps the contract of `FileStore`: values by key, errors, copies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Putting samples together into batches.
 
 Arrays (numpy scalars among them), and nothing else, are stacked, the smaller ones padded with zeros at their ends;

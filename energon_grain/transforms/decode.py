@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the bytes of a part to its value, by the end of the part's name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Field maps: which part, or which value inside a part, becomes which field of a sample.
 
     image: jpg,png                    the part `jpg`, else the part `png`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding images.
 
 Pillow defines what an image decodes to. JPEGs go through libjpeg-turbo directly, which gives the same pixels in a

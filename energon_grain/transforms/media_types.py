@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What images, video and audio are called, and their first bytes. Decoding them is in `energon_grain.media`."""
 
 from __future__ import annotations

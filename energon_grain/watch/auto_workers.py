@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`num_workers="auto"`: how many threads encode, and how many batches wait, chosen while the loop runs.
 
 What is best depends on the data, the hooks and the machine: threads that decode images do so side by side, threads that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a loader did and where the time went, as numbers; and what they say: who waits for whom, and what to change.
 
 The question is always what the program waits for. A loader is workers that read and work on samples side by side, hooks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What hands items on as they are: noting which samples went into each, collecting garbage."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of loaders as metrics of Prometheus."""
 
 from __future__ import annotations

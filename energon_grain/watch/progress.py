@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A line that shows where a loop is, and how fast."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of many short steps are timed, and what those say of the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts what a stream delivers, what takes the time, and what was dropped and why.
 
 The numbers themselves, and what they say, are in `watch.loader_stats`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stream that is watched: with statistics, and a number of workers that follows them where it is "auto"."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ran when in every worker, in Chrome's trace-event format."""
 
 from __future__ import annotations

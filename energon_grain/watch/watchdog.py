@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A thread that notices when something hangs, and says where: with the stack of every thread."""
 
 from __future__ import annotations

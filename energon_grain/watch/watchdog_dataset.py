@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node whose streams are watched by a watchdog."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A context in which a loader is watched: laps, a trace, metrics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read at its start by every Python that has this folder in its PYTHONPATH: `ENERGON_IMPL=grain` means ours.
 
 Nothing is imported before somebody asks for `megatron.energon`. A `sitecustomize` of the system's or of the user's,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ArrayRecord files: how records become parts, and reading them by array_record's own reader in C++.
 
 How the records of a dataset are encoded is said by `.nv-meta/records.json`, `{"version": 1, "encoding": "msgpack"}`:

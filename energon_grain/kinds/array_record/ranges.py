@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of ArrayRecord files in object stores, by ranges of bytes.
 
 Messages of protocol buffers are declared where they are read: no generated code, no compiler.

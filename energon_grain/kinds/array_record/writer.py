@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing samples as msgpack records of an ArrayRecord file, and reading them back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which arrays (zarr v2 and v3, N5) lie where, by their metadata files; TensorStore reads these when it opens one.
 
 This does not load TensorStore, so it can be asked of any folder.

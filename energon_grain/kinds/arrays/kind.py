@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of zarr and N5 as a kind of data."""
 
 from __future__ import annotations

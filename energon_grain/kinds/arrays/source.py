@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of arrays (zarr v2 and v3, N5) on this machine or in object stores, opened and read by TensorStore.
 
 TensorStore reads and decompresses in threads of its own. So that these have work, reads are issued before earlier ones

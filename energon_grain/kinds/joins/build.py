@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Building the index of a join, from datasets and arrays.
 
 A sort-merge over hashed keys, in bounded memory. The hashes of the keys of each member go with the numbers of their

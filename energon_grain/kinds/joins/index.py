@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of a join in both of its forms: ours, which is mapped, and Energon's, for Energon.
 
     <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets that are joined by the keys of their samples, as nodes of a configuration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What takes part in a join: the samples of a split part of a dataset, and the rows of an array.
 
 Both are columns of keys. The samples of a primary are ranked in the order of its shards, excluded ones included; a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The default way of making a sample of a row: the fields, or the parts, of the samples of all members."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of a join, opened: as it was prepared, here or beside a metadataset in a store, or made now.
 
 Indices of metadatasets in object stores are made on this machine and kept beside the metadataset.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A join whose configuration was read and whose indices are open, and how samples are made of its rows."""
 
 from __future__ import annotations

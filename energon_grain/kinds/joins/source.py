@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random access to the rows of a join: the samples with the same key in several datasets, and rows of arrays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A field of the objects in a JSONL file, to be attached to samples as a column."""
 
 from __future__ import annotations

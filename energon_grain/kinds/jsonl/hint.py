@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What messages say of JSONL files that are not a dataset as they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSONL files: their lines, `x.jsonl.idx`, and where file and index are."""
 
 from __future__ import annotations

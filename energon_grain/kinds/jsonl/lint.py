@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checking a JSONL file: every line, and its index."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Indexing a JSONL file."""
 
 from __future__ import annotations

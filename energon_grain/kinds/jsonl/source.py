@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random access to the lines of a JSONL file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSONL files, compressed ones too, read once from front to back, as a conversion does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `energon-grain info` says of a JSONL file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the `dataset.yaml` of a leaf says: how samples are made."""
 
 from __future__ import annotations

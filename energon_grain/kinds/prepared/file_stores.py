@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files below a folder, here or in an object store, as what cookers read by key."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What marks a folder with `.nv-meta`, and the kind of those that are not prepared."""
 
 from __future__ import annotations

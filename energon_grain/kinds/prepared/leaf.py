@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Opening leaves of prepared shards: what of them is served, and how samples are made, as the files beside them say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What sources of prepared datasets have in common: everything but reading."""
 
 from __future__ import annotations

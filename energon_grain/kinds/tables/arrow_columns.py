@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What columns of Arrow tables become as parts of samples.
 
 | column | part, before the decoder | with it |

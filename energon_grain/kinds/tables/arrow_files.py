@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrow files, as Feather 2 and Hugging Face's `datasets` write them, and their record batches. See `TableFiles`.
 
 A file is a sequence of messages (Apache Arrow, "Serialization and Interprocess Communication"): a schema, dictionaries

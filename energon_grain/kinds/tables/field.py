@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A column of a Parquet file, to be attached to samples."""
 
 from __future__ import annotations

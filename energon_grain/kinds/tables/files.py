@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of tables: which lie at a path, what they say of themselves, and groups of their rows as Arrow tables.
 
 A file's head says how many rows each of its groups has and where these lie: a footer, an index. The heads of all files

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of tables as kinds of data: Parquet, Arrow and MDS."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How whole shards of MDS are compressed: by Zstandard, Brotli, Snappy, gzip or bzip2.
 
 An index names it with a level, which matters only to writers: `zstd:7`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mosaic's MDS: shards of samples behind one another, named by an `index.json`. See `TableFiles`.
 
     number of samples (4) | where each begins, and the end (4 each) | what the columns are (JSON) | samples

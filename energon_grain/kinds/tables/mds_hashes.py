@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hashes of the shards of MDS, which its writers put into the index by `hashes=`: `{"xxh64": "0f…"}`.
 
 Their names are those of `hashlib` and of `xxhash`, as in Mosaic's streaming.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parquet files: footers, and row groups as Arrow tables. See `TableFiles`.
 
 pyarrow gets a file that has the bytes of the wanted columns and no others. It checks pages as it decodes; footers are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory a row group of a Parquet file takes, from the heads of its pages, before any of them is decoded.
 
 A footer may say anything, and a page of some bytes may decode to gigabytes in three ways: compression, a dictionary

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structs in Thrift's compact protocol (see its compact-protocol.md): footers and heads of pages of Parquet files.
 
 pyarrow reports the same of a footer, but it ends the process if the footer contradicts itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders that `save_to_disk` of Hugging Face's `datasets` wrote: which Arrow files in them are the dataset.
 
 A dataset's `state.json` names its files, in order; others are left from before, or are caches. A `DatasetDict` has

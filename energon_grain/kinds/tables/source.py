@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random access to the rows of files of tables (Parquet, Arrow, MDS): a crude sample each.
 
 A row group is the least that can be decoded, so it is decoded whole, but for the columns that nobody wants, and stays

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tars that nobody prepared: found, and indexed when they are first opened.
 
     <base>/.nv-meta/bare/<id>/state.json     which files were indexed, and the folder of the index; replaced atomically

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tars as containers of samples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The 512-byte tar header: where its fields lie, its numbers and its checksum, one at a time or in bulk.
 
 Layout after POSIX.1-2017 (pax, "ustar Interchange Format") and the GNU tar manual ("Basic Tar Format").

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`.tar.idx`, as Energon writes it next to each shard, and whether shards still are the files that were indexed."""
 
 from __future__ import annotations

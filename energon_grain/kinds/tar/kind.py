@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tars as kinds of data: prepared ones, and bare ones, which are indexed when they are first opened."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tar members are parts of samples, and how a member's name falls into key and part.
 
 A member `d.x/000.seg.png` is part `seg.png` of the sample with the key `d.x/000`: the last path component is cut at its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where every sample and every part of a tar shard lies, found without reading the payloads.
 
 Which members count, and which of them make a sample together: see `member_names`. A new sample starts where the key

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random access to the samples of tar shards."""
 
 from __future__ import annotations

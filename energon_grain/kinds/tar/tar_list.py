@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""What names tars that nobody prepared: a folder, a file, a pattern, several of them with `::` between.
 
     data                        all `*.tar` below the folder, sorted folder by folder

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All headers of a tar, batch by batch, found in the way that suits the sizes of its members."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing a tar, sample by sample, and reading it back.
 
 A tar is what `tarfile` makes of the same members in GNU format, with time 0 and owner 0, byte for byte, so that nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random access to Megatron-LM's indexed datasets: tokens in `x.bin`, and where each document lies in `x.idx`.
 
     MMIDIDX and two zeros (9) | version, 1 (8) | type of the tokens (1) | sequences (8) | documents and 1 (8)
