@@ -253,8 +253,8 @@ class WorkerProcess:
 
         Raises WorkerError if the worker died, or this process may not have one more file open.
         """
-        if chunk.arrival is not None:
-            chunk.arrival.wait()
+        if chunk.prefetched is not None:
+            chunk.prefetched.wait()
         message = pickle.dumps(chunk, protocol=5)
         file = self._files.take()
         try:

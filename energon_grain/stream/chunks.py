@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
-from energon_grain.stream.look_ahead import Arrival, Coming, LookAhead
+from energon_grain.stream.look_ahead import LookAhead, Prefetched, PrefetchedChunk
 from energon_grain.stream.passes import Share
 from energon_grain.stream.places import Places
 from energon_grain.stream.spec import StreamSpec
@@ -75,7 +75,7 @@ class Chunk:
     first: int = 0
     batch_size: int = 0
     numbers: BatchNumbers | None = None
-    arrival: Arrival | None = None
+    prefetched: PrefetchedChunk | None = None
 
     def whole_batches(self) -> Iterator[range]:
         """Places of the batches that lie in this chunk as a whole."""
@@ -154,8 +154,8 @@ class ChunkPace:
         """`run`, with each call's time learnt from. It begins when what is fetched ahead is there."""
 
         def measure(chunk: Chunk) -> Encoded:
-            if chunk.arrival is not None:
-                chunk.arrival.wait()
+            if chunk.prefetched is not None:
+                chunk.prefetched.wait()
             start = time.perf_counter()
             encoded = run(chunk)
             self.learn(chunk, encoded, time.perf_counter() - start)
@@ -228,7 +228,7 @@ def plan_chunks(
                 first=first + begin,
                 batch_size=batch_size,
                 numbers=numbers() if padded is None or first + until <= padded else None,
-                arrival=None if plan.coming is None else plan.coming.until(until),
+                prefetched=None if plan.prefetched is None else plan.prefetched.until(until),
             )
             number += 1
             begin = until
@@ -246,7 +246,7 @@ class _Plan:
     first: int
     draws: Draws
     totals: npt.NDArray[np.int64]
-    coming: Coming | None
+    prefetched: Prefetched | None
 
 
 def _plans(
@@ -272,11 +272,11 @@ def _plans(
         totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
         # Of large packs fewer: it is samples that are bounded.
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
-        coming = None
+        prefetched = None
         if ahead:
-            coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
-            draws, totals = draws[: len(coming)], totals[: len(coming) + 1]
-        yield _Plan(first=first, draws=draws, totals=totals, coming=coming)
+            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
+        yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
         first += len(draws)
         size = most if ahead else min(size * 4, most)
 

@@ -105,7 +105,7 @@ class Stream:
     Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
     if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
     stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
-    ends them. Whoever looks ahead (`coming`) leaves the state where it is: it is always that behind the last step that
+    ends them. Whoever looks ahead (`peek`) leaves the state where it is: it is always that behind the last step that
     `next` delivered. Several threads may call `next`; each gets steps of its own.
 
     Args:
@@ -171,7 +171,7 @@ class Stream:
         self._empty_steps = 0
         self._progress = self._beginning()
         self._run = Run(spec=spec, stage=self._stage, config=config, share=self.share)
-        self._coming: deque[Step] = deque()  # read, but not delivered
+        self._peeked: deque[Step] = deque()  # read, but not delivered
         self._none_left = False  # behind those that are coming
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
@@ -271,25 +271,25 @@ class Stream:
         register_value(step.batch)
         return step.batch
 
-    def coming(self, count: int) -> list[Any]:
+    def peek(self, count: int) -> list[Any]:
         """The batches that `next` will deliver, at most `count`: fewer where the pass ends or reading fails before.
 
         What fails behind the first of them is tried again, and raised, when it is the first.
         """
         self._require_here("read ahead")
         with self.turn:
-            while len(self._coming) < count and not (self._behind.ended or self._closed_at):
-                if self._coming and self._behind is self._failed_behind:
+            while len(self._peeked) < count and not (self._behind.ended or self._closed_at):
+                if self._peeked and self._behind is self._failed_behind:
                     break
                 try:
-                    self._coming.append(self._read())
+                    self._peeked.append(self._read())
                 except StopIteration:
                     break
                 except Exception:
-                    if not self._coming or self._any_host is not None:  # which other hosts wait for
+                    if not self._peeked or self._any_host is not None:  # which other hosts wait for
                         raise
                     self._failed_behind = self._behind
-            return [step.batch for step in islice(self._coming, count)]
+            return [step.batch for step in islice(self._peeked, count)]
 
     @property
     def place(self) -> Progress:
@@ -307,7 +307,7 @@ class Stream:
     @property
     def next_step(self) -> tuple[int, int, int]:
         """Pass and step behind the last one that was delivered, and how many have come since."""
-        return self._progress.pass_number, self._progress.step, len(self._coming)
+        return self._progress.pass_number, self._progress.step, len(self._peeked)
 
     @property
     def workers(self) -> int:
@@ -317,7 +317,7 @@ class Stream:
     @property
     def _behind(self) -> Progress:
         """The place behind what was read."""
-        return self._coming[-1].progress if self._coming else self._progress
+        return self._peeked[-1].progress if self._peeked else self._progress
 
     def _go_to(self, progress: Progress, *, over: bool = False) -> None:
         """Forget what was read ahead, and be at a place; `over`: as the pass has ended."""
@@ -325,7 +325,7 @@ class Stream:
         with self._counting:
             self.outlet.jumped(progress.step, over=over)  # first: a count of a signal handler in between is undone
             self._progress = progress
-        self._coming.clear()
+        self._peeked.clear()
         self._empty_steps = 0
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
@@ -338,7 +338,7 @@ class Stream:
     def _advance(self) -> Step:
         """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
         try:
-            step = self._coming.popleft() if self._coming else self._read()
+            step = self._peeked.popleft() if self._peeked else self._read()
         except StopIteration:
             ended = self._progress._replace(ended=True)
             if not history_holds(self.spec, self.share.hosts, ended):  # hooks dropped the last batches
@@ -409,8 +409,8 @@ class Stream:
                 step = None
             except BaseException:
                 # The others do not ask again about steps that all found empty.
-                if self._coming:
-                    self._coming[-1] = self._coming[-1]._replace(progress=agreed)
+                if self._peeked:
+                    self._peeked[-1] = self._peeked[-1]._replace(progress=agreed)
                 else:
                     self._progress = agreed
                 raise
@@ -658,7 +658,7 @@ class Stream:
         self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
         with self._starting:
             self._steps = self._unreported = None
-            self._coming.clear()
+            self._peeked.clear()
             self._under_way.close()
             self._drops.stop()
             self.outlet.end(self._come, None)
