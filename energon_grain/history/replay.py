@@ -19,7 +19,7 @@ import numpy as np
 
 from energon_grain.errors import StateError
 from energon_grain.sources.cache_pool import using_cache
-from energon_grain.stream.assembly import rebuild_item, surroundings
+from energon_grain.stream.assembly import lane_context, rebuild_item
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
 from energon_grain.stream.drops import DropBudget, Dropped, Holed
@@ -186,11 +186,11 @@ class SampleRestorer:
 
     def _item(self, pass_number: int, lane: int, reference: Any, *, step: int | None) -> Any:
         assert self._spec.program is not None
-        around = surroundings(
+        context = lane_context(
             self._spec.program, self._stage, ChunkPace(first=1), self._drops, self._on_error, _PATIENCE
         )
-        around.batch = step
-        return rebuild_item(self._spec.program, around, pass_number, lane, reference)
+        context.batch = step
+        return rebuild_item(self._spec.program, context, pass_number, lane, reference)
 
     def _batch(self, pass_number: int, step: int, item: int, padding: tuple[int, ...] | None, *keys: Any) -> Any:
         valid = None

@@ -90,7 +90,7 @@ class PackMaker:
                 if ranges is not None:
                     call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
                     ranges = None
-                lock = clock.around(hook, nullcontext() if hook.concurrent else self._lock)
+                lock = clock.timing(hook, nullcontext() if hook.concurrent else self._lock)
                 value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
         except Exception as error:
             raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")

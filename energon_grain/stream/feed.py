@@ -89,11 +89,11 @@ class FeedLane:
             self._asked += 1
             if type(entry[1]) is Holed:
                 for dropped in entry[1].dropped:
-                    self.lane.around.on_drop(dropped)
+                    self.lane.context.on_drop(dropped)
                 entry = entry[0], entry[1].value
             if type(entry[1]) is not Dropped:
-                if self.lane.around.failing:
-                    self.lane.around.succeeded("")
+                if self.lane.context.failing:
+                    self.lane.context.succeeded("")
                 return entry
             self.lane.dropped(entry[1])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.sources.cache_pool import using_cache
-from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
+from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, lane_context
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
 from energon_grain.stream.clock import Clock, Span, Work
@@ -170,7 +170,7 @@ class Production:
         start = self.progress
         reader = LaneChunks(self.stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
-        around = surroundings(
+        context = lane_context(
             program,
             self.stage,
             self._pace,
@@ -182,7 +182,7 @@ class Production:
             program=program,
             share=self.share,
             reader=reader,
-            around=around,
+            context=context,
             pass_number=self.spec.counted(start.pass_number),
             before=start.lanes,
             begins=start.item == 0 and not self.spec.endless,
@@ -218,15 +218,15 @@ class Production:
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
         """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
         chunks_ns, began_ns = self._chunks_ns, perf_counter_ns()
-        around = self._assembly.around if isinstance(self._assembly, LaneProgram) else None
-        if around is not None:
-            around.clock = Clock()
+        context = self._assembly.context if isinstance(self._assembly, LaneProgram) else None
+        if context is not None:
+            context.clock = Clock()
         found = self._collect(item)
         own_ns = perf_counter_ns() - began_ns - (self._chunks_ns - chunks_ns)
-        if around is not None and around.clock is not None:
-            spans += [span._replace(begin_ns=began_ns) for span in around.clock.hook_spans("main")]
+        if context is not None and context.clock is not None:
+            spans += [span._replace(begin_ns=began_ns) for span in context.clock.hook_spans("main")]
             own_ns -= sum(span.wall_ns for span in spans)
-            around.clock = None
+            context.clock = None
         spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, self._plan.batch_size))
         return found
 
