@@ -22,7 +22,7 @@ from energon_grain.sources.cache_pool import using_cache
 from energon_grain.stream.assembly import lane_context, rebuild_item
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.index_map import Draws, IndexMap, Items
 from energon_grain.stream.run import Run
 from energon_grain.stream.spec import StreamSpec
@@ -158,7 +158,7 @@ class SampleRestorer:
         """The only item of draws."""
         chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=step or 0, batch_size=0 if step is None else 1)
         outcome = self._stage.run(chunk).outcomes[0]
-        outcome = outcome.value if type(outcome) is Holed else outcome
+        outcome = outcome.value if type(outcome) is PartialItem else outcome
         if type(outcome) is Dropped:
             self._tell(outcome)
             raise StateError(

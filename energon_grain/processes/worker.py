@@ -52,7 +52,7 @@ from energon_grain.storage.traffic import traffic
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.drops import Dropped, Holed
+from energon_grain.stream.drops import Dropped, PartialItem
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
@@ -150,8 +150,8 @@ def with_portable_errors(encoded: Encoded) -> Encoded:
 
 
 def _portable(outcome: Any) -> Any:
-    if type(outcome) is Holed:
-        return Holed(_portable(outcome.value), tuple(map(_portable, outcome.dropped)))
+    if type(outcome) is PartialItem:
+        return PartialItem(_portable(outcome.value), tuple(map(_portable, outcome.dropped)))
     if type(outcome) is not Dropped:
         return outcome
     dropped = outcome

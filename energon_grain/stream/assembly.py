@@ -21,7 +21,7 @@ import numpy.typing as npt
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
 from energon_grain.stream.lanes import Items, Lane, LaneContext, Reference, Samples, State
 from energon_grain.stream.passes import Share
@@ -74,7 +74,7 @@ class LaneAssembly:
     first: InitVar[int]
     end: int | None
     on_drop: Callable[[Dropped], None]
-    on_hole: Callable[[Dropped], None]
+    on_member_drop: Callable[[Dropped], None]
     on_success: Callable[[], None]
     patience: int
     stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None
@@ -168,9 +168,9 @@ class LaneAssembly:
                 return None
             self._fill(position + 1)
             entry = self._window[position - self._base] if position in self._bad else None
-            if type(entry) is Holed:
+            if type(entry) is PartialItem:
                 for dropped in entry.dropped:
-                    self.on_hole(dropped)
+                    self.on_member_drop(dropped)
                 entry = self._window[position - self._base] = entry.value
             if type(entry) is not Dropped:
                 self.on_success()
@@ -203,7 +203,7 @@ class LaneAssembly:
                 else:
                     encoded = self.again(chunk)
             if encoded.drops:
-                bad = (at for at, entry in enumerate(encoded.outcomes) if type(entry) in (Dropped, Holed))
+                bad = (at for at, entry in enumerate(encoded.outcomes) if type(entry) in (Dropped, PartialItem))
                 self._bad.update(start + at for at in bad)
             self._window += encoded.outcomes
             self._keys += encoded.restore_keys

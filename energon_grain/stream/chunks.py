@@ -101,10 +101,10 @@ class Encoded:
     """A chunk, done.
 
     Attributes:
-        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `Holed` where some of a
+        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `PartialItem` where some of a
             pack's samples were dropped; or, where nothing was, a `MadeBatch` and None for all of its samples.
         restore_keys: One a position.
-        drops: How many of the outcomes are `Dropped` or `Holed`.
+        drops: How many of the outcomes are `Dropped` or `PartialItem`.
         size_bytes: Estimate of the memory that the outcomes hold.
         made: Whether there are made batches.
         work: What making it took; None: nobody took the time.

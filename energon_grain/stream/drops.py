@@ -83,7 +83,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Holed:
+class PartialItem:
     """A pack that was made without some of its samples, which were dropped. In a chunk it stands in place of the pack.
 
     Attributes:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
-from energon_grain.stream.drops import Dropped, Holed
+from energon_grain.stream.drops import Dropped, PartialItem
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
 from energon_grain.stream.look_ahead import LookAhead, PrefetchedChunk
@@ -87,7 +87,7 @@ class FeedLane:
             entry = self.queue.popleft()
             self.taken += 1
             self._asked += 1
-            if type(entry[1]) is Holed:
+            if type(entry[1]) is PartialItem:
                 for dropped in entry[1].dropped:
                     self.lane.context.on_drop(dropped)
                 entry = entry[0], entry[1].value
@@ -284,7 +284,7 @@ def read_positions(
             stop = min(max(fits, first + 1), first + MAX_CHUNK, len(wanted))
             encoded = run(Chunk(number=-1, draws=draws[first:stop], size_bytes=int(sizes[stop - 1]) - before))
             for position, outcome in zip(wanted[first:stop], encoded.outcomes, strict=True):
-                value = outcome.value if type(outcome) is Holed else outcome
+                value = outcome.value if type(outcome) is PartialItem else outcome
                 read.setdefault((feed, position), []).append(value)
             first = stop
     return read

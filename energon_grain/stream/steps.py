@@ -17,7 +17,7 @@ from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, lane
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
 from energon_grain.stream.clock import Clock, Span, Work
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.look_ahead import look_ahead_of
 from energon_grain.stream.observer import Outlet
@@ -153,7 +153,7 @@ class Production:
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
             on_drop=self._on_drop,
-            on_hole=self.drops.drop,
+            on_member_drop=self.drops.drop,
             on_success=self.drops.succeeded,
             patience=spec.patience,
             stand_in=None if self._work is None else self._stand_in,
@@ -418,7 +418,7 @@ class Production:
             chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
             encoded = self.stage.run(chunk)
             outcome = encoded.outcomes[0]
-            outcome = outcome.value if type(outcome) is Holed else outcome
+            outcome = outcome.value if type(outcome) is PartialItem else outcome
             if type(outcome) is not Dropped:
                 return outcome, encoded.restore_keys[0]
         return None
