@@ -310,8 +310,8 @@ class GenerateLanes(LaneOperator):
 
     def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
         """Call the hook on an item from below; `batches`: what it is told, where it was told before."""
-        maker = lane.context if self.knows_batches else None
-        return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
+        context = lane.context if self.knows_batches else None
+        return lane.run(self.hook, key, NumberOf(self.child, source), value, context=context, batches=batches)
 
 
 class _Generate(ItemsOver[GenerateLanes]):

@@ -368,7 +368,7 @@ def _stopped(function: Any) -> FatalSampleError:
     )
 
 
-class MakesItems(Protocol):
+class BatchContext(Protocol):
     """Who makes items, for the batches of steps."""
 
     batch: int | None
@@ -385,11 +385,11 @@ class ValuesDraw(Draw):
         maker: Who knows the batch; None: nobody.
     """
 
-    __slots__ = ("batches", "made", "maker")
+    __slots__ = ("batches", "made", "context")
 
     made: int
     batches: Batches
-    maker: MakesItems | None
+    context: BatchContext | None
 
     @property
     def batch_index(self) -> int:
@@ -397,10 +397,10 @@ class ValuesDraw(Draw):
         known = next((batch for number, batch in self.batches if number == self.made), None)
         if known is not None:
             return known
-        if self.maker is None or self.maker.batch is None:
+        if self.context is None or self.context.batch is None:
             return super().batch_index  # which raises
-        self.batches = (*self.batches, (self.made, self.maker.batch))
-        return self.maker.batch
+        self.batches = (*self.batches, (self.made, self.context.batch))
+        return self.context.batch
 
 
 class HookGenerator:
@@ -420,13 +420,13 @@ class HookGenerator:
         lock: AbstractContextManager[Any],
         *,
         epoch: int,
-        maker: MakesItems | None = None,
+        context: BatchContext | None = None,
         batches: Batches = (),
     ) -> None:
         self.draw = ValuesDraw(key, number, [-1], [epoch])
         self.draw.made = 0
         self.draw.batches = batches
-        self.draw.maker = maker
+        self.draw.context = context
         self._seeds = SeededGlobals(self.draw.seed) if hook.restore_seeds else None
         self._lock = lock
         self._function = hook.function

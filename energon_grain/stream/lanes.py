@@ -25,7 +25,7 @@ from energon_grain.errors import FatalSampleError, ReadError, SkipSample, StateE
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, raise_if_fatal
-from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
+from energon_grain.stream.hooks import BatchContext, Batches, HookGenerator, HookSpec, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
 from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
 from energon_grain.stream.worker_config import ErrorHandler
@@ -371,12 +371,12 @@ class Lane:
         number: Positions,
         value: Any,
         *,
-        maker: MakesItems | None = None,
+        context: BatchContext | None = None,
         batches: Batches = (),
     ) -> HookGenerator:
-        """Call a hook that is a generator function; for `maker` and `batches` see `ValuesDraw`."""
+        """Call a hook that is a generator function; for `context` and `batches` see `ValuesDraw`."""
         lock = _LockOfGenerator(self, hook)
-        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
+        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, context=context, batches=batches)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
         lock, clock = nullcontext() if hook.concurrent else self.context.hook_lock, self.context.clock
@@ -494,12 +494,12 @@ class _LockOfGenerator:
 
 
 Members = tuple[Reference, ...]
-MakingState = tuple[int] | tuple[int, int, Members]
+HookRunnerState = tuple[int] | tuple[int, int, Members]
 """(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MadeOfSeveral(LaneOperator):
+class CombiningLanes(LaneOperator):
     """An item of several items. A reference is (number of the call, number among the items of the call, members)."""
 
     child: LaneOperator
@@ -521,7 +521,7 @@ class MadeOfSeveral(LaneOperator):
         return Many(self.child.reference_form)
 
     @property
-    def making_form(self) -> Form:
+    def runner_form(self) -> Form:
         return (Number(), Number(), self.members_form) if self.generates else (Number(),)
 
     @property
@@ -543,7 +543,7 @@ class MadeOfSeveral(LaneOperator):
         return generator.again(made)
 
 
-class Making:
+class HookRunner:
     """Calls the hook of an operator in one lane and hands out what comes of it.
 
     Args:
@@ -552,7 +552,7 @@ class Making:
 
     __slots__ = ("_calls", "_generator", "_key", "_lane", "_made", "_members", "_node", "_ready")
 
-    def __init__(self, node: MadeOfSeveral, lane: Lane, state: MakingState | None) -> None:
+    def __init__(self, node: CombiningLanes, lane: Lane, state: HookRunnerState | None) -> None:
         self._node = node
         self._lane = lane
         self._key = node.hook_key(lane)
@@ -611,5 +611,5 @@ class Making:
         self._generator = self._ready = None
         self._members, self._made = (), 0
 
-    def state(self) -> MakingState:
+    def state(self) -> HookRunnerState:
         return (self._calls, self._made, self._members) if self._node.generates else (self._calls,)
