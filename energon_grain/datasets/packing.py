@@ -164,7 +164,7 @@ class PackLanes(CombiningLanes):
 
 
 class _Pack(ItemsOver[PackLanes]):
-    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_runner", "_rounds", "_waiting")
+    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_rounds", "_runner", "_waiting")
 
     def __init__(self, node: PackLanes, lane: Lane, child: Items, runner: HookRunner) -> None:
         super().__init__(node, lane, child)

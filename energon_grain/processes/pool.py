@@ -32,7 +32,7 @@ from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import OrderedWorkers, most_under_way
+from energon_grain.stream.workers import OrderedWorkers, max_in_flight
 
 PROGRAM = (
     "from energon_grain.processes.start import main; main()\n"
@@ -185,7 +185,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         self._pace = pace
         self._choosing = threading.Lock()
         self._chunks_of = dict.fromkeys(processes, 0)
-        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, most_under_way(len(processes)))
+        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, max_in_flight(len(processes)))
 
     def _run(self, chunk: Chunk) -> _Answer:
         """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""

@@ -279,7 +279,7 @@ def restored(
         _check_reach(progress, spec, plan.length)
     if progress.history[-1][4] != now.global_batch:
         progress = _cut_from_here(progress, now.global_batch)
-    if not progress.ended and plan.over(progress.pass_step, progress.item):
+    if not progress.ended and plan.is_over(progress.pass_step, progress.item):
         progress = progress._replace(ended=True)
     if not history_holds(spec, share.hosts, progress):
         # Passes before this one were cut in another way (limit, last_batch) than they would be now.

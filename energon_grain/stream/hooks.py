@@ -382,10 +382,10 @@ class ValuesDraw(Draw):
         made: Values made so far.
         batches: (number of a value, batch that it was made for) where the hook asked; those that are there already are
             what it is told when it runs again.
-        maker: Who knows the batch; None: nobody.
+        context: Knows the batch; None: the batch is unknown.
     """
 
-    __slots__ = ("batches", "made", "context")
+    __slots__ = ("batches", "context", "made")
 
     made: int
     batches: Batches

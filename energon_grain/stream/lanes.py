@@ -429,7 +429,7 @@ class Lane:
         self.context.in_a_row += 1
         if self.context.in_a_row > self.context.patience:
             raise FatalSampleError(
-                f"lane {self.number} came through {self.around.patience} samples without one item: hooks, filters or "
+                f"lane {self.number} came through {self.context.patience} samples without one item: hooks, filters or "
                 f"packers drop all (or nearly all) of what it reads. loader.stats() says what was dropped and why"
             )
 

@@ -105,8 +105,8 @@ class Observer(Protocol):
             skipped: They were left out.
         """
 
-    def jumped(self, step: int, *, over: bool) -> None:
-        """What was made and not delivered never will be; the next step is this one. `over`: the pass has ended."""
+    def jumped(self, step: int, *, pass_ended: bool) -> None:
+        """Steps made but not delivered are discarded; `step` is the next one. `pass_ended`: because the pass ended."""
 
     def end(self, come: int, failed: int | None) -> None:
         """No more steps are made, of which so many have come; `failed`: number of the one that could not be made."""

@@ -108,7 +108,7 @@ class PassPlan:
             return False
         return item + self.global_batch > self.length if self.drops_last else item >= self.length
 
-    def over(self, pass_step: int, item: int) -> bool:
+    def is_over(self, pass_step: int, item: int) -> bool:
         """Whether a pass is over after `pass_step` steps, with `item` as the next item."""
         return (self.steps is not None and pass_step >= self.steps) or self.exhausted(item)
 
@@ -258,7 +258,7 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
         if unknown or not history_holds(spec, hosts, before._replace(ended=True)):
             progress = progress.forgetting(plan.global_batch)
     # Of passes that differ in length, one may have no complete batch.
-    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
+    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).is_over(0, progress.item))
 
 
 def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
@@ -294,7 +294,7 @@ def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: i
         pass_number=pass_number,
         pass_step=pass_step,
         item=item,
-        ended=plan.over(pass_step, item),
+        ended=plan.is_over(pass_step, item),
         drops=np.zeros(share.local_lanes, np.int64),
         history=((0, 0, 0, 0, plan.global_batch),),
     )

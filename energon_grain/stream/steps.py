@@ -26,7 +26,7 @@ from energon_grain.stream.places import Places
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import UnderWay, WorkerPool, interrupts_held
+from energon_grain.stream.workers import Shutdown, WorkerPool, interrupts_held
 
 
 class Step(NamedTuple):
@@ -88,7 +88,7 @@ class Production:
     drops: DropBudget
     config: WorkerConfig
     pool: InitVar[WorkerPool | None]
-    under_way: UnderWay
+    shutdown: Shutdown
     progress: Progress
     finish: Callable[[Any], Any] | None = None
     outlet: Outlet = field(default_factory=Outlet)
@@ -103,7 +103,7 @@ class Production:
         in_process = pool is None or pool.shares == "memory"
         self._ahead = look_ahead_of(self.stage.sources, in_process=in_process, outlet=self.outlet)
         if self._ahead:
-            self.under_way.add(self._ahead.close)
+            self.shutdown.add(self._ahead.close)
         self._chunks_ns = 0  # that chunks were waited for
         self._work: Places | None = None
         self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
@@ -198,7 +198,7 @@ class Production:
             return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came, timed=timed)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
-            self.under_way.add(workers.stop, workers.close)
+            self.shutdown.add(workers.stop, workers.close)
         return _Timed(workers, self._came, timed=timed)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
@@ -317,7 +317,7 @@ class Production:
             pass_step=before.pass_step + steps,
             item=item,
             lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
-            ended=self._plan.over(before.pass_step + steps, item),
+            ended=self._plan.is_over(before.pass_step + steps, item),
             history=before.history,
             skipped=before.skipped,
         )

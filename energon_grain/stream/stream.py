@@ -65,9 +65,9 @@ from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
     MakePool,
-    UnderWay,
+    Shutdown,
     WorkerPool,
-    close_with,
+    close_on_collect,
     interrupts_held,
     own_pool,
 )
@@ -178,7 +178,7 @@ class Stream:
         self._steps: Iterator[Step] | None = None
         self._unreported: Iterator[Step] | None = None  # those of them that come next and are not reported
         self._pool: WorkerPool | None = None
-        self._under_way = UnderWay()
+        self._shutdown = Shutdown()
         self._starting = threading.RLock()  # for `close`, from another thread
         self._counting = threading.RLock()  # a signal handler may ask for the numbers
         self._closed_at = ""  # file and line
@@ -319,11 +319,12 @@ class Stream:
         """The place behind what was read."""
         return self._peeked[-1].progress if self._peeked else self._progress
 
-    def _go_to(self, progress: Progress, *, over: bool = False) -> None:
-        """Forget what was read ahead, and be at a place; `over`: as the pass has ended."""
+    def _go_to(self, progress: Progress, *, pass_ended: bool = False) -> None:
+        """Forget what was read ahead, and be at a place; `pass_ended`: as the pass has ended."""
         self._stop()
         with self._counting:
-            self.outlet.jumped(progress.step, over=over)  # first: a count of a signal handler in between is undone
+            # First: this undoes what a signal handler counted in between.
+            self.outlet.jumped(progress.step, pass_ended=pass_ended)
             self._progress = progress
         self._peeked.clear()
         self._empty_steps = 0
@@ -343,7 +344,7 @@ class Stream:
             ended = self._progress._replace(ended=True)
             if not history_holds(self.spec, self.share.hosts, ended):  # hooks dropped the last batches
                 ended = ended.forgetting(self.plan.global_batch)
-            self._go_to(ended, over=True)
+            self._go_to(ended, pass_ended=True)
             raise
         skipped = self._progress.skipped
         self._progress = step.progress
@@ -358,7 +359,7 @@ class Stream:
         try:
             with self._starting:
                 unreported = self._unreported or self._start()
-            with cancelled_by(self._under_way.over):
+            with cancelled_by(self._shutdown.cancellation):
                 step = next(unreported, None)
                 if step is not None:
                     return step
@@ -430,7 +431,7 @@ class Stream:
                 agreed = step.progress.without(self._empty_steps)
 
     def _start(self) -> Iterator[Step]:
-        self._under_way.begin()
+        self._shutdown.reset()
         if self._closed_at:
             raise Cancelled
         self._empty_steps = 0
@@ -438,7 +439,7 @@ class Stream:
         pool = self._workers_ready()
         apart = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
-            with cancelled_by(self._under_way.over):
+            with cancelled_by(self._shutdown.cancellation):
                 production = Production(
                     spec=self.spec,
                     share=self.share,
@@ -447,7 +448,7 @@ class Stream:
                     drops=self._drops,
                     config=self.config,
                     pool=pool,
-                    under_way=self._under_way,
+                    shutdown=self._shutdown,
                     progress=self._behind,
                     finish=self._finish,
                     outlet=self.outlet,
@@ -457,9 +458,9 @@ class Stream:
             if apart and pool is not None:
                 capacity = self._prefetch_factor * pool.workers
                 with interrupts_held():
-                    budget, over = self.config.prefetch_bytes, self._under_way.over
-                    ahead = Background(production, capacity, budget, _bytes_of_step, over, self.outlet)
-                    self._under_way.add(ahead.stop, ahead.close)
+                    budget, cancellation = self.config.prefetch_bytes, self._shutdown.cancellation
+                    ahead = Background(production, capacity, budget, _bytes_of_step, cancellation, self.outlet)
+                    self._shutdown.add(ahead.stop, ahead.close)
             self._steps = iter(production) if ahead is None else ahead
             self._unreported = iter(())
         except BaseException:
@@ -478,21 +479,21 @@ class Stream:
             if self._pool is None:
                 self._workers = 0
             else:
-                self._under_way.pool = self._pool
-                close_with(self, self._under_way)
+                self._shutdown.pool = self._pool
+                close_on_collect(self, self._shutdown)
         return self._pool
 
     def _stop(self, *, failed: bool = False) -> None:
         self._steps = self._unreported = None
         self._none_left = False
-        self._under_way.stop()
+        self._shutdown.stop()
         making = self._drops.stop()
         self.outlet.end(self._come, making if failed else None)
         self._count()
 
     def _require_here(self, what: str) -> None:
         """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
-        if self._under_way.elsewhere:
+        if self._shutdown.in_other_process:
             raise WorkerError(
                 f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
                 f"process, so it cannot {what} here: make the loader in the child itself, or one from the same dataset "
@@ -599,7 +600,7 @@ class Stream:
                 step=before.step + steps,
                 pass_step=pass_step,
                 item=item,
-                ended=self.plan.over(pass_step, item),
+                ended=self.plan.is_over(pass_step, item),
                 skipped=(*before.skipped, (before.step, steps)),
             )
         )
@@ -655,11 +656,11 @@ class Stream:
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""
         self._closed_at = self._closed_at or _caller()
-        self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
+        self._shutdown.cancellation.set()  # whoever holds the lock reads, or runs hooks
         with self._starting:
             self._steps = self._unreported = None
             self._peeked.clear()
-            self._under_way.close()
+            self._shutdown.close()
             self._drops.stop()
             self.outlet.end(self._come, None)
             self._stage.close()

@@ -125,9 +125,9 @@ class Statistics(Observer):
             for step in [step for step in counted if step >= first]:
                 del counted[step]
 
-    def jumped(self, step: int, *, over: bool) -> None:
+    def jumped(self, step: int, *, pass_ended: bool) -> None:
         with self.lock:
-            if over:
+            if pass_ended:
                 self.settle()
             self._forget(0)
             self._passed = step
@@ -182,12 +182,12 @@ class Statistics(Observer):
         if not work.of_chunk:
             self._add_all(work.spans)
             return
-        elsewhere = work.process != os.getpid()
+        in_other_process = work.process != os.getpid()
         with self.lock:
             own = self._by_worker.setdefault(work.worker, [0, 0])
             for span in work.spans:
                 # Hooks of one process take turns; those of several do not wait for each other.
-                self._add(span, "workers" if elsewhere and span.place != "main" else span.place)
+                self._add(span, "workers" if in_other_process and span.place != "main" else span.place)
                 own[0] += span.wall_ns
                 if span.name == "read":
                     own[1] += span.samples

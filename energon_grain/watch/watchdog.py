@@ -47,14 +47,14 @@ class Watchdog:
         dump_stacks: bool = True,
         enabled: bool = True,
         *,
-        under_way: Callable[[], object] | None = None,
+        current_step: Callable[[], object] | None = None,
         first: object = None,
     ) -> None:
         self._timeout = timeout
         self._first_timeout = timeout if initial_timeout is None else initial_timeout
         self._callback = callback
         self._dump_stacks = dump_stacks
-        self._under_way = under_way or (lambda: self._mark)
+        self._current_step = current_step or (lambda: self._mark)
         self._mark: object = None
         self._first = first
         if enabled:
@@ -69,7 +69,7 @@ class Watchdog:
         while True:
             with suppress(Empty):
                 return self._over.get(timeout=look_s)
-            now, found = perf_counter(), self._under_way()
+            now, found = perf_counter(), self._current_step()
             if found != seen:
                 seen, since, told = found, now, False
             limit = self._first_timeout if found == self._first else self._timeout

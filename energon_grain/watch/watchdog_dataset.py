@@ -119,7 +119,7 @@ class Hang(Observer):
             self.initial_timeout_seconds,
             partial(self._tell, self),
             enabled=False,
-            under_way=awaited,
+            current_step=awaited,
             first=stream.next_step,
         )
         weakref.finalize(stream, watchdog.stop).atexit = False
