@@ -199,7 +199,7 @@ class Prefetched:
             self._ahead.wait_for(future)
         self._done = max(self._done, count)
         clock.lap("storage", "fetch", 0)
-        outlet.besides(clock)
+        outlet.report_other(clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,7 @@ class Production:
             clock = Clock(runs=self.outlet.timed)
             batch = self.finish(batch)
             clock.lap("pipeline", "pin", samples, "main")
-            self.outlet.besides(clock)
+            self.outlet.report_other(clock)
         return Step(batch, samples, self.progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:

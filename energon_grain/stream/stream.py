@@ -379,9 +379,9 @@ class Stream:
         """The next step, whose arrival is reported."""
         steps = self._steps
         assert steps is not None
-        self.outlet.asked(self.ready)
+        self.outlet.requested(self.ready)
         step = next(steps)
-        unreported = self.outlet.came(step.progress.step // self.share.stride, step.samples)
+        unreported = self.outlet.delivered(step.progress.step // self.share.stride, step.samples)
         self._unreported = islice(steps, unreported if self._any_host is None else 0)
         return step
 
@@ -396,7 +396,7 @@ class Stream:
         return self._steps.waiting if isinstance(self._steps, Background) else 0
 
     @property
-    def _come(self) -> int:
+    def _delivered_steps(self) -> int:
         """Steps that have come, as observers count them."""
         return (self._behind.step + self._empty_steps) // self.share.stride
 
@@ -423,7 +423,7 @@ class Stream:
                 assert step is not None
                 return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
-            self.outlet.short(self._come, 0)
+            self.outlet.short(self._delivered_steps, 0)
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
                 raise StopIteration
@@ -488,7 +488,7 @@ class Stream:
         self._none_left = False
         self._shutdown.stop()
         making = self._drops.stop()
-        self.outlet.end(self._come, making if failed else None)
+        self.outlet.end(self._delivered_steps, making if failed else None)
         self._count()
 
     def _require_here(self, what: str) -> None:
@@ -662,7 +662,7 @@ class Stream:
             self._peeked.clear()
             self._shutdown.close()
             self._drops.stop()
-            self.outlet.end(self._come, None)
+            self.outlet.end(self._delivered_steps, None)
             self._stage.close()
             self.outlet.close()
 

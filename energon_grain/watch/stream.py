@@ -98,7 +98,7 @@ class Stream(stream.Stream):
             self._report_next()
             self.turn.release()
         self._count()
-        return self.statistics.report(self.ready, self.workers, self._come, self.outlet.ready)
+        return self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
 
     @property
     def samples(self) -> int:

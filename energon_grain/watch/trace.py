@@ -33,16 +33,16 @@ class Trace(Observer):
         self._tracks: dict[tuple[int, str], int] = {}
         self._events = 0
         self._lock = threading.Lock()
-        self._asked = 0, time.perf_counter_ns()
+        self._requested = 0, time.perf_counter_ns()
 
     due = True
 
-    def asked(self, ready: int) -> None:
-        self._asked = ready, time.perf_counter_ns()
+    def requested(self, ready: int) -> None:
+        self._requested = ready, time.perf_counter_ns()
 
-    def came(self, step: int, samples: int) -> int:
+    def delivered(self, step: int, samples: int) -> int:
         del step, samples
-        ready, began_ns = self._asked
+        ready, began_ns = self._requested
         waited_ns = time.perf_counter_ns() - began_ns
         self.spans(Work([Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)], worker="main"))
         return 0

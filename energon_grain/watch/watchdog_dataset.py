@@ -13,7 +13,7 @@ from functools import partial
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_dataset, node, settle
 from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.errors import ConfigError
-from energon_grain.stream.observer import Awaited, Observer
+from energon_grain.stream.observer import ObservedStream, Observer
 from energon_grain.stream.passes import Progress
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.watch.watchdog import Watchdog
@@ -103,7 +103,7 @@ class Hang(Observer):
         self._tell = tell
         self._watchdog: Watchdog | None = None
 
-    def begin(self, stream: Awaited, place: Progress) -> None:
+    def begin(self, stream: ObservedStream, place: Progress) -> None:
         """Watch a stream that is about to make its first step, until it is closed or lost."""
         del place
         if self._watchdog is not None:
