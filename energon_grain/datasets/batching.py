@@ -259,7 +259,7 @@ class BatchLanes(CombiningLanes):
     drop_last: bool
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         """If the hook says how many batches there are."""
         return self.generates
 

@@ -173,7 +173,7 @@ class MapLanes(LaneOperator):
     outermost: bool = False
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         """If it is a filter; what other hooks drop is no part of the order."""
         return self.hook.filters
 

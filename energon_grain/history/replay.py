@@ -160,14 +160,14 @@ class SampleRestorer:
         outcome = self._stage.run(chunk).outcomes[0]
         outcome = outcome.value if type(outcome) is PartialItem else outcome
         if type(outcome) is Dropped:
-            self._tell(outcome)
+            self._report(outcome)
             raise StateError(
                 f"{outcome.where} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
                 f"{outcome.error}); hooks must do the same whenever they see a sample"
             ) from outcome.error
         return outcome
 
-    def _tell(self, dropped: Dropped) -> None:
+    def _report(self, dropped: Dropped) -> None:
         try:
             self._on_error(dropped.error, dropped.sample, dropped.sources)
         except Exception as error:

@@ -300,11 +300,11 @@ def _filtered(spec: StreamSpec) -> bool:
 def _looks(spec: StreamSpec) -> bool:
     """Whether items depend on what is in samples."""
     assert spec.program is not None
-    return _filtered(spec) or _operator_looks(spec.program.root)
+    return _filtered(spec) or _inspects_items(spec.program.root)
 
 
-def _operator_looks(operator: LaneOperator) -> bool:
-    return operator.looks or any(map(_operator_looks, operator.children))
+def _inspects_items(operator: LaneOperator) -> bool:
+    return operator.inspects_items or any(map(_inspects_items, operator.children))
 
 
 def _hides(form: Form) -> bool:

@@ -264,20 +264,20 @@ class WorkerProcess:
             with self._turn:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
             answer, _ = self._channel.receive()
-            self._tell(answered=1)
+            self._report(answered=1)
         except (EOFError, ConnectionError) as error:
-            self._tell(lost=True)
+            self._report(lost=True)
             self._process.ended(_END_SECONDS)
             dead = self._number, self._process.pid or 0, self._process.code
             raise worker_death([dead], import_script=self._import_script) from error
         except BaseException:
-            self._tell(lost=True)
+            self._report(lost=True)
             self._process.kill()  # nobody knows where the next answer begins
             raise
         sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
         return self._files.parts(file, sizes), began_ns, ended_ns
 
-    def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
+    def _report(self, *, answered: int = 0, lost: bool = False) -> None:
         with self._turn:
             self._answered += answered
             self._lost = self._lost or lost
@@ -317,7 +317,7 @@ def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: 
         import_script: Whether such processes begin by importing the user's script.
     """
     dead = tuple(dead)
-    told = ", ".join(f"worker process {number} (pid {pid}) {_how(code)}" for number, pid, code in dead)
+    listed = ", ".join(f"worker process {number} (pid {pid}) {_how(code)}" for number, pid, code in dead)
     codes = {code for _, _, code in dead}
     advice = ""
     if codes & {None, -9}:
@@ -328,8 +328,8 @@ def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: 
             "below `if __name__ == '__main__':`."
         )
     return WorkerError(
-        f"{told} while it was needed; its own messages are on stderr.{advice} The loader goes on from here with a new "
-        f"one"
+        f"{listed} while it was needed; its own messages are on stderr.{advice} The loader goes on from here with a "
+        f"new one"
     )
 
 

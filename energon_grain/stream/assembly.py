@@ -77,7 +77,7 @@ class LaneAssembly:
     on_member_drop: Callable[[Dropped], None]
     on_success: Callable[[], None]
     patience: int
-    stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None
+    substitute: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None
     takes_batches: bool = field(init=False)
 
     def __post_init__(self, first: int) -> None:
@@ -115,10 +115,10 @@ class LaneAssembly:
                     # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
                     self._window[low:high] = [None] * count
                     return taken
-                self._take_apart()
+                self._split_batches()
                 offsets = (places - base).tolist()
-                return Taken([self._hand_out(at) for at in offsets], [self._keys[at] for at in offsets], [])
-        self._take_apart()
+                return Taken([self._take_entry(at) for at in offsets], [self._keys[at] for at in offsets], [])
+        self._split_batches()
         return self._take_one_by_one(first, count)
 
     def _slice(self, low: int, high: int) -> Taken:
@@ -128,10 +128,10 @@ class LaneAssembly:
             if type(head) is MadeBatch and head.samples == high - low:
                 return Taken([], [], [], head)
             if head is None or any(type(entry) is MadeBatch for entry in self._window[low:high]):
-                self._take_apart()
+                self._split_batches()
         return Taken(self._window[low:high], self._keys[low:high], [])
 
-    def _take_apart(self) -> None:
+    def _split_batches(self) -> None:
         """Put samples in the place of batches, for good."""
         self.takes_batches = False
         while self._made:
@@ -150,11 +150,11 @@ class LaneAssembly:
             if at is None:
                 taken.missing.append(place)
             else:
-                taken.samples.append(self._hand_out(at))
+                taken.samples.append(self._take_entry(at))
                 taken.restore_keys.append(self._keys[at])
         return taken
 
-    def _hand_out(self, at: int) -> Any:
+    def _take_entry(self, at: int) -> Any:
         """The entry of the window, which no longer holds it: other lanes may be far behind."""
         entry, self._window[at] = self._window[at], None
         return entry
@@ -177,8 +177,8 @@ class LaneAssembly:
                 return position - self._base
             at = position - self._base
             self._window[at] = None
-            if self.stand_in is not None:
-                self._window[at], self._keys[at] = self.stand_in(position, entry)
+            if self.substitute is not None:
+                self._window[at], self._keys[at] = self.substitute(position, entry)
                 self._bad.discard(position)
                 self.on_success()
                 return at

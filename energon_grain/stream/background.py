@@ -40,7 +40,7 @@ class Background(Generic[T]):
     ) -> None:
         self.full_s = 0.0
         self._outlet = Outlet() if outlet is None else outlet
-        self._rests = False  # the thread, with nothing left that it has made
+        self._idle = False  # the thread, with nothing left that it has made
         self._entries = iter(entries)
         self._capacity = capacity
         self._budget_bytes = budget_bytes
@@ -58,7 +58,7 @@ class Background(Generic[T]):
         """Let so many entries wait from now on. Called by who takes them."""
         with self._changed:
             self._capacity = capacity
-            self._rests = False
+            self._idle = False
             self._changed.notify_all()
 
     @property
@@ -74,7 +74,7 @@ class Background(Generic[T]):
                     if self._fitting is None:
                         self._fitting = self._budget_bytes // max(1, self._weigh(entry))
                     with self._changed:
-                        self._wait_for_room()
+                        self._wait_for_space()
                         if self._cancellation.is_set():
                             break
                         self._waiting.append(entry)
@@ -92,13 +92,13 @@ class Background(Generic[T]):
         """Wait until this thread is to make an entry; False: none any more."""
         with self._changed:
             while self._capacity == 0 and not self._cancellation.is_set():
-                self._rests = not self._waiting
+                self._idle = not self._waiting
                 self._changed.wait()
-            self._rests = False
+            self._idle = False
             self._making = True
             return not self._cancellation.is_set()
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_space(self) -> None:
         timed = self._outlet.timed
         while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._cancellation.is_set():
             began = time.perf_counter() if timed else 0.0
@@ -111,8 +111,8 @@ class Background(Generic[T]):
     def __next__(self) -> T:
         outlet = self._outlet
         # Taking the lock for each step would cost more than it takes to make some steps.
-        if self._rests and not self._cancellation.is_set():
-            return self._made_here()
+        if self._idle and not self._cancellation.is_set():
+            return self._next_inline()
         with self._changed:
             outlet.ready += len(self._waiting)
             if not self._waiting and self._end is None:
@@ -130,13 +130,13 @@ class Background(Generic[T]):
                 return entry
             end, self._end = self._end, None if self._end is None else StopIteration()
         if end is None:
-            return self._made_here()
+            return self._next_inline()
         try:
             raise end
         finally:
             del end  # the traceback refers to this frame
 
-    def _made_here(self) -> T:
+    def _next_inline(self) -> T:
         began_ns = time.perf_counter_ns() if self._outlet.timed else 0
         try:
             return next(self._entries)

@@ -208,7 +208,7 @@ def plan_chunks(
     number = 0
     plans = _plans(spec, sources, share, pass_number, first, pace, ahead, work)
     padded = None if work is None else work.whole_until
-    for plan in plans if ahead is None else _one_ahead(plans):
+    for plan in plans if ahead is None else _one_plan_ahead(plans):
         first, draws, totals, begin = plan.first, plan.draws, plan.totals, 0
         while begin < len(draws):
             # As many samples as fit into the bytes of a chunk, at least one.
@@ -281,7 +281,7 @@ def _plans(
         size = most if ahead else min(size * 4, most)
 
 
-def _one_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
+def _one_plan_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
     """The same, each asked for before the one in front of it is used."""
     before = next(plans, None)
     while before is not None:

@@ -277,7 +277,7 @@ def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any]
 _OF_COPY = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__setattr__", "__new__", "__copy__")
 
 
-def apart(value: Any) -> Any:
+def snapshot(value: Any) -> Any:
     """A dataclass or dictionary as it is now, whatever is written into its fields from then on; other values as such.
 
     1.4 µs for a sample with slots, as ours have, 2.5 µs for other dataclasses, and 0.2 µs for a dictionary.
@@ -445,7 +445,7 @@ class HookGenerator:
             try:
                 with nullcontext() if self._seeds is None else self._seeds:
                     generator = self._generator or self._begin()
-                    value = apart(next(generator))
+                    value = snapshot(next(generator))
                     self.draw.made += 1
                     return value
             except RuntimeError as error:

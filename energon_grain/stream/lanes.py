@@ -80,7 +80,7 @@ class LaneOperator:
         return (self.child,)
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         """Whether its items depend on what is in those below, and not on positions alone."""
         return not self.chooses
 
@@ -104,9 +104,9 @@ class LaneOperator:
             yield from child.buffers()
 
     @property
-    def outlives_passes(self) -> bool:
+    def spans_passes(self) -> bool:
         """Whether a pass goes on where the last one ended, so that states outlive passes."""
-        return any(child.outlives_passes for child in self.children)
+        return any(child.spans_passes for child in self.children)
 
     @property
     def state_form(self) -> Form:
@@ -178,7 +178,7 @@ class Feed(LaneOperator):
     stripe: int
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         return False
 
     @property

@@ -181,7 +181,7 @@ class Share:
         return self.lanes % self.hosts == 0
 
     @property
-    def fitting_hosts(self) -> list[int]:
+    def possible_hosts(self) -> list[int]:
         """Numbers of hosts that each own whole lanes."""
         return [hosts for hosts in range(1, self.lanes + 1) if self.lanes % hosts == 0]
 
@@ -208,7 +208,7 @@ class Share:
         if not self.whole_lanes:
             raise HostsError(
                 f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
-                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
+                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.possible_hosts} "
                 f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
             )
 
@@ -252,7 +252,7 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
     """The beginning of the pass behind the one that `before` is in."""
     progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
     if not spec.endless:
-        lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
+        lanes = before.lanes if spec.program is not None and spec.program.root.spans_passes else None
         progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
         unknown = before.drops.any() or spec.program is not None or spec.order.planned_passes
         if unknown or not history_holds(spec, hosts, before._replace(ended=True)):

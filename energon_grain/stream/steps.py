@@ -92,7 +92,7 @@ class Production:
     progress: Progress
     finish: Callable[[Any], Any] | None = None
     outlet: Outlet = field(default_factory=Outlet)
-    apart: bool = False
+    in_workers: bool = False
 
     def __post_init__(self, pool: WorkerPool | None) -> None:
         start = self.progress
@@ -156,7 +156,7 @@ class Production:
             on_member_drop=self.drops.drop,
             on_success=self.drops.succeeded,
             patience=spec.patience,
-            stand_in=None if self._work is None else self._stand_in,
+            substitute=None if self._work is None else self._substitute,
         )
 
     def _takes_batches(self) -> bool:
@@ -210,7 +210,7 @@ class Production:
 
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
-        if not self.apart:
+        if not self.in_workers:
             self.outlet.waited(began_ns)
         if encoded.work is not None:
             self.outlet.spans(encoded.work)
@@ -346,14 +346,14 @@ class Production:
         if isinstance(self._assembly, LaneProgram):
             return self._collect_at_end(self._assembly, taken, behind)
         if plan.keeps:
-            taken, behind = self._gone_on(taken, behind, plan.exhausted)
+            taken, behind = self._continued(taken, behind, plan.exhausted)
             return taken.samples, taken.restore_keys, None, behind
         items = self.share.to_global(first + np.asarray(taken.missing, np.int64))
         samples, keys, valid = _filled(taken, iter(self._fillers(items)))
         # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
         return samples, keys, valid if plan.pads else None, behind
 
-    def _gone_on(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
+    def _continued(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
         """One host: what is missing is taken from behind the gaps of dropped samples, or of lanes that ended."""
         while taken.missing and not ended(behind):
             more = self._assembly.take(self.share.first_at(behind), len(taken.missing))
@@ -373,7 +373,7 @@ class Production:
                 return [], [], None, behind
             return *_filled(taken, (lanes.filler() for _ in taken.missing)), behind
         if one_host:
-            taken, behind = self._gone_on(taken, behind, lambda _: lanes.ended)
+            taken, behind = self._continued(taken, behind, lambda _: lanes.ended)
         if taken.missing and not plan.keeps:
             return [], [], None, behind
         return taken.samples, taken.restore_keys, None, behind
@@ -393,7 +393,7 @@ class Production:
             found.append(sample)
         return found
 
-    def _stand_in(self, local: int, dropped: Dropped) -> tuple[Any, tuple[Any, ...]]:
+    def _substitute(self, local: int, dropped: Dropped) -> tuple[Any, tuple[Any, ...]]:
         """The sample that stands at a place of a balanced step whose own was dropped, with its restore key."""
         work, length = self._work, self._plan.length
         assert work is not None
@@ -402,12 +402,12 @@ class Production:
         if length is not None and item >= length:
             return self._fillers(items)[0]
         self._on_drop(dropped)
-        sample = self._first_good(work.stand_ins(item).tolist(), local)
+        sample = self._first_good(work.substitutes(item).tolist(), local)
         if sample is None:
             raise FatalSampleError(
-                f"all {len(work.stand_ins(item)) + 1} samples of a global batch were dropped, so with balance= none of "
-                f"them can stand in for the others. loader.stats() says what was dropped and why; leave such samples "
-                f"out by their columns (`where`), or balance= away"
+                f"all {len(work.substitutes(item)) + 1} samples of a global batch were dropped, so balance= has no sample "
+                f"to use in their place. loader.stats() lists what was dropped and why; leave such samples out by "
+                f"their columns (`where`), or remove balance="
             )
         return sample
 

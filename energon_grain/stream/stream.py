@@ -58,7 +58,7 @@ from energon_grain.stream.passes import (
     place_of_step,
 )
 from energon_grain.stream.run import Run, StepSamples
-from energon_grain.stream.spec import StreamSpec, no_dataset
+from energon_grain.stream.spec import StreamSpec, not_a_dataset
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.steps import Production, Step
@@ -94,7 +94,7 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     Raises ConfigError if it is something else, the path of a dataset for instance.
     """
     if not hasattr(dataset, "compiled"):
-        raise ConfigError(f"loader: {no_dataset(dataset)}")
+        raise ConfigError(f"loader: {not_a_dataset(dataset)}")
     return given or dataset.worker_config
 
 
@@ -248,7 +248,7 @@ class Stream:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self._require_here("go on")
+        self._require_own_process("go on")
         with self.turn:
             if self._progress.ended and self.share.stride == 1:
                 self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
@@ -256,7 +256,7 @@ class Stream:
 
     def __next__(self) -> Any:
         try:
-            self._require_here("go on")
+            self._require_own_process("go on")
             with self.turn:
                 if self._closed_at:
                     raise ValueError(
@@ -276,7 +276,7 @@ class Stream:
 
         What fails behind the first of them is tried again, and raised, when it is the first.
         """
-        self._require_here("read ahead")
+        self._require_own_process("read ahead")
         with self.turn:
             while len(self._peeked) < count and not (self._behind.ended or self._closed_at):
                 if self._peeked and self._behind is self._failed_behind:
@@ -437,7 +437,7 @@ class Stream:
         self._empty_steps = 0
         self.outlet.begin(self, self._behind)
         pool = self._workers_ready()
-        apart = self._workers > 0 and not self.spec.assembly_seeds_globals
+        in_workers = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
             with cancelled_by(self._shutdown.cancellation):
                 production = Production(
@@ -452,10 +452,10 @@ class Stream:
                     progress=self._behind,
                     finish=self._finish,
                     outlet=self.outlet,
-                    apart=apart,
+                    in_workers=in_workers,
                 )
             ahead = None
-            if apart and pool is not None:
+            if in_workers and pool is not None:
                 capacity = self._prefetch_factor * pool.workers
                 with interrupts_held():
                     budget, cancellation = self.config.prefetch_bytes, self._shutdown.cancellation
@@ -487,11 +487,11 @@ class Stream:
         self._steps = self._unreported = None
         self._none_left = False
         self._shutdown.stop()
-        making = self._drops.stop()
-        self.outlet.end(self._delivered_steps, making if failed else None)
+        failed_step = self._drops.stop()
+        self.outlet.end(self._delivered_steps, failed_step if failed else None)
         self._count()
 
-    def _require_here(self, what: str) -> None:
+    def _require_own_process(self, what: str) -> None:
         """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
         if self._shutdown.in_other_process:
             raise WorkerError(
@@ -502,7 +502,7 @@ class Stream:
 
     def start_prefetch(self) -> None:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
-        self._require_here("read ahead")
+        self._require_own_process("read ahead")
         if self._steps is None:  # else another thread may have the turn for long
             with self.turn, self._starting, suppress(Cancelled):  # closed meanwhile
                 if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
@@ -540,7 +540,7 @@ class Stream:
             HostsError: The number of hosts does not fit its lanes.
             WorkerError: This process was forked while the stream was at work.
         """
-        self._require_here("restore a state")
+        self._require_own_process("restore a state")
         if not allow_changes:
             checked = check_lanes(cursor, self.share)
             check_fingerprint(checked, self._fingerprint, self.spec.manifest())
@@ -562,7 +562,7 @@ class Stream:
             ConfigError: Where a step begins depends on data.
             StateError: There is no such step.
         """
-        self._require_here("go to a step")
+        self._require_own_process("go to a step")
         with self.turn:
             self._go_to(place_of_step(self.spec, self.share, step))
 
@@ -582,7 +582,7 @@ class Stream:
         if steps < 0:
             raise ValueError(f"skip({steps}): expected a number of steps, 0 or more")
         if steps:
-            self._require_here("skip steps")
+            self._require_own_process("skip steps")
             with self.turn:
                 self._skip(steps)
 
@@ -627,7 +627,7 @@ class Stream:
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `history.replay.restore_sample`."""
-        self._require_here("restore samples")
+        self._require_own_process("restore samples")
         sample = extension(RESTORE_SAMPLE)(self._run, restore_key)
         register_value(sample)
         return sample
@@ -639,7 +639,7 @@ class Stream:
         that is known: the beginning, the state that was restored, one that was saved since, or the present place. Its
         `read` says which. The stream stays where it is. Raises as `history.which.which`.
         """
-        self._require_here("make steps again")
+        self._require_own_process("make steps again")
         return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ _SHORT_NS, _MOST_UNTIMED = 8_000_000, 1024
 _OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 
 
-class MakingClock:
+class BatchClock:
     """Which of many short steps to take the time of where they are made, so that this takes 0.1 % of theirs.
 
     Each of those stands for those before it that were not timed.

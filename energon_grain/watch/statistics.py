@@ -24,7 +24,7 @@ from energon_grain.stream.index_map import Draws
 from energon_grain.stream.observer import ObservedStream, Observer
 from energon_grain.stream.passes import Progress
 from energon_grain.watch.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
-from energon_grain.watch.sampling import MakingClock, WaitClock
+from energon_grain.watch.sampling import BatchClock, WaitClock
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
@@ -91,7 +91,7 @@ class Statistics(Observer):
         self._by_worker: dict[str, list[int]] = {}
         self._traffic, self._of_workers = traffic(), Traffic()
         self.waits = WaitClock()
-        self._making = MakingClock(0)
+        self._batch_clock = BatchClock(0)
         self._requested_ns = self._long_wait_ns = 0
         self.stepped: Callable[[], Callable[[int, int, float], object] | None] = lambda: None
         self.samples = self.batches = 0
@@ -110,7 +110,7 @@ class Statistics(Observer):
             self._requested = self._requested_until_now()
             self._from = place.item, int(self._read.sum())
             self._forget(place.step)
-        self._making = MakingClock(place.step)
+        self._batch_clock = BatchClock(place.step)
         self.due = True
 
     def end(self, delivered: int, failed: int | None) -> None:
@@ -163,7 +163,7 @@ class Statistics(Observer):
         stepped = self.stepped()
         if stepped is not None:
             stepped(steps, samples * steps, waited_ns / 1e9)
-        self.due = self._making.due()
+        self.due = self._batch_clock.due()
         return self.waits.left_out()
 
     def dropped(self, step: int, dropped: Dropped) -> None:
@@ -199,7 +199,7 @@ class Statistics(Observer):
 
     def made(self, step: int, assembled: Sequence[Span], batched: Sequence[Span], chunks_ns: int) -> None:
         spans = [*assembled, *batched]
-        self._add_all(spans, self._making.done(step, sum(span.wall_ns for span in spans), chunks_ns))
+        self._add_all(spans, self._batch_clock.done(step, sum(span.wall_ns for span in spans), chunks_ns))
         self.due = False
 
     def work_seconds(self) -> tuple[float, float]:

@@ -65,19 +65,19 @@ class Watchdog:
 
     def _run(self) -> None:
         look_s = min(self._timeout, self._first_timeout, threading.TIMEOUT_MAX) / _LOOKS
-        seen, since, told = None, perf_counter(), False
+        seen, since, reported = None, perf_counter(), False
         while True:
             with suppress(Empty):
                 return self._over.get(timeout=look_s)
             now, found = perf_counter(), self._current_step()
             if found != seen:
-                seen, since, told = found, now, False
+                seen, since, reported = found, now, False
             limit = self._first_timeout if found == self._first else self._timeout
-            if found is not None and not told and now - since >= limit:
-                told = True
-                self._tell()
+            if found is not None and not reported and now - since >= limit:
+                reported = True
+                self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._dump_stacks:
             print(all_stacks(without=threading.get_ident()), file=sys.stderr, flush=True)
         try:

@@ -60,7 +60,7 @@ class WatchdogDataset(SavableDataset):
                 timeout_seconds=self.timeout_seconds,
                 initial_timeout_seconds=self.initial_timeout_seconds,
                 fail_on_timeout=self.fail_on_timeout,
-                tell=WatchdogDataset._watchdog_trigger,
+                report=WatchdogDataset._watchdog_trigger,
             )
         return self.dataset
 
@@ -95,12 +95,12 @@ class Hang(Observer):
         timeout_seconds: float,
         initial_timeout_seconds: float | None,
         fail_on_timeout: bool,
-        tell: Callable[[Hang], object],
+        report: Callable[[Hang], object],
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.initial_timeout_seconds = initial_timeout_seconds
         self.fail_on_timeout = fail_on_timeout
-        self._tell = tell
+        self._report = report
         self._watchdog: Watchdog | None = None
 
     def begin(self, stream: ObservedStream, place: Progress) -> None:
@@ -117,7 +117,7 @@ class Hang(Observer):
         self._watchdog = watchdog = Watchdog(
             self.timeout_seconds,
             self.initial_timeout_seconds,
-            partial(self._tell, self),
+            partial(self._report, self),
             enabled=False,
             current_step=awaited,
             first=stream.next_step,
