@@ -395,7 +395,7 @@ class StreamSpec:
                     order.remember(saved, first)
                 saved.finish()
             except BaseException:
-                saved.take_back()
+                saved.undo()
                 raise
         except ValueError as error:
             raise StateError(f"the state's 'plans' do not fit its place in this dataset: {error}") from error
