@@ -28,8 +28,8 @@ from energon_grain.stream.run import Run, SampleRecord, StepSamples
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
 
-_MOST_READ = 1 << 20
-_MOST_REPLAYED = 1 << 24
+_MAX_READ = 1 << 20
+_MAX_REPLAYED = 1 << 24
 """Items that are made again, or gone through, for one answer: some minutes."""
 
 
@@ -262,7 +262,7 @@ class _Question:
         """Check that an answer takes some minutes at most."""
         until = self.step if check is None else max(self.step, check.step)
         items = (until - begin) * max(segment[4] for segment in segments)
-        most = _MOST_READ if read else _MOST_REPLAYED
+        most = _MAX_READ if read else _MAX_REPLAYED
         if items > most:
             what = "read and made" if read else "gone through"
             raise StateError(

@@ -42,7 +42,7 @@ PROGRAM = (
 _END_SECONDS = 5.0
 _PATIENCE_SECONDS = 0.5
 """For the chunks in hand. With the next number it is less than the second within which a program should end."""
-_LEAVE_SECONDS = 0.3
+_EXIT_SECONDS = 0.3
 
 
 class StartedProcess(Protocol):
@@ -155,7 +155,7 @@ class ProcessPool:
         processes = [*self._processes.values()]  # a signal handler may do the same, in the middle of this
         for process in processes:
             process.dismiss()
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        deadline = time.monotonic() + _EXIT_SECONDS
         for process in processes:
             process.close(max(0.0, deadline - time.monotonic()))
         self._processes.clear()
@@ -302,7 +302,7 @@ class WorkerProcess:
             self._channel.send(b"")
         self._channel.close()
 
-    def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
+    def close(self, patience_s: float = _EXIT_SECONDS) -> None:
         self.dismiss()
         if not self._process.ended(patience_s):
             self._process.kill()

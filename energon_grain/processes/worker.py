@@ -347,7 +347,7 @@ os.register_at_fork(before=_forking)
 
 
 _CHEAP = (str, bytes, int, float, type(None), np.ndarray)
-_MOST_SEARCHED = 1000
+_MAX_SEARCHED = 1000
 
 
 def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
@@ -373,7 +373,7 @@ def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
 def _unpicklable(value: Any, path: str = "", seen: set[int] | None = None) -> str | None:
     """The innermost attribute of an object of the program that cannot be pickled: "`Encoder.lock` (a lock)"."""
     seen = set() if seen is None else seen
-    if id(value) in seen or len(seen) > _MOST_SEARCHED:
+    if id(value) in seen or len(seen) > _MAX_SEARCHED:
         return None
     seen.add(id(value))
     for name, below in _held(value):

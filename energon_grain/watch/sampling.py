@@ -8,7 +8,7 @@ from time import perf_counter_ns
 
 _COST_NS, _COST_SHARE = 40_000, 0.001
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
-_SHORT_NS, _MOST_UNTIMED = 8_000_000, 1024
+_SHORT_NS, _MAX_UNTIMED = 8_000_000, 1024
 """Of steps that come more often than that, not all waits are timed; of the shortest ones every 1024th, on average."""
 _OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 
@@ -97,7 +97,7 @@ class WaitClock:
     def left_out(self) -> int:
         """How many steps not to time before the next one is."""
         most = min(self._most, _SHORT_NS // max(1, self._step_ns))
-        self._most = min(2 * self._most, _MOST_UNTIMED)
+        self._most = min(2 * self._most, _MAX_UNTIMED)
         return int(2 * most * _OWN_RANDOM.random())
 
     def timed(self, delivered: int, began_ns: int, long_wait_ns: int) -> tuple[int, int]:

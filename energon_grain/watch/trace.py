@@ -15,7 +15,7 @@ from energon_grain.stream.clock import Span, Work
 from energon_grain.stream.observer import Observer
 
 _logger = logging.getLogger("energon_grain")
-_MOST_EVENTS = 1_000_000
+_MAX_EVENTS = 1_000_000
 """Of a trace: some 150 MB. Perfetto opens no much larger ones."""
 
 
@@ -55,7 +55,7 @@ class Trace(Observer):
 
     def spans(self, work: Work) -> None:
         with self._lock:
-            if self._file.closed or self._events >= _MOST_EVENTS:
+            if self._file.closed or self._events >= _MAX_EVENTS:
                 return
             try:
                 for span in work.spans:
@@ -65,7 +65,7 @@ class Trace(Observer):
             except OSError as error:
                 self._give_up(error)
             else:
-                if self._events >= _MOST_EVENTS:
+                if self._events >= _MAX_EVENTS:
                     _logger.warning("the trace %s has %d events, and ends here", self._file.name, self._events)
 
     def _span(self, span: Span, process: int, worker: str) -> None:
@@ -99,6 +99,6 @@ class Trace(Observer):
 
     def _give_up(self, error: OSError) -> None:
         """The loop that is watched goes on, whatever is wrong with the disk."""
-        if self._events < _MOST_EVENTS:
+        if self._events < _MAX_EVENTS:
             _logger.warning("the trace %s cannot be written (%s), and ends here", self._file.name, error.strerror)
-        self._events = _MOST_EVENTS
+        self._events = _MAX_EVENTS
