@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StateError
-from energon_grain.history.remaking import Entry, Walk
+from energon_grain.history.recompute import Entry, Walk
 from energon_grain.stream.cursor import restored
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.lanes import LaneOperator

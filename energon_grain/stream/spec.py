@@ -39,8 +39,8 @@ def check_passes(passes: int | None, error_prefix: str = "") -> None:
     """
     if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
         raise ConfigError(
-            f"{error_prefix}shuffle_over_epochs_multiplier={passes!r}: expected 1 or more, -1 (with replacement) or None "
-            f"(keep the order)"
+            f"{error_prefix}shuffle_over_epochs_multiplier={passes!r}: expected 1 or more, -1 (with replacement) or "
+            f"None (keep the order)"
         )
 
 

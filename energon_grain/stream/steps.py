@@ -405,8 +405,8 @@ class Production:
         sample = self._first_good(work.substitutes(item).tolist(), local)
         if sample is None:
             raise FatalSampleError(
-                f"all {len(work.substitutes(item)) + 1} samples of a global batch were dropped, so balance= has no sample "
-                f"to use in their place. loader.stats() lists what was dropped and why; leave such samples out by "
+                f"all {len(work.substitutes(item)) + 1} samples of a global batch were dropped, so balance= has no "
+                f"sample to use in their place. loader.stats() lists what was dropped and why; leave such samples out by "
                 f"their columns (`where`), or remove balance="
             )
         return sample
