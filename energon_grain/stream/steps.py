@@ -406,8 +406,8 @@ class Production:
         if sample is None:
             raise FatalSampleError(
                 f"all {len(work.substitutes(item)) + 1} samples of a global batch were dropped, so balance= has no "
-                f"sample to use in their place. loader.stats() lists what was dropped and why; leave such samples out by "
-                f"their columns (`where`), or remove balance="
+                f"sample to use in their place. loader.stats() lists what was dropped and why; leave such samples out "
+                f"by their columns (`where`), or remove balance="
             )
         return sample
 
