@@ -50,7 +50,7 @@ def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
     with pytest.raises(FingerprintError, match="samples: saved 53, now 97"):
         larger.restore(cursor)
     [lanes] = open_hosts(path, 1, 5, lanes=12)
-    with pytest.raises(StateError, match="saved with lanes=24, this run has lanes=12"):
+    with pytest.raises(StateError, match="saved with lanes=24, but this run has lanes=12"):
         lanes.restore(cursor)
 
 
@@ -95,7 +95,7 @@ def test_one_hosts_state_with_drops_is_not_for_other_hosts(text_dataset: MakeDat
     for _ in range(10):
         global_batch(streams)
     [single] = open_hosts(path, 1, 8)
-    with pytest.raises(StateError, match="knows what was dropped in its own lanes only"):
+    with pytest.raises(StateError, match="records what was dropped in its own lanes only"):
         single.restore(streams[0].cursor())
     with pytest.raises(StateError, match="the states of all hosts are needed"):
         merge_cursors([streams[0].cursor()])
@@ -162,7 +162,7 @@ def test_a_manifest_of_many_datasets_is_short_and_still_names_what_differs(tmp_p
     small = stream.cursor()
     assert len(json.dumps(small)) < 1024
     with pytest.raises(
-        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank hold what differs, too"
+        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank also list the settings"
     ):
         other.restore(small)
     with pytest.raises(FingerprintError, match="  seed: saved 0, now 1\n"):
