@@ -344,7 +344,7 @@ def test_lists_that_fail_although_no_sample_does_are_told(
         take(stream, 12)
         assert stream.stats()["dropped_total"] == 0
     (record,) = caplog.records
-    assert "encode_samples raised ValueError (shapes differ) on a list of samples, and on none" in record.getMessage()
+    assert "encode_samples raised ValueError (shapes differ) on a list of samples, but on none" in record.getMessage()
 
 
 def test_augmented_encoders_hand_it_on(text_dataset: MakeDataset) -> None:
