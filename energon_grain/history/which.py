@@ -26,7 +26,7 @@ from energon_grain.stream.lanes import LaneOperator
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of, places_of
 from energon_grain.stream.run import Run, SampleRecord, StepSamples
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
+from energon_grain.stream.state import Form, ListOf, OneOf, Same, WithExtra, positions
 
 _MAX_READ = 1 << 20
 _MAX_REPLAYED = 1 << 24
@@ -316,9 +316,9 @@ def _hides(form: Form) -> bool:
             return any(map(_hides, form))
         case OneOf():
             return any(map(_hides, form.forms))
-        case Many():
+        case ListOf():
             return _hides(form.each)
-        case Marked():
+        case WithExtra():
             return _hides(form.value)
         case _:
             return False

@@ -46,8 +46,8 @@ class FeedLane:
     """
 
     __slots__ = (
-        "_asked",
         "_refill",
+        "_requested",
         "count",
         "expected",
         "lane",
@@ -64,7 +64,7 @@ class FeedLane:
         self.queue: deque[tuple[int, Any]] = deque()
         self.expected = 1.0
         self._refill = refill
-        self._asked = 0
+        self._requested = 0
         self.pass_number, self.taken = (lane.pass_number if node.finite else 0, 0) if state is None else state
         self.scheduled = self.taken
         self.count = node.rounds(lane.number, self.pass_number)
@@ -86,7 +86,7 @@ class FeedLane:
                 self._refill(self)
             entry = self.queue.popleft()
             self.taken += 1
-            self._asked += 1
+            self._requested += 1
             if type(entry[1]) is PartialItem:
                 for dropped in entry[1].dropped:
                     self.lane.context.on_drop(dropped)
@@ -100,9 +100,9 @@ class FeedLane:
     def state(self) -> FeedState:
         return self.pass_number, self.taken
 
-    def asked(self) -> int:
+    def take_requests(self) -> int:
         """Samples requested since the last call of this method."""
-        taken, self._asked = self._asked, 0
+        taken, self._requested = self._requested, 0
         return taken
 
     def expect(self, items: float) -> None:
@@ -208,7 +208,7 @@ class LaneChunks:
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""
         feeds, first = self._feeds, 0
-        asked = {id(feed): feed.asked() for feed in feeds}
+        take_requests = {id(feed): feed.take_requests() for feed in feeds}
         if self._urgent is not None:
             first = feeds.index(self._urgent)
         feeds = [feed for feed in (*feeds[first:], *feeds[:first]) if feed.scheduled < feed.count]
@@ -221,7 +221,7 @@ class LaneChunks:
         wanted = np.minimum(np.maximum(np.ceil(expected - ahead), 0), left).astype(np.int64)
         if feeds[0] is self._urgent and ahead[0] == 0:
             # It needs more than expected: double the amount each time, while that continues.
-            wanted[0] = min(max(1, wanted[0], 2 * asked[id(feeds[0])]), left[0])
+            wanted[0] = min(max(1, wanted[0], 2 * take_requests[id(feeds[0])]), left[0])
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:

@@ -27,7 +27,7 @@ from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, raise_if_fatal
 from energon_grain.stream.hooks import BatchContext, Batches, HookGenerator, HookSpec, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
-from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
+from energon_grain.stream.state import Form, ListOf, Number, Place, Position, Rounds, positions
 from energon_grain.stream.worker_config import ErrorHandler
 
 Reference = Any
@@ -461,7 +461,7 @@ class Lane:
 
     def rebuilt(self, operator: LaneOperator, references: tuple[Reference, ...]) -> list[Item]:
         """Items of an operator that a state holds. Reads their samples. Raises as `LaneContext.rebuilding`."""
-        self.samples = self.context.read([*positions(Many(operator.reference_form), references)])
+        self.samples = self.context.read([*positions(ListOf(operator.reference_form), references)])
         try:
             with self.context.rebuilding():
                 return [(reference, operator.rebuild(reference, self)) for reference in references]
@@ -519,7 +519,7 @@ class CombiningLanes(LaneOperator):
     @property
     def members_form(self) -> Form:
         """Form of the references of several items."""
-        return Many(self.child.reference_form)
+        return ListOf(self.child.reference_form)
 
     @property
     def runner_form(self) -> Form:

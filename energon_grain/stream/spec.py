@@ -182,7 +182,7 @@ LastBatch = Literal["keep", "drop", "pad"]
 _SHOWN = 4
 """Number of leaves that a representation names."""
 _PASS_BITS = 40
-_APART = 1 << 20
+_MAX_LANE_DISTANCE = 1 << 20
 """Maximum distance in positions between lanes of an order with folds, plus a quarter of the position: all positions in
 between are planned."""
 
@@ -393,7 +393,7 @@ class StreamSpec:
             places = self._places(pass_number, item, dropped, lanes)
             try:
                 for order, first, last in zip(self._orders, *places, strict=False):  # no places: nothing was made yet
-                    if order.folds and last - first > _APART + first // 4:
+                    if order.folds and last - first > _MAX_LANE_DISTANCE + first // 4:
                         raise ValueError(f"lanes are at positions {first} to {last}")
                     order.remember(saved, first)
                 saved.finish()

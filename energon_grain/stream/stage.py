@@ -331,7 +331,7 @@ class PureStage:
         for kind, leaves in enumerate(leaves_by_key.values()):
             self._kind_of[[*leaves]] = kind
         self._maker: ItemMaker | None = extension(ITEM_MAKER)(spec.makers, self.hook_lock) if spec.makers else None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
         """Read and encode one chunk.
@@ -393,8 +393,8 @@ class PureStage:
             clock.lap("storage", "read", len(flow.values))
             for each in hooks:
                 self._call(flow, each, clock, one_by_one=True)
-            if all(dropped.hook != hook.name for dropped in flow.dropped.values()) and hook.name not in self._told:
-                self._told.add(hook.name)
+            if all(dropped.hook != hook.name for dropped in flow.dropped.values()) and hook.name not in self._warned:
+                self._warned.add(hook.name)
                 _logger.warning(
                     "%s raised %s (%s) on a list of samples, but on none of them alone; such lists are made again one "
                     "by one, which is slow, and the result for a sample must not depend on the others in its list",

@@ -51,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class ListOf:
     """A tuple of any length, with entries of the same form."""
 
     each: Form
@@ -65,11 +65,11 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class WithExtra:
     """(number, value, tuple that is rarely not empty). The tuple takes no space if it is empty."""
 
     value: Form
-    rare: Many
+    rare: ListOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Deferred:
     """A value whose samples the operator reads later, when it needs them."""
 
     form: Form
@@ -147,11 +147,11 @@ def _writer(form: Form) -> _Write:
             return lambda value, integers, last, same: integers.append(value)
         case tuple():
             return _row_writer(form)
-        case Many(each=each):
+        case ListOf(each=each):
             return _many_writer(each)
         case OneOf(forms=forms):
             return _choice_writer(forms)
-        case Marked():
+        case WithExtra():
             marked, marks = _writer(form.value), _writer(form.rare)
 
             def mark(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
@@ -173,7 +173,7 @@ def _writer(form: Form) -> _Write:
                     again(value, integers, last, same)
 
             return repeated
-        case Later():
+        case Deferred():
             return _writer(form.form)
         case _:
             raise AssertionError(form)
@@ -284,12 +284,12 @@ def _reader(form: Form) -> _Read:
             return lambda given: _below(given.next(), end)
         case tuple():
             return _row_reader(form)
-        case Many(each=each):
+        case ListOf(each=each):
             return _many_reader(each)
         case OneOf(forms=forms):
             choices = [_reader(each) for each in forms]
             return lambda given: (number := _below(given.next(), len(choices)), choices[number](given))
-        case Marked():
+        case WithExtra():
             value, rare = _reader(form.value), _reader(form.rare)
 
             def marked(given: _Integers) -> Any:
@@ -300,7 +300,7 @@ def _reader(form: Form) -> _Read:
         case Same(key=key):
             again = _reader(form.form)
             return lambda given: given.repeated(key, again)
-        case Later():
+        case Deferred():
             return _reader(form.form)
         case _:
             raise AssertionError(form)
@@ -328,7 +328,7 @@ def _below(value: int, end: int) -> int:
 def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place | Rounds, Any]]:
     """Every position in a value, and every (pass, rounds taken in it), with its form.
 
-    Contents of `Same` and `Later` are read later: they are skipped unless `later` is set.
+    Contents of `Same` and `Deferred` are read later: they are skipped unless `later` is set.
     """
     match form:
         case Place():
@@ -338,21 +338,21 @@ def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place
         case tuple():
             for part, entry in zip(form, value, strict=True):
                 yield from walk(part, entry, later=later)
-        case Many(each=each):
+        case ListOf(each=each):
             for entry in value:
                 yield from walk(each, entry, later=later)
         case OneOf(forms=forms):
             yield from walk(forms[value[0]], value[1], later=later)
-        case Marked():
+        case WithExtra():
             yield from walk(form.value, value[1], later=later)
-        case Same() | Later() if later:
+        case Same() | Deferred() if later:
             yield from walk(form.form, value, later=later)
         case _:
             return
 
 
 def positions(form: Form, value: Any) -> Iterator[Position]:
-    """The samples that a value refers to, each as often as it occurs, except those of `Same` and `Later`."""
+    """The samples that a value refers to, each as often as it occurs, except those of `Same` and `Deferred`."""
     return ((place.feed, at) for place, at in walk(form, value) if isinstance(place, Place))
 
 

@@ -148,7 +148,7 @@ class Production:
         return LaneAssembly(
             lanes=share.local_lanes,
             drops=drops,
-            chunks=map(with_chunk, self._encoded(_noted(chunks, sent), pool)),
+            chunks=map(with_chunk, self._encoded(_recorded(chunks, sent), pool)),
             again=self.stage.run,
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
@@ -195,11 +195,11 @@ class Production:
         if self.outlet:
             chunks = _Timed(chunks, self._planned, timed=timed)
         if pool is None:
-            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came, timed=timed)
+            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._received, timed=timed)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
             self.shutdown.add(workers.stop, workers.close)
-        return _Timed(workers, self._came, timed=timed)
+        return _Timed(workers, self._received, timed=timed)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
         self.outlet.planned(chunk.draws, chunk.size_bytes)
@@ -208,7 +208,7 @@ class Production:
             span = Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)
             self.outlet.spans(Work([span], of_chunk=False))
 
-    def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
+    def _received(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
         if not self.in_workers:
             self.outlet.waited(began_ns)
@@ -265,7 +265,7 @@ class Production:
             if isinstance(samples, MadeBatch):
                 if clock is not None:
                     self._took(assembled, clock)
-                self.progress = self._behind(next_item, 1)
+                self.progress = self._place_after(next_item, 1)
                 return self._delivered(samples.batch, samples.samples)
             if not samples:
                 if item == 0 and self._lanes_ended() and self.share.hosts == 1:
@@ -291,9 +291,9 @@ class Production:
                 count = len(samples) if valid is None else int(valid.sum())
                 if count != plan.batch_size:
                     self.outlet.short(self.progress.step, plan.batch_size - count)
-                self.progress = self._behind(next_item, 1)
+                self.progress = self._place_after(next_item, 1)
                 return self._delivered(batch, count)
-            self.progress = self._behind(next_item, 0)
+            self.progress = self._place_after(next_item, 0)
             # From here on, the item does not follow from the number of the step.
             self.progress = self.progress.forgetting(plan.global_batch)
             if self.progress.ended:
@@ -307,7 +307,7 @@ class Production:
             self.outlet.report_other(clock)
         return Step(batch, samples, self.progress, not self._lanes_ended())
 
-    def _behind(self, item: int, made: int) -> Progress:
+    def _place_after(self, item: int, made: int) -> Progress:
         """The place after a step that ends before `item`."""
         before, assembly, steps = self.progress, self._assembly, made * self.share.stride
         return Progress(  # faster than `_replace`, once per step
@@ -333,50 +333,55 @@ class Production:
         plan = self._plan
         first = self.share.first_at(item)
         taken = self._assembly.take(first, plan.batch_size)
-        behind = item + plan.global_batch * self.share.stride
+        following_item = item + plan.global_batch * self.share.stride
         if taken.made is not None:
-            return taken.made, [], None, behind
+            return taken.made, [], None, following_item
         if not taken.missing:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
-            if self._work is not None and valid is not None and plan.length is not None and behind > plan.length:
+            if (
+                self._work is not None
+                and valid is not None
+                and plan.length is not None
+                and following_item > plan.length
+            ):
                 items = self._work.items(self.share.to_global(np.arange(first, first + plan.batch_size)))
                 valid = items < plan.length
-            return taken.samples, taken.restore_keys, valid, behind
+            return taken.samples, taken.restore_keys, valid, following_item
         if isinstance(self._assembly, LaneProgram):
-            return self._collect_at_end(self._assembly, taken, behind)
+            return self._collect_at_end(self._assembly, taken, following_item)
         if plan.keeps:
-            taken, behind = self._continued(taken, behind, plan.exhausted)
-            return taken.samples, taken.restore_keys, None, behind
+            taken, following_item = self._continued(taken, following_item, plan.exhausted)
+            return taken.samples, taken.restore_keys, None, following_item
         items = self.share.to_global(first + np.asarray(taken.missing, np.int64))
         samples, keys, valid = _filled(taken, iter(self._fillers(items)))
         # Only padding is marked: last_batch="drop" promises batches of the same structure.
-        return samples, keys, valid if plan.pads else None, behind
+        return samples, keys, valid if plan.pads else None, following_item
 
-    def _continued(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
+    def _continued(self, taken: Taken, following_item: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
         """One host: replace missing items by items after the gaps of dropped samples, or of lanes that ended."""
-        while taken.missing and not ended(behind):
-            more = self._assembly.take(self.share.first_at(behind), len(taken.missing))
-            behind += len(taken.missing)
+        while taken.missing and not ended(following_item):
+            more = self._assembly.take(self.share.first_at(following_item), len(taken.missing))
+            following_item += len(taken.missing)
             taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
-        return taken, behind
+        return taken, following_item
 
     def _collect_at_end(
-        self, lanes: LaneProgram, taken: Taken, behind: int
+        self, lanes: LaneProgram, taken: Taken, following_item: int
     ) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
         """As `_collect`, after lanes have begun to end, each at its own item."""
         plan, one_host = self._plan, self.share.hosts == 1
         if plan.pads:
             while one_host and not taken.samples and not lanes.ended:
-                taken, behind = lanes.take(behind, plan.batch_size), behind + plan.batch_size
+                taken, following_item = lanes.take(following_item, plan.batch_size), following_item + plan.batch_size
             if one_host and not taken.samples:
-                return [], [], None, behind
-            return *_filled(taken, (lanes.filler() for _ in taken.missing)), behind
+                return [], [], None, following_item
+            return *_filled(taken, (lanes.filler() for _ in taken.missing)), following_item
         if one_host:
-            taken, behind = self._continued(taken, behind, lambda _: lanes.ended)
+            taken, following_item = self._continued(taken, following_item, lambda _: lanes.ended)
         if taken.missing and not plan.keeps:
-            return [], [], None, behind
-        return taken.samples, taken.restore_keys, None, behind
+            return [], [], None, following_item
+        return taken.samples, taken.restore_keys, None, following_item
 
     def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
         """One good sample for each item beyond the pass: of position `item mod length`, or the next good one."""
@@ -435,7 +440,7 @@ def _filled(
     return [row[0] for row in rows], [row[1] for row in rows], real
 
 
-def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:
+def _recorded(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:
     """The chunks. Each is appended to `sent` when it is taken."""
     for chunk in chunks:
         sent.append(chunk)
