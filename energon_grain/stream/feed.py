@@ -208,7 +208,7 @@ class LaneChunks:
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""
         feeds, first = self._feeds, 0
-        take_requests = {id(feed): feed.take_requests() for feed in feeds}
+        requested = {id(feed): feed.take_requests() for feed in feeds}
         if self._urgent is not None:
             first = feeds.index(self._urgent)
         feeds = [feed for feed in (*feeds[first:], *feeds[:first]) if feed.scheduled < feed.count]
@@ -221,7 +221,7 @@ class LaneChunks:
         wanted = np.minimum(np.maximum(np.ceil(expected - ahead), 0), left).astype(np.int64)
         if feeds[0] is self._urgent and ahead[0] == 0:
             # It needs more than expected: double the amount each time, while that continues.
-            wanted[0] = min(max(1, wanted[0], 2 * take_requests[id(feeds[0])]), left[0])
+            wanted[0] = min(max(1, wanted[0], 2 * requested[id(feeds[0])]), left[0])
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:

@@ -237,7 +237,7 @@ def test_workers_and_the_program_change_nothing(
     alone = batches(path, encoder, 0, "thread", packing)
     with caplog.at_level(logging.WARNING, "energon_grain"):
         assert batches(path, encoder, 2, "thread", packing) == alone
-    assert ("seed generators of the whole process" in caplog.text) == (packing is None)
+    assert ("seed global random generators" in caplog.text) == (packing is None)
     assert batches(path, encoder, 1, "process", packing) == alone
 
 
