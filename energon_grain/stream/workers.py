@@ -346,6 +346,10 @@ def max_in_flight(workers: int) -> int:
     return 4 * workers + 1
 
 
+most_under_way = max_in_flight
+"""Deprecated name of `max_in_flight`."""
+
+
 class WorkerPool(Protocol):
     """The workers of a stream, for its whole life. The output does not depend on their state."""
 
