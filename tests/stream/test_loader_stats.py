@@ -577,7 +577,7 @@ def test_a_trace_that_finds_no_room_ends_alone(loader: Any, caplog: pytest.LogCa
         for _ in range(100):
             next(loader)
     assert [record.getMessage() for record in caplog.records] == [
-        "the trace /dev/full cannot be written (No space left on device), and ends here"
+        "the trace /dev/full cannot be written (No space left on device) and ends here"
     ]
 
 
@@ -622,7 +622,7 @@ def test_prometheus_finds_the_metrics(loader: Any) -> None:
 def test_a_port_that_is_taken_is_named(loader: Any, tmp_path: Path) -> None:
     with (
         loader.watch(prometheus=0) as watch,
-        pytest.raises(OSError, match=f"port {watch.port} .*prometheus=0 for any that is free"),
+        pytest.raises(OSError, match=f"port {watch.port} .*prometheus=0 for any free port"),
         loader.watch(trace=tmp_path / "trace.json", prometheus=watch.port),
     ):
         pass
