@@ -70,7 +70,7 @@ def test_a_closed_loader_says_where_it_was_closed(train: Train) -> None:
         loader = get(train())
         next(loader)
         loader.close()
-        with pytest.raises(ValueError, match=r"closed at .*test_misuse\.py:\d+; make a new one, and restore the state"):
+        with pytest.raises(ValueError, match=r"closed at .*test_misuse\.py:\d+; make a new one and restore the state"):
             next(loader)
         assert loader.save_state_rank()["step"] == 1
         with get(train()) as loader:
