@@ -212,8 +212,8 @@ def packed(result: Any, sources: list[Source]) -> list[memoryview]:
         return pickled_parts(
             WorkerError(
                 f"the return value of hooks cannot be sent to the main process: {type(error).__name__}: {error}; "
-                f"return arrays, strings and instances of classes of a module or of the script, or run hooks in the main "
-                f"process (no workers, or worker_type='thread')"
+                f"return arrays, strings and instances of classes of a module or of the script, or run hooks in the "
+                f"main process (no workers, or worker_type='thread')"
             ),
             sources,
         )
