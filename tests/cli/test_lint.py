@@ -70,7 +70,7 @@ def only(path: Path, *options: str) -> dict[str, str]:
 def of_train(folder: Path, train: object) -> list[dict[str, str]]:
     """What is found of a metadataset, without the note on what was decoded."""
     findings = found(write_v2(folder, train=train))
-    return [each for each in findings if "only the first sample" not in each["what"]]
+    return [each for each in findings if "Only the first sample" not in each["what"]]
 
 
 def configure(root: Path, name: str, content: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_one_mistake_in_all_samples_is_told_once(tmp_path: Path) -> None:
     configure(root, "dataset.yaml", {"sample_type": wrong, "field_map": {"image": "jpg", "caption": "txt[caption]"}})
     *listed, more, end = run("lint", root, "--parallel", "1").output.splitlines()
     assert [line.split(":")[0] for line in listed] == [f"shard_000.tar/00000{n}" for n in range(3)]
-    assert more == "  … and so in 21 more places, to shard_003.tar/000023"
+    assert more == "  … the same in 21 more places, up to shard_003.tar/000023"
     assert end.startswith("24 problems in 24 samples")
     assert len(found(root)) == 24
 

@@ -159,7 +159,7 @@ def test_a_step_of_a_run_that_packs_makes_those_before_again(packs: list[Any]) -
     told = json.loads(run("which", *packs, "--json").stdout)
     assert [each["key"] for each in found] == [each["key"] for each in told]
     assert len(found) == 4
-    assert "known by making the steps before again" in shown(*packs)
+    assert "computed from the steps before" in shown(*packs)
 
 
 class Hooks(DefaultTaskEncoder):
@@ -223,7 +223,7 @@ def test_a_step_of_packs_shows_each_pack_once(packs: list[Any]) -> None:
 def test_what_hooks_made_is_of_a_step(folder: Path) -> None:
     done = run("preview", folder / "captions", "--encoded")
     assert isinstance(done.exception, ConfigError)
-    with pytest.raises(ConfigError, match="go with step"):
+    with pytest.raises(ConfigError, match="need step"):
         energon_grain.preview(folder / "captions", encoded=True)
 
 
@@ -346,7 +346,7 @@ def test_mistakes_in_options(folder: Path, tmp_path: Path) -> None:
         ("--batch-size", "3"): "add --step",
         ("--html", str(tmp_path / "no" / "page.html")): "there is no folder",
         ("--limit", "3"): "add --validation",
-        ("--validation", "--no-repeat"): "--repeat is of training",
+        ("--validation", "--no-repeat"): "--repeat applies to training only",
         ("--shuffle-over-epochs-multiplier", "x"): "expected a number of passes, -1 or none",
         ("--subset", "5"): "a range [start, end]",
     }
