@@ -31,7 +31,7 @@ class Vault:
             with closing(sqlite3.connect(self.path, timeout=60)) as file, file:
                 return file.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
-            raise OSError(f"{self.path}: {error}") from error  # retried by the library
+            raise OSError(f"{self.path}: {error}") from error  # retried
 
     def head(self, path):
         return self.read(path, 0, 0)[0]
