@@ -172,7 +172,7 @@ def test_another_number_of_lanes_after_drops_names_hosts_and_the_reason(text_dat
             next(loader)
         dropped = loader.get_state()
     other = get_savable_loader(get_train_dataset(text_dataset(96), lanes=12, **_SHUFFLE))
-    with pytest.raises(StateError, match=r"pass lanes=6, lanes are a constant of a run$"):
+    with pytest.raises(StateError, match=r"pass lanes=6, because the number of lanes is constant in a run$"):
         other.set_state(state)
     other.close()
     hosts = WorkerConfig(rank=0, world_size=4)
