@@ -20,7 +20,7 @@ _ADVICE = "make it with worker_config=WorkerConfig.default_worker_config(…) in
 
 def _package() -> Any:
     """Lightning under the name that the program has imported, or else under one that is installed."""
-    names = [name for name in _NAMES if name in sys.modules]
+    names = [name for name in _NAMES if sys.modules.get(name) is not None]
     names += [name for name in _NAMES if find_spec(name.partition(".")[0]) is not None]
     return importlib.import_module([*names, *_NAMES][0])
 
