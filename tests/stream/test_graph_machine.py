@@ -42,7 +42,7 @@ _REFUSED = (
     "has no complete batch",
     "cut one stream",
     "an epoch could be empty",
-    "of the pass was dropped",
+    "of the pass were dropped",
     "so its length is not known beforehand",
     "last_batch='pad' fills the last batch",
     "samples of a global batch were dropped",
