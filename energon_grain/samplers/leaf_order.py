@@ -287,7 +287,7 @@ def window_blocks(*, block: int, lanes: int, shuffle_buffer_size: int | None, at
 class LeafTable:
     """Draws from any number of leaves with one kernel. The cost of a chunk is independent of the number of leaves.
 
-    In chunks of 65,536, a position costs about 60 ns for a full and 180 ns for a block shuffle; with 100 leaves, 140 and
+    In chunks of 65,536, a position costs about 60 ns for a full and 180 ns for a block shuffle; with 100 leaves 140 and
     360 ns. A call costs at least 0.1 to 0.5 ms, so 1,024 positions take about 1 us each.
     """
 
