@@ -342,7 +342,7 @@ def test_what_has_no_arrays(tmp_path: Path) -> None:
     write_group(path / "val", a=numbered(3))
     with pytest.raises(DatasetNotFoundError, match="name one of them: train, val"):
         arrays_of(str(path))
-    with pytest.raises(DatasetNotFoundError, match="array or group, but there is none"):
+    with pytest.raises(DatasetNotFoundError, match="array or group, found neither"):
         arrays_of(str(tmp_path))
 
 
@@ -524,7 +524,7 @@ def test_lost_staged_file(tmp_path: Path) -> None:
     staging = staged(tmp_path)
     write_journal(tmp_path, staging)
     (staging / ".nv-meta/split.yaml").unlink()
-    with pytest.raises(IndexFileError, match=r"split\.yaml.*is gone"):
+    with pytest.raises(IndexFileError, match=r"split\.yaml.*is missing"):
         finish_interrupted_prepare(tmp_path)
 
 
@@ -533,7 +533,7 @@ def test_read_only_dataset(tmp_path: Path) -> None:
     write_journal(tmp_path, staged(tmp_path))
     (tmp_path / "shards").chmod(0o500)
     try:
-        with pytest.raises(StaleIndexError, match="may not write"):
+        with pytest.raises(StaleIndexError, match="has no write permission"):
             finish_interrupted_prepare(tmp_path)
     finally:
         (tmp_path / "shards").chmod(0o700)

@@ -20,7 +20,7 @@ def _open(location: str, parts: PartFilter) -> Opened:
 
 
 def _lint(location: str, ask: LintAsk) -> Any:
-    from energon_grain.kinds.jsonl.lint import lint_jsonl  # with what checks any dataset, 30 ms of imports
+    from energon_grain.kinds.jsonl.lint import lint_jsonl  # imports the general checks, which takes 30 ms
 
     return lint_jsonl(location, ask)
 
