@@ -328,12 +328,12 @@ class ReadInGroups(Protocol):
     As in `ReadsByKeys`, the names have an underscore: sources are public, and these methods are for the engine only.
     """
 
-    def _read_alike(self) -> Hashable:
+    def _read_key(self) -> Hashable:
         """Equal for sources that can share a group; None: this source is read separately."""
         ...
 
     def _group(self, sources: Sequence[Any]) -> Group:
-        """A group of sources with equal `_read_alike`, this one among them."""
+        """A group of sources with equal `_read_key`, this one among them."""
         ...
 
 

@@ -11,11 +11,13 @@ from energon_grain.storage.location import is_url, name_of
 
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep the original, by ending."""
+_OF_MEDIA = "metadata.jsonl"
+"""Describes the media files of a folder, as on the Hugging Face Hub. It is not a dataset."""
 
 
 def hint_of_lines(location: str, names: Collection[str]) -> str | None:
     """Advice for a folder with JSONL files, or for a compressed one; None for anything else."""
-    lines = sorted(name for name in names if name.endswith(".jsonl"))
+    lines = sorted(name for name in names if name.endswith(".jsonl") and name != _OF_MEDIA)
     if not lines:
         return _compressed(location)
     one = f"{location.rstrip('/')}/{lines[0]}"

@@ -211,7 +211,7 @@ class WebDatasetSource(IndexedSource):
         """The maximum gap and size for merging ranges into one read of the store; see `coalesce`."""
         return self._rows.coalescing
 
-    def _read_alike(self) -> Hashable:
+    def _read_key(self) -> Hashable:
         """See `ReadInGroups`. A subclass may read in its own way, so it is not grouped."""
         if type(self) is not WebDatasetSource:
             return None
@@ -285,7 +285,7 @@ class WebDatasetGroup:
     """Several datasets whose samples are read together: in numpy for all at once, and in parallel from object stores.
 
     With a thousand datasets, a chunk has a few samples of each, and a call costs about the same for few samples as for
-    many. All have the same parts in the same order; see `WebDatasetSource._read_alike`.
+    many. All have the same parts in the same order; see `WebDatasetSource._read_key`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
