@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from energon_grain.errors import ConfigError
 
-MOST_NAMES = 1_000_000
+MAX_NAMES = 1_000_000
 """Maximum number of names for patterns if the number of files is unknown."""
-_MOST_DEPTH = 100
+_MAX_DEPTH = 100
 _UNCOUNTED = 10**18
 _NUMBERS = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
 _LETTERS = re.compile(r"^([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$")
@@ -32,14 +32,14 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class TooManyNamesError(ConfigError):
-    """A pattern expands to too many names; `said` describes how many."""
+    """A pattern expands to too many names; `description` describes how many."""
 
-    def __init__(self, said: str, most: int) -> None:
-        super().__init__(f"{said}; the limit is {most:,}; use a narrower pattern")
-        self.said = said
+    def __init__(self, description: str, most: int) -> None:
+        super().__init__(f"{description}; the limit is {most:,}; use a narrower pattern")
+        self.description = description
 
 
-def expand_braces(pattern: str, most: int = MOST_NAMES) -> list[str]:
+def expand_braces(pattern: str, most: int = MAX_NAMES) -> list[str]:
     """The names that a pattern expands to. Long names count several times, since no name is longer than its pattern.
 
     Raises ConfigError if braces are not balanced, or nested more than a hundred deep, and TooManyNamesError.
@@ -64,8 +64,8 @@ class _Texts:
 
 def _sequence(text: str, depth: int) -> _Texts:
     """Parse a text into its outermost braces and the text between them."""
-    if depth > _MOST_DEPTH:
-        raise ConfigError(f"Braces are nested more than {_MOST_DEPTH} deep")
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"Braces are nested more than {_MAX_DEPTH} deep")
     items: list[_Texts] = []
     start = inside = 0
     for place, sign in _signs(text):

@@ -40,9 +40,9 @@ from energon_grain.formats.columnar_header import (
     ColumnarHeader,
     column_file_bytes,
     columnar_folder,
-    mending,
     read_column,
     read_header,
+    repair_advice,
     rows_of,
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again
@@ -265,11 +265,11 @@ class ColumnarIndex:
         if (starts < 0).any() or (stops < starts).any() or (stops > limit).any():
             raise self.sums["sample_start"].damaged("contains samples outside their shard")
         limit = np.repeat(limit, self.part_start[samples + 1] - self.part_start[samples])
-        room = limit - self.part_offset[parts]
-        if ((room < 0) | (room > limit)).any():
+        available = limit - self.part_offset[parts]
+        if ((available < 0) | (available > limit)).any():
             raise self.sums["part_offset"].damaged("contains parts outside their shard")
         size = self.part_size[parts]
-        if ((size < 0) | (size > room)).any():
+        if ((size < 0) | (size > available)).any():
             raise self.sums["part_size"].damaged("contains parts that end outside their shard")
 
     def _check_starts(
@@ -294,7 +294,7 @@ def find_columnar(folder: DataFolder) -> ColumnarIndex | None:
     target = columnar_folder(folder.local)
     with contextlib.suppress(IndexFileError, FileNotFoundError):
         header = read_header(target, folder.local)
-        return None if header is None else load_columnar(folder, target, header, mending(folder.location))
+        return None if header is None else load_columnar(folder, target, header, repair_advice(folder.location))
     return None
 
 
@@ -328,7 +328,7 @@ def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, adv
             checksum=described.checksum,
             block_sums=described.block_sums,
             where=str(path).replace(str(dataset.local), dataset.location),  # errors name the store, not the mirror
-            mending=advice,
+            repair_advice=advice,
             fetch_again=again,
         )
     index = ColumnarIndex(

@@ -59,7 +59,7 @@ def _sums_of(blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return sums
 
 
-def _behind_rows(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
+def _padded_bytes(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
     """Bytes of the rows of a column, padded to whole blocks, and of the sums after them."""
     if block_sums is None:
         return data_bytes, 0
@@ -132,7 +132,7 @@ def column_file_bytes(
     dtype: npt.DTypeLike, rows: int, *, width: int | None = None, block_sums: str | None = None
 ) -> int:
     """Size of the file of a column, in bytes; arguments as for `read_column`."""
-    return _HEADER_BYTES + sum(_behind_rows(rows * (width or 1) * np.dtype(dtype).itemsize, block_sums))
+    return _HEADER_BYTES + sum(_padded_bytes(rows * (width or 1) * np.dtype(dtype).itemsize, block_sums))
 
 
 def read_column(
@@ -164,8 +164,8 @@ class BlockSums:
     A column without block sums is one block. Columns of at most 8 KiB are verified on creation, which may raise.
     Thread-safe: at worst two threads verify the same block.
 
-    Errors name the file `where`, and end with `mending`, the remedy. `fetch_again` rewrites the file in place, if it is
-    a copy; it is called once.
+    Errors name the file `where`, and end with `repair_advice`. `fetch_again` rewrites a copy in place; it is called
+    once.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class BlockSums:
         checksum: str,
         block_sums: str | None,
         where: str,
-        mending: str,
+        repair_advice: str,
         fetch_again: Callable[[], None] | None = None,
     ) -> None:
         self._path, self._column, self._fetch_again = path, column, fetch_again
         self._fetching = Lock()  # other threads with a damaged block wait, and verify it again
-        self._where, self._mending = where, mending
+        self._where, self._repair_advice = where, repair_advice
         self.is_damaged = False
         self._base: bytearray | mmap.mmap | Any = column.base
         self._row_bytes = column.strides[0]
@@ -189,7 +189,7 @@ class BlockSums:
         if block_sums is None:
             self._digest, self._shift, blocks = checksum, 63, min(1, column.nbytes)
         else:
-            padded, _ = _behind_rows(column.nbytes, block_sums)
+            padded, _ = _padded_bytes(column.nbytes, block_sums)
             self._digest, self._shift = block_sums.removeprefix(_BY_BLOCKS), _BLOCK_SHIFT
             blocks = padded // _BLOCK_BYTES
             self._words = np.ndarray((blocks, len(_WEIGHTS)), "<u8", self._base, _HEADER_BYTES)
@@ -225,7 +225,7 @@ class BlockSums:
     def damaged(self, reason: str) -> IndexFileError:
         """The error for damage, with its reason."""
         self.is_damaged = True
-        return IndexFileError(f"{self._where}: {reason}; {self._mending}")
+        return IndexFileError(f"{self._where}: {reason}; {self._repair_advice}")
 
     def _compare(self, blocks: npt.NDArray[np.int64]) -> None:
         wrong = self._wrong(blocks)
@@ -279,8 +279,8 @@ def _npy_header(dtype: np.dtype[Any], rows: int, width: int | None = None) -> by
     """Return the header of NPY format 1.0 (numpy.lib.format) with a fixed size, so that it can be filled in last."""
     shape = f"({rows},)" if width is None else f"({rows}, {width})"
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
-    room = _HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.encode().ljust(room - 1) + b"\n"
+    length = _HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.encode().ljust(length - 1) + b"\n"
 
 
 def _digest_of(data: bytes | bytearray | memoryview) -> str:
@@ -409,24 +409,24 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         if version > HEADER_VERSION:
             raise IndexFileError(
                 f"{path}: has version {version}, but this release of energon-grain reads up to {HEADER_VERSION}; "
-                f"install a newer one, or {mending(root)}"
+                f"install a newer one, or {repair_advice(root)}"
             )
         header = _HEADER.from_json(data)
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
+        raise IndexFileError(f"{path}: {error}; {repair_advice(root)}") from error
     if header.version == 1:
         return None
     if header.header_checksum != _digest(header):
-        raise IndexFileError(f"{path}: is damaged (checksum mismatch); {mending(root)}")
+        raise IndexFileError(f"{path}: is damaged (checksum mismatch); {repair_advice(root)}")
     refuse_outside((name for name, _, _ in header.shards), path, root)
     missing = COLUMN_TYPES.keys() - header.columns.keys()
     if missing:
-        raise IndexFileError(f"{path}: lacks the columns {sorted(missing)}; {mending(root)}")
+        raise IndexFileError(f"{path}: lacks the columns {sorted(missing)}; {repair_advice(root)}")
     sums = [each.block_sums for each in header.columns.values() if each.block_sums is not None]
     return header if all(each.startswith(_BY_BLOCKS) for each in sums) else None
 
 
-def mending(root: str | os.PathLike[str]) -> str:
+def repair_advice(root: str | os.PathLike[str]) -> str:
     """Return the advice at the end of errors about an index."""
     return f"run `energon-grain prepare {root} --force-overwrite` to rewrite the index"
 

@@ -116,7 +116,7 @@ class ColumnFolder:
         mirrored: The folder in an object store that contains the original of `local`; None: it is local.
         locked: The local folder that measuring and preparing lock; None: `local`.
         has_media_headers: Whether `prepare-media` also creates columns.
-        known_as: Identity of the samples on this machine: their location, then the list of them.
+        identity: Identity of the samples on this machine: their location, then the list of them.
     """
 
     dataset: str
@@ -125,7 +125,7 @@ class ColumnFolder:
     mirrored: str | None = None
     locked: Path | None = None
     has_media_headers: bool = True
-    known_as: tuple[str, ...]
+    identity: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
@@ -135,7 +135,7 @@ class ColumnFolder:
             local=columnar_folder(folder.local),
             mirrored=folder.location if folder.is_mirrored else None,
             locked=folder.local / META_FOLDER,
-            known_as=(folder.location, folder.bare or ""),
+            identity=(folder.location, folder.bare or ""),
         )
 
     @classmethod
@@ -145,7 +145,7 @@ class ColumnFolder:
         Raises ReadError.
         """
         place = cls(
-            dataset=dataset, location=location, local=Path(location), has_media_headers=False, known_as=(dataset,)
+            dataset=dataset, location=location, local=Path(location), has_media_headers=False, identity=(dataset,)
         )
         if not is_url(location):
             return place
@@ -157,23 +157,23 @@ class ColumnFolder:
     @property
     def is_read_only(self) -> bool:
         """Whether the data are on a web server or the Hub, which are read-only."""
-        where = self.known_as[0]
+        where = self.identity[0]
         return is_url(where) and address_of(where, storage_settings()).kind in ("http", "hub")
 
     @property
-    def kept_by(self) -> str:
+    def read_only_note(self) -> str:
         """Addition to messages about columns that each machine stores for itself."""
         if not self.is_read_only:
             return ""
         return ". The data are read-only, so each machine stores its own columns: measure on every host"
 
     @property
-    def here_alone(self) -> ColumnFolder:
+    def machine_local(self) -> ColumnFolder:
         """The folder in the cache folder of this machine, the same one for all commits of a Hub dataset.
 
         The content id alone is insufficient: it depends on the sizes of samples, not on their content.
         """
-        known = [without_revision(each) if is_url(each) else os.path.realpath(each) for each in self.known_as]
+        known = [without_revision(each) if is_url(each) else os.path.realpath(each) for each in self.identity]
         digest = hashlib.blake2b("\0".join(known).encode("utf-8", "surrogateescape"), digest_size=16)
         local = Path(os.path.dirname(storage_settings().cache_folder), "columns", digest.hexdigest())
         return replace(self, location=str(local), local=local, mirrored=None, locked=None)
@@ -181,26 +181,26 @@ class ColumnFolder:
     def writable(self) -> ColumnFolder:
         """This folder if it is writable, else the one in the cache folder. Creates it."""
         if self.is_read_only or (self.mirrored is None and not is_writable(self.local)):
-            return self.here_alone
+            return self.machine_local
         return self
 
     def read(self) -> dict[str, StoredColumn]:
         """The columns with files, including those of other samples. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
-        mending = f"remove it, and create the columns again; {self._made_by}"
+        repair_advice = f"remove it, and create the columns again; {self._creation_advice}"
         try:
             found = _FILE.from_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except msgspec.MsgspecError as error:
-            raise IndexFileError(f"{where}: {error}; {mending}") from error
+            raise IndexFileError(f"{where}: {error}; {repair_advice}") from error
         if found.version > _VERSION:
             raise IndexFileError(
                 f"{where}: has version {found.version}, but this release of energon-grain reads up to {_VERSION}; "
                 "install a newer one"
             )
         if found.header_checksum != header_digest(found):
-            raise IndexFileError(f"{where}: is damaged (checksum mismatch); {mending}")
+            raise IndexFileError(f"{where}: is damaged (checksum mismatch); {repair_advice}")
         return found.columns
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
@@ -208,15 +208,15 @@ class ColumnFolder:
 
         Needs no samples. Also raises IndexFileError.
         """
-        known = {SIZES: None, **self.read(), **self.here_alone.read()}
+        known = {SIZES: None, **self.read(), **self.machine_local.read()}
         for name in names:
             if name not in known and not name.startswith(f"{SIZES}."):
                 raise KeyNotFoundError(f"{self.dataset}: {self.no_column(name, known)}")
 
     def no_column(self, name: str, known: Iterable[str]) -> str:
         """Message for a missing column, with the existing ones and the command that creates it."""
-        made_by = self._made_by.replace("NAME=", f"{name}=").replace("creates any", "creates it")
-        return f"no column {name!r}; the columns are {', '.join(known)}; {made_by}{self.kept_by}"
+        made_by = self._creation_advice.replace("NAME=", f"{name}=").replace("creates any", "creates it")
+        return f"no column {name!r}; the columns are {', '.join(known)}; {made_by}{self.read_only_note}"
 
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
         """Map a column, (samples,), with its checksums. The file of one in an object store is copied first.
@@ -225,7 +225,7 @@ class ColumnFolder:
         """
         path = self.local / COLUMNS_FOLDER / stored.file
         where = join(self.location, f"{COLUMNS_FOLDER}/{stored.file}")
-        mending = f"create the column {name!r} again: {stored.made_by(name, self.dataset)}"
+        repair_advice = f"create the column {name!r} again: {stored.made_by(name, self.dataset)}"
         rows, checksum, block_sums = stored.column.rows, stored.column.checksum, stored.column.block_sums
         again: Callable[[], None] | None = None
         if self.mirrored is not None:
@@ -245,9 +245,15 @@ class ColumnFolder:
                 raise IndexFileError(f"{where}: has {rows} rows, but there are {samples} samples")
             column = read_column(path, stored.dtype, samples, block_sums=block_sums)
         except (FileNotFoundError, IndexFileError) as error:
-            raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {mending}") from error
+            raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {repair_advice}") from error
         sums = BlockSums(
-            path, column, checksum=checksum, block_sums=block_sums, where=where, mending=mending, fetch_again=again
+            path,
+            column,
+            checksum=checksum,
+            block_sums=block_sums,
+            where=where,
+            repair_advice=repair_advice,
+            fetch_again=again,
         )
         return column, sums
 
@@ -272,12 +278,12 @@ class ColumnFolder:
             (self.local / name).unlink(missing_ok=True)
 
     @property
-    def _made_by(self) -> str:
-        any_of_them = f"`energon-grain measure {self.dataset} --column NAME=module:function` creates any"
+    def _creation_advice(self) -> str:
+        measuring = f"`energon-grain measure {self.dataset} --column NAME=module:function` creates any"
         if not self.has_media_headers:
-            return any_of_them
+            return measuring
         return (
-            f"{any_of_them}, and `energon-grain prepare-media {self.dataset} "
+            f"{measuring}, and `energon-grain prepare-media {self.dataset} "
             "--media-metadata-by-extension` creates those of media"
         )
 
@@ -355,7 +361,7 @@ class KeptColumns:
         self.folder, self._of = folder, of
         self._all: dict[str, StoredColumn] = {}
         self._places: dict[str, ColumnFolder] = {}
-        for place in (folder, folder.here_alone):
+        for place in (folder, folder.machine_local):
             for name, each in place.read().items():
                 if name not in self._all or each.content_id == of.content_id:
                     self._all[name], self._places[name] = each, place

@@ -121,13 +121,13 @@ def _check_journal(root: Path, journal: _Journal) -> None:
         raise IndexFileError(
             f"{root / JOURNAL}: has version {journal.version}, but this release reads {_VERSION}; install a newer one."
         )
-    alien = [path for path in journal.put if not (_in_meta_folder(path) or _is_tar_index(path))]
-    alien += [path for path in journal.remove if not _in_meta_folder(path)]
+    foreign = [path for path in journal.put if not (_in_meta_folder(path) or _is_tar_index(path))]
+    foreign += [path for path in journal.remove if not _in_meta_folder(path)]
     if not journal.staged.startswith("staged-") or "/" in journal.staged:
-        alien.append(journal.staged)
-    if alien:
+        foreign.append(journal.staged)
+    if foreign:
         raise IndexFileError(
-            f"{root / JOURNAL}: lists {alien[0]!r}, which `prepare` does not own. Delete the journal and prepare "
+            f"{root / JOURNAL}: lists {foreign[0]!r}, which `prepare` does not own. Delete the journal and prepare "
             f"again: `energon-grain prepare {root} --force-overwrite`."
         )
 

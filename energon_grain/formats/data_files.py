@@ -35,13 +35,13 @@ def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str],
         DatasetNotFoundError: There are none.
         ReadError: A store cannot be reached.
     """
-    asked = _Asked.of(location)
-    find = _find_here if not is_url(location) else _find_in_store
-    return find(location, asked, endings)
+    query = _Query.of(location)
+    find = _find_local if not is_url(location) else _find_in_store
+    return find(location, query, endings)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Query:
     """The parsed form of a location: patterns of files below their common folder.
 
     Attributes:
@@ -57,10 +57,10 @@ class _Asked:
     cut: int
 
     @classmethod
-    def of(cls, location: str) -> _Asked:
-        there = not is_url(location) and os.path.lexists(location)  # an existing path is taken literally
-        patterns = expand_braces(location) if "{" in location and not there else [location]
-        wild = not there and any(map(GLOB.search, patterns))
+    def of(cls, location: str) -> _Query:
+        is_literal = not is_url(location) and os.path.lexists(location)  # an existing path is taken literally
+        patterns = expand_braces(location) if "{" in location and not is_literal else [location]
+        wild = not is_literal and any(map(GLOB.search, patterns))
         fixed = [GLOB.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
         differ = (at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1)
         cut = fixed[0][: next(differ, min(map(len, fixed)))].rfind("/")
@@ -70,34 +70,34 @@ class _Asked:
 Found = tuple[str, list[str], dict[str, Version] | None]
 
 
-def _find_here(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
+def _find_local(location: str, query: _Query, endings: tuple[str, ...]) -> Found:
     if os.path.isdir(location):
         return location, _sorted(data_below(location, endings), location, endings), None
-    found = set(asked.patterns)
-    if asked.wild:
-        found = {path for pattern in asked.patterns for path in glob.iglob(pattern, recursive=True)}
+    found = set(query.patterns)
+    if query.wild:
+        found = {path for pattern in query.patterns for path in glob.iglob(pattern, recursive=True)}
     elif missing := sorted(path for path in found if not os.path.exists(path)):
         raise DatasetNotFoundError(no_such_path(missing[0]))
     files = {path for path in found if os.path.isfile(path)}
     files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in data_below(path, endings)}
-    start = len(asked.root) + (asked.cut > 0)
-    return asked.root, _sorted((path[start:] for path in files), location, endings), None
+    start = len(query.root) + (query.cut > 0)
+    return query.root, _sorted((path[start:] for path in files), location, endings), None
 
 
-def _find_in_store(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
-    client, root, cut = shared_client(storage_settings()), asked.root, asked.cut
+def _find_in_store(location: str, query: _Query, endings: tuple[str, ...]) -> Found:
+    client, root, cut = shared_client(storage_settings()), query.root, query.cut
     if not has_lists(location, storage_settings()):
-        if asked.wild:
+        if query.wild:
             raise ConfigError(f"{location}: this server has no listings; write the names, as {{000..009}}{endings[0]}")
-        names = {as_joined(root, pattern[cut + 1 :]) for pattern in asked.patterns}
+        names = {as_joined(root, pattern[cut + 1 :]) for pattern in query.patterns}
         return root, _sorted(names, location, endings), None
-    if not asked.wild and len(asked.patterns) == 1:
+    if not query.wild and len(query.patterns) == 1:
         below: Any = client.list_versions(location)
         if below:
             return location, _sorted((name for name in below if is_data(name, endings)), location, endings), below
         return root, [name_of(location)], None
     below = client.list_versions(root)
-    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in asked.patterns]
+    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in query.patterns]
     matching = (name for name in below if is_data(name, endings) and any(each.fullmatch(name) for each in wanted))
     return root, _sorted(matching, location, endings), below
 

@@ -49,7 +49,7 @@ BARE_FOLDER = "bare"
 _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
 _DIGESTS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{DIGESTS_JSON}"
-_USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
+_KNOWN_NAMES = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
 """Requested by name if a store has no listings (`https://`)."""
 _FRESH_SECONDS = 5.0
 _ATTEMPTS = 3
@@ -202,7 +202,7 @@ def _bring_up_to_date(mirror: Mirror) -> None:
     with mirror.locked():
         for attempt in range(_ATTEMPTS):
             found = mirror.refresh(_small_files(mirror))
-            _forget_others(mirror, set(found))
+            _remove_missing(mirror, set(found))
             try:
                 _copy_columns(mirror, found)
                 return
@@ -265,7 +265,7 @@ def _small_files(mirror: Mirror) -> list[str]:
     """The files of `.nv-meta` except databases, journals and columns."""
     settings = storage_settings()
     if not has_lists(mirror.url, settings):
-        return [f"{META_FOLDER}/{name}" for name in _USUAL] + [_HEADER, _COLUMNS]
+        return [f"{META_FOLDER}/{name}" for name in _KNOWN_NAMES] + [_HEADER, _COLUMNS]
     listed = shared_client(settings).list(f"{mirror.url}/{META_FOLDER}")
     files = [name for name in listed if "/" not in name and not name.endswith(".sqlite")]
     files += [
@@ -274,7 +274,7 @@ def _small_files(mirror: Mirror) -> list[str]:
     return [f"{META_FOLDER}/{name}" for name in files]
 
 
-def _forget_others(mirror: Mirror, names: set[str]) -> None:
+def _remove_missing(mirror: Mirror, names: set[str]) -> None:
     """Remove copies of removed files. The columnar index is removed only together with its origin."""
     meta = mirror.folder / META_FOLDER
     if not meta.is_dir():

@@ -130,8 +130,8 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
             raise wrong(place.at("decoder"), f"the decoder must be megatron.energon.SampleDecoder, not `{decoder}`")
     keys["subflavors"] = keys["subflavors"] or {}
     if keys["split_config"] is not None and leads_out(keys["split_config"]):
-        said = f"{keys['split_config']!r} is not in {META_FOLDER}; use the name of a split file beside this one"
-        raise wrong(place.at("split_config"), said)
+        problem = f"{keys['split_config']!r} is not in {META_FOLDER}; use the name of a split file beside this one"
+        raise wrong(place.at("split_config"), problem)
     config = DatasetConfig(
         **keys,
         kind=kind,

@@ -204,7 +204,7 @@ Uint8Array = npt.NDArray[np.uint8]
 Duplicates = Callable[[Int64Array], None]
 
 SORT_MEMORY_BYTES = 512 << 20
-_BYTES_A_KEY = 128  # peak memory of sorting, including keys of 12 bytes
+_BYTES_PER_KEY = 128  # peak memory of sorting, including keys of 12 bytes
 _BLOCK_KEYS = 1 << 18
 _DRAWN = 256  # keys drawn from each run for each bucket: buckets differ by a few percent
 
@@ -223,7 +223,7 @@ def external_key_order(
     `on_duplicates` is called with (m, 2) numbers of equal keys, which are neighbors in the order.
     """
     total = len(key_start) - 1
-    run = max(1, memory_bytes // _BYTES_A_KEY)
+    run = max(1, memory_bytes // _BYTES_PER_KEY)
     if total <= run:
         order = key_order(key_start, key_bytes)
         _report(on_duplicates, key_start, key_bytes, order, order)

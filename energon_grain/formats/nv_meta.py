@@ -34,7 +34,7 @@ def not_prepared(location: str) -> str:
     Raises ConfigError and ReadError.
     """
     if not is_url(location):
-        return not_prepared_here(Path(location))
+        return local_not_prepared(Path(location))
     names = names_below(location)
     if names is not None and not names:
         found = _file_at(location) if read_beginning(location, 1) else "there is nothing below that URL; check it"
@@ -52,9 +52,9 @@ def names_below(url: str) -> list[str] | None:
     settings = storage_settings()
     if not has_lists(url, settings):
         return None
-    hasty = msgspec.structs.replace(settings, attempts=1, timeout_s=min(settings.timeout_s, _LONGEST_LIST_SECONDS))
+    quick = msgspec.structs.replace(settings, attempts=1, timeout_s=min(settings.timeout_s, _LONGEST_LIST_SECONDS))
     try:
-        return shared_client(hasty).list(url)
+        return shared_client(quick).list(url)
     except ReadError:
         return None
 
@@ -76,7 +76,7 @@ _LOOSE = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mp3", ".wav", ".flac", ".ogg", ".m4a"),
 )
 """Endings of images, videos and audio files that are often kept in folders."""
-_MOST_LISTED = 10_000
+_MAX_LISTED = 10_000
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,7 +177,7 @@ def _read_info_yaml(root: Path) -> DatasetInfo:
     try:
         info = _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetNotFoundError(not_prepared_here(root)) from None
+        raise DatasetNotFoundError(local_not_prepared(root)) from None
     except ConfigError as error:
         raise _damaged(root, str(error)) from error
     except msgspec.MsgspecError as error:
@@ -191,14 +191,14 @@ def _plain(info: DatasetInfo) -> dict[str, Any]:
     return {**version, "shard_counts": info.shard_counts}
 
 
-def _damaged(root: Path, said: str) -> IndexFileError:
+def _damaged(root: Path, problem: str) -> IndexFileError:
     return IndexFileError(
-        f"{said}. It must contain `shard_counts` (samples by shard), may contain `energon_version`, and nothing else; "
-        f"`energon-grain prepare {root} --force-overwrite` rewrites it"
+        f"{problem}. It must contain `shard_counts` (samples by shard), may contain `energon_version`, and nothing "
+        f"else; `energon-grain prepare {root} --force-overwrite` rewrites it"
     )
 
 
-def not_prepared_here(root: Path) -> str:
+def local_not_prepared(root: Path) -> str:
     """Describe what is at a local path instead of a prepared dataset, with advice."""
     if not root.exists():
         return no_such_path(root)
@@ -211,7 +211,7 @@ def not_prepared_here(root: Path) -> str:
         return f"{root}: belongs to the dataset in {root.parent}; pass that folder"
     found = None
     if not any(root.rglob("*.tar")):
-        found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MOST_LISTED)))
+        found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MAX_LISTED)))
     return f"{root}: {found or not_indexed(root)}"
 
 

@@ -43,7 +43,7 @@ class ShardScan:
     def __len__(self) -> int:
         return len(self.sample_start) - 1
 
-    def lies_as(self, other: ShardScan) -> bool:
+    def has_same_layout(self, other: ShardScan) -> bool:
         """Whether all samples and parts have the same location in another scan; media and version are ignored."""
         names = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")
         return (self.size_bytes, self.part_names) == (other.size_bytes, other.part_names) and all(

@@ -34,7 +34,7 @@ _MAGIC = b"EGSEEK01"
 _HEAD_BYTES = 64
 _ROW = np.dtype("<i8")
 _FIELDS = 7
-_MENDING = "remove it, or write it again by `energon_grain.prepare.index_videos`"
+_REPAIR_ADVICE = "remove it, or write it again by `energon_grain.prepare.index_videos`"
 _logger = logging.getLogger("energon_grain")
 
 
@@ -63,7 +63,7 @@ class SeekTable:
         place, start, long, checksum = self._rows[row, 3:].tolist()
         data = self._data[start : start + long]
         if len(data) != long or _sum(data) != checksum:
-            raise IndexFileError(f"{self._path} @ {start}: the index of a video is damaged; {_MENDING}")
+            raise IndexFileError(f"{self._path} @ {start}: the index of a video is damaged; {_REPAIR_ADVICE}")
         return place, data
 
 
@@ -109,14 +109,14 @@ def open_seek_table(root: Path, content_id: str) -> SeekTable | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise IndexFileError(f"{path}: cannot be read: {error}; {_MENDING}") from error
+        raise IndexFileError(f"{path}: cannot be read: {error}; {_REPAIR_ADVICE}") from error
     count = int.from_bytes(data[56:64], "little")
     stop = _HEAD_BYTES + count * _FIELDS * _ROW.itemsize
     if data[:8] != _MAGIC or stop > len(data):
-        raise IndexFileError(f"{path}: is not a table of video indices, or is truncated; {_MENDING}")
+        raise IndexFileError(f"{path}: is not a table of video indices, or is truncated; {_REPAIR_ADVICE}")
     if hashlib.blake2b(data[24:stop], digest_size=16).digest() != data[8:24]:
-        raise IndexFileError(f"{path}: is damaged; {_MENDING}")
+        raise IndexFileError(f"{path}: is damaged; {_REPAIR_ADVICE}")
     if data[24:56] != content_id[:32].encode().ljust(32):
-        _logger.warning("%s: belongs to other tars, so it is not used; %s", path, _MENDING)
+        _logger.warning("%s: belongs to other tars, so it is not used; %s", path, _REPAIR_ADVICE)
         return None
     return SeekTable(path, np.frombuffer(data, _ROW, count * _FIELDS, _HEAD_BYTES).reshape(-1, _FIELDS), data)

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
-from energon_grain.formats.brace_patterns import MOST_NAMES, TooManyNamesError, expand_braces
+from energon_grain.formats.brace_patterns import MAX_NAMES, TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, did_you_mean
@@ -189,7 +189,7 @@ class _Names:
 
     def __init__(self, path: Path, shards: Collection[str]) -> None:
         self._path, self._shards = path, len(shards)
-        self._left = self._most = MOST_NAMES + 10 * len(shards)
+        self._left = self._most = MAX_NAMES + 10 * len(shards)
 
     def of(self, place: str, patterns: Iterable[str] | None) -> tuple[str, ...]:
         found: list[str] = []
@@ -199,8 +199,8 @@ class _Names:
             except TooManyNamesError as error:
                 advice = "exclude only existing samples" if place == "exclude" else "list only existing shards"
                 raise SplitError(
-                    f"{self._path}: $.{place}: {error.said}, but the dataset has {self._shards:,} shards; all patterns "
-                    f"of the file together may expand to {self._most:,}: {advice}"
+                    f"{self._path}: $.{place}: {error.description}, but the dataset has {self._shards:,} shards; all "
+                    f"patterns of the file together may expand to {self._most:,}: {advice}"
                 ) from error
             except ValueError as error:
                 raise SplitError(f"{self._path}: $.{place}: {error}") from error

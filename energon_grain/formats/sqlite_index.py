@@ -56,8 +56,8 @@ _FAST = (
     "PRAGMA locking_mode = EXCLUSIVE",
 )
 _CACHE_BYTES = 256 << 20
-_ASKED_AT_ONCE = 500
-_ROWS_A_STATEMENT = 16  # half the time of one row per statement; larger values are not faster
+_KEYS_PER_QUERY = 500
+_ROWS_PER_STATEMENT = 16  # half the time of one row per statement; larger values are not faster
 _Row = tuple[Any, ...]
 
 
@@ -137,10 +137,10 @@ def _duplicates_of(
 
 def _insert(database: sqlite3.Connection, table: str, values: str, rows: list[_Row], *, over: str = "IGNORE") -> None:
     into = f"INSERT OR {over} INTO {table} VALUES "
-    many = ",".join([f"({values})"] * _ROWS_A_STATEMENT)
-    whole = len(rows) - len(rows) % _ROWS_A_STATEMENT
+    many = ",".join([f"({values})"] * _ROWS_PER_STATEMENT)
+    whole = len(rows) - len(rows) % _ROWS_PER_STATEMENT
     flat = chain.from_iterable(rows[:whole])
-    database.executemany(into + many, zip(*[flat] * (values.count("?") * _ROWS_A_STATEMENT), strict=True))
+    database.executemany(into + many, zip(*[flat] * (values.count("?") * _ROWS_PER_STATEMENT), strict=True))
     database.executemany(f"{into}({values})", rows[whole:])
 
 
@@ -284,7 +284,7 @@ class MediaTable:
         Raises FatalSampleError if there are no media metadata at all, FormatError and ReadError.
         """
         found = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = CAST(? AS TEXT)"
-        with self._asked() as database:
+        with self._connection() as database:
             row = database.execute(found, (name.encode("utf-8", "surrogateescape"),)).fetchone()
         return None if row is None else deserialize_media_metadata(*row)
 
@@ -305,9 +305,9 @@ class MediaTable:
     def unknown(self, names: Sequence[str]) -> list[str]:
         """The files without metadata, among `names`. Raises as `find`."""
         known: set[str] = set()
-        with self._asked() as database:
-            for at in range(0, len(names), _ASKED_AT_ONCE):
-                keys, key = _texts([*names[at : at + _ASKED_AT_ONCE]])
+        with self._connection() as database:
+            for at in range(0, len(names), _KEYS_PER_QUERY):
+                keys, key = _texts([*names[at : at + _KEYS_PER_QUERY]])
                 among = f"entry_key IN ({','.join([key] * len(keys))})"
                 found = database.execute(f"SELECT CAST(entry_key AS BLOB) FROM media_metadata WHERE {among}", keys)
                 known.update(_name(each) for (each,) in found)
@@ -316,7 +316,7 @@ class MediaTable:
     def filters(self) -> list[MediaFilterConfig]:
         """The filters of the media; empty without media metadata."""
         try:
-            with self._asked() as database:
+            with self._connection() as database:
                 rows = database.execute("SELECT strategy, patterns FROM media_filters").fetchall()
         except (FatalSampleError, IndexFileError):
             return []
@@ -327,7 +327,7 @@ class MediaTable:
         ]
 
     @contextlib.contextmanager
-    def _asked(self) -> Generator[sqlite3.Connection]:
+    def _connection(self) -> Generator[sqlite3.Connection]:
         try:
             with self._lock:
                 yield self._opened()
@@ -359,7 +359,7 @@ def _texts(texts: list[str]) -> tuple[list[Any], str]:
     return texts, "?"
 
 
-def _no_room(path: Path, error: sqlite3.Error) -> OSError:
+def _disk_full_error(path: Path, error: sqlite3.Error) -> OSError:
     return OSError(errno.ENOSPC, f"cannot be written: {error}; check the free space of the disk", str(path))
 
 
@@ -373,7 +373,7 @@ def _new_database(path: Path) -> Generator[sqlite3.Connection]:
         try:
             yield database
         except sqlite3.OperationalError as error:
-            raise _no_room(path, error) from error
+            raise _disk_full_error(path, error) from error
         finally:
             database.close()
         with open(temporary, "rb") as file:

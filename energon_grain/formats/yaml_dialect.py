@@ -40,9 +40,9 @@ _TAGS = "tag:yaml.org,2002:"
 _MERGE = "<<"
 _UNNAMED = re.compile(r'in "<[a-z ]+>", line')
 """Location in messages of the parser about text that it did not read from a file."""
-_MOST_VALUES = 1_000_000
-_MOST_GROWTH = 10
-_MOST_DEPTH = 100
+_MAX_VALUES = 1_000_000
+_MAX_GROWTH = 10
+_MAX_DEPTH = 100
 _COUNTED = 10**18
 """Maximum of size counters."""
 _OPENING = re.compile(rb"[\[{:?-]")
@@ -70,7 +70,7 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
     """
     try:
         encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MOST_DEPTH:
+        if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MAX_DEPTH:
             _check(data)
         loader = _Loader(data)
         try:
@@ -79,10 +79,10 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
             loader.dispose()
         return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = _UNNAMED.sub("at line", str(error))
-        if "maximum nesting depth" in said:  # libyaml looks ahead, and has its own limit since version 0.2.6
-            said = f"nested too deeply: at most {_MOST_DEPTH} levels"
-        raise ConfigError(f"{where}: not valid YAML: {said}{_shown_line(error, data)}") from error
+        message = _UNNAMED.sub("at line", str(error))
+        if "maximum nesting depth" in message:  # libyaml looks ahead, and has its own limit since version 0.2.6
+            message = f"nested too deeply: at most {_MAX_DEPTH} levels"
+        raise ConfigError(f"{where}: not valid YAML: {message}{_shown_line(error, data)}") from error
 
 
 def _shown_line(error: Exception, data: bytes | str) -> str:
@@ -124,19 +124,19 @@ def _check(data: bytes | str) -> None:
             found, below = known.get(event.anchor, (0, 0))  # unknown anchors are reported later
         else:
             continue
-        if len(opened) + below > _MOST_DEPTH + 1:
-            problem = f"nested too deeply: at most {_MOST_DEPTH} levels"
+        if len(opened) + below > _MAX_DEPTH + 1:
+            problem = f"nested too deeply: at most {_MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         if event.anchor and found:
             known[event.anchor] = found, below
         values[-1] += found
         if below > levels[-1]:
             levels[-1] = below
-    if values[0] > max(_MOST_VALUES, _MOST_GROWTH * written):
+    if values[0] > max(_MAX_VALUES, _MAX_GROWTH * written):
         shown = f"{values[0]:,}" if values[0] < _COUNTED else "more than 10^18"
         raise yaml.YAMLError(
-            f"its aliases expand to {shown} values from {written:,} written ones; the limit is {_MOST_VALUES:,}, or "
-            f"{_MOST_GROWTH} times the written ones. Write fewer aliases"
+            f"its aliases expand to {shown} values from {written:,} written ones; the limit is {_MAX_VALUES:,}, or "
+            f"{_MAX_GROWTH} times the written ones. Write fewer aliases"
         )
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from energon_grain.storage.memory_maps import release_pages
 
-LEFT_ALONE_BYTES = 16 << 20
+ALWAYS_RESIDENT_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
-_FAULT_BYTES = 64 << 10
+_PAGE_FAULT_BYTES = 64 << 10
 _ROW_BYTES = 8
 
 
@@ -32,16 +32,16 @@ class IndexPages:
         *,
         samples: int,
         rows: int,
-        left_alone_bytes: int = LEFT_ALONE_BYTES,
+        always_resident_bytes: int = ALWAYS_RESIDENT_BYTES,
         resident_bytes: int = RESIDENT_BYTES,
     ) -> None:
         self._columns = columns
         total_bytes = sum(column.nbytes for column in self._columns)
-        window = max(1, _FAULT_BYTES // _ROW_BYTES * samples // max(rows, 1))
+        window = max(1, _PAGE_FAULT_BYTES // _ROW_BYTES * samples // max(rows, 1))
         self._shift = window.bit_length() - 1
         self._touched = np.zeros((samples >> self._shift) + 1, np.bool_)
         self._limit: int | None = None
-        if total_bytes > left_alone_bytes:
+        if total_bytes > always_resident_bytes:
             self._limit = resident_bytes * len(self._touched) // total_bytes
 
     def touch(self, samples: npt.NDArray[np.int64]) -> None:

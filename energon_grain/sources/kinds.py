@@ -71,7 +71,7 @@ class Indexed(Described, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LintAsk:
+class LintOptions:
     """Options of a check of data.
 
     Attributes:
@@ -85,6 +85,9 @@ class LintAsk:
     allow_pickle: bool
     progress: Callable[[int, int, int, str], None]
 
+
+LintAsk = LintOptions
+"""The former name of `LintOptions`. Deprecated."""
 
 StreamedRun: TypeAlias = tuple[int, Callable[[], Iterator[Mapping[str, Any]]]]
 """Bytes of the file read for this run, and a function that yields its samples: parts, and the key as `__key__`."""
@@ -162,7 +165,7 @@ class Kind:
     joined_by: str | None = None
     rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
-    lint: Callable[[str, LintAsk], Any] | None = None
+    lint: Callable[[str, LintOptions], Any] | None = None
     index: Callable[[str, IndexProgress], Indexed] | None = None
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
@@ -230,7 +233,7 @@ METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=
 
 @cache
 def own_kinds() -> tuple[Kind, ...]:
-    """Those that come with the library."""
+    """The kinds that come with the library."""
     return import_module(_OWN).OWN
 
 
@@ -310,9 +313,9 @@ def kind_at(location: str) -> Kind:
     found = kind_by_name(location)
     if found is not None:
         return found
-    found = _looked_at(location, own_kinds())
+    found = _recognised(location, own_kinds())
     if found is None and (others := _other_kinds()):
-        found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
+        found = (None if _is_folder(location) else _named_by(location, others)) or _recognised(location, others)
     return found or NOTHING
 
 
@@ -344,7 +347,7 @@ def _marked(at: Listing, kinds: Iterable[Kind]) -> Kind | None:
     return next((kind for kind in kinds if kind.marked is not None and kind.marked(at)), None)
 
 
-def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
+def _recognised(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
     """The kind that marker files identify, or else the files below. Raises ConfigError where two kinds claim them."""
     at = Listing(location, tuple(ending for kind in kinds if kind.holds for ending in kind.endings))
     if (found := _marked(at, kinds)) is not None:

@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 REMOTE_RUN_BYTES = 4 << 20
 """The transfer of 4 MiB takes about as long as the latency of a request: 50 ms at 80 MB/s per connection."""
-_FAR_APART_BYTES = 256 << 10
+_PREFETCH_GAP_BYTES = 256 << 10
 """Fetching a gap of this size is cheaper than another request: with dozens of requests under way, 50 ms of latency
 equal about 100 KiB, and cache blocks have this size."""
 
@@ -79,7 +79,7 @@ def remote_extents(
     files: RemoteFiles, paths: Sequence[str], file: Int64Array, start: Int64Array, size: Int64Array, owner: Int64Array
 ) -> RemoteExtents:
     """Merge pieces into ranges suited to prefetching. See `coalesce`."""
-    spans = coalesce(file, start, size, merge_gap_bytes=_FAR_APART_BYTES, solo_bytes=MAX_SPAN_BYTES)
+    spans = coalesce(file, start, size, merge_gap_bytes=_PREFETCH_GAP_BYTES, solo_bytes=MAX_SPAN_BYTES)
     return RemoteExtents(files=files, paths=paths, spans=spans, owner=owner)
 
 

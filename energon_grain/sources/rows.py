@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Rows`, the interface that a kind of data implements, and `SelectedSource`, a `Source` of some of the rows.
-
-Split parts, subsets and `where` are implemented here, once for all kinds.
-"""
+"""`Rows`, which a kind of data implements, and `SelectedSource`, which implements split parts, subsets and `where`."""
 
 from __future__ import annotations
 

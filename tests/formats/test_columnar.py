@@ -354,7 +354,7 @@ def test_who_meets_damage_while_it_is_fetched_again_waits(tmp_path: Path) -> Non
 
 def sums_of(path: Path, column: Any, writer: ColumnWriter, **options: Any) -> BlockSums:
     known = {"checksum": writer.checksum, "block_sums": writer.block_sums}
-    return BlockSums(path, column, **known, where="c.npy", mending="mend it", **options)
+    return BlockSums(path, column, **known, where="c.npy", repair_advice="mend it", **options)
 
 
 def test_appending_casts_and_accepts_strides(tmp_path: Path) -> None:

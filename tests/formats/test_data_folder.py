@@ -28,7 +28,7 @@ from energon_grain.formats.commit_journal import (
 )
 from energon_grain.formats.data_folder import look_again, mirror_dataset, naming, open_folder
 from energon_grain.formats.nv_meta import read_info
-from energon_grain.kinds.arrays.folder import arrays_of, is_array_folder, look_at
+from energon_grain.kinds.arrays.folder import arrays_of, find_array, is_array_folder
 from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.local import LocalFiles
@@ -359,7 +359,7 @@ def test_other_folders(tmp_path: Path) -> None:
 def test_attributes_that_are_no_json(tmp_path: Path, number: str) -> None:
     """zarr-python writes them as Python's `json` does."""
     (tmp_path / "zarr.json").write_text(f'{{"node_type": "group", "attributes": {{"missing": {number}}}}}')
-    assert look_at(str(tmp_path)) is True
+    assert find_array(str(tmp_path)) is True
 
 
 NEW = {

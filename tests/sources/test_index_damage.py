@@ -405,7 +405,7 @@ def test_pages_are_given_back(large: Path) -> None:
 
 def test_small_indices_are_left_alone(large: Path) -> None:
     index = open_columnar(large)
-    pages = IndexPages(index.columns, samples=len(index), rows=index.rows, left_alone_bytes=1 << 30)
+    pages = IndexPages(index.columns, samples=len(index), rows=index.rows, always_resident_bytes=1 << 30)
     assert index.part_size[SAMPLES // 2] == 10
     for column in index.columns:
         column.sum()
@@ -421,7 +421,9 @@ def test_small_indices_are_left_alone(large: Path) -> None:
 def test_runs_of_samples_touch_little(large: Path) -> None:
     """A thousand neighbours count as what they touch, not as a thousand samples."""
     index = open_columnar(large)
-    pages = IndexPages(index.columns, samples=len(index), rows=index.rows, left_alone_bytes=0, resident_bytes=2 << 20)
+    pages = IndexPages(
+        index.columns, samples=len(index), rows=index.rows, always_resident_bytes=0, resident_bytes=2 << 20
+    )
     for start in range(0, 20_000, 1000):
         samples = np.arange(start, start + 1000)
         index.part_size[samples]

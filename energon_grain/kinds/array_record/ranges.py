@@ -66,7 +66,7 @@ _HEADER = struct.Struct("<QQQQQ")
 _RECORDS, _TRANSPOSED = ord("r"), ord("t")
 _UNCOMPRESSED = 0
 _VARINT_BYTES = 10
-_MOST_BYTES = 1 << 31
+_MAX_BYTES = 1 << 31
 """Limit for the records of a chunk (writers put one to a few thousand into each), and for their sizes."""
 
 
@@ -159,10 +159,10 @@ def _decompressed(compression: int, data: bytes, most: int) -> bytes:
     if decompress_into is None:
         raise FormatError(f"has an unknown compression, {chr(compression)!r}")
     size, place = varint(data, 0)
-    if size > min(most, _MOST_BYTES):
+    if size > min(most, _MAX_BYTES):
         raise FormatError(
             f"is damaged or too large: it announces {size} bytes, its chunk has space for {most}, and at most "
-            f"{_MOST_BYTES} are decompressed"
+            f"{_MAX_BYTES} are decompressed"
         )
     values = np.empty(size, np.uint8)
     try:
@@ -295,10 +295,12 @@ def read_places(footer: bytes, start: int) -> RecordPlaces:
         raise FormatError(f"has a damaged footer: it {error}") from error
     if not metadata.HasField("array_record_metadata"):
         raise FormatError("has a damaged footer: it has no ArrayRecord metadata")
-    said = metadata.array_record_metadata
-    if said.version != _VERSION:
-        raise FormatError(f"is an ArrayRecord file of version {said.version}; this release reads version {_VERSION}")
-    chunks, records = said.chunks, said.records
+    declared = metadata.array_record_metadata
+    if declared.version != _VERSION:
+        raise FormatError(
+            f"is an ArrayRecord file of version {declared.version}; this release reads version {_VERSION}"
+        )
+    chunks, records = declared.chunks, declared.records
     if len(numbers) != _FOOTER_NUMBERS * chunks:
         raise FormatError(f"has a damaged footer: {len(numbers)} numbers do not describe {chunks} chunks")
     table = numbers.reshape(chunks, _FOOTER_NUMBERS)

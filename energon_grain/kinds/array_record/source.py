@@ -87,7 +87,7 @@ class LocalRecords:
             try:
                 found += file.read(records[ends[place] : ends[place + 1]])
             finally:
-                if self._look(number) != self._written[number]:
+                if self._size_and_mtime(number) != self._written[number]:
                     raise self._shards.stale(number, "it changed during the read")
         return found
 
@@ -96,7 +96,7 @@ class LocalRecords:
         if shard in self._written:
             return self._files.get(path) or self._files.put(path, ArrayRecordFile(path))
         expected = self._shards.size_bytes[shard]
-        size, written_ns = self._look(shard)
+        size, written_ns = self._size_and_mtime(shard)
         if size != expected:
             raise self._shards.stale(shard, f"it has {size} bytes, not {expected}")
         file = self._files.get(path) or self._files.put(path, ArrayRecordFile(path))
@@ -104,7 +104,7 @@ class LocalRecords:
         self._written[shard] = size, written_ns
         return file
 
-    def _look(self, shard: int) -> tuple[int, int]:
+    def _size_and_mtime(self, shard: int) -> tuple[int, int]:
         """Current size of a file, and its modification time in ns."""
         path = self._shards.paths[shard]
         try:
@@ -148,12 +148,12 @@ class ObjectRecords:
         places = [self._places.get(path) for path in paths]
         unknown = [place for place, known in enumerate(places) if known is None]
         if unknown:
-            for place, found in zip(unknown, self._look([wanted[place] for place in unknown]), strict=True):
+            for place, found in zip(unknown, self._find_places([wanted[place] for place in unknown]), strict=True):
                 places[place] = found
                 self._places.put(paths[place], found)
         return paths, places, file.reshape(-1)  # type: ignore[return-value]
 
-    def _look(self, numbers: Sequence[int]) -> list[RecordPlaces]:
+    def _find_places(self, numbers: Sequence[int]) -> list[RecordPlaces]:
         """Compare files with the index, and read their record locations."""
         shards = self._shards
         paths = [shards.paths[number] for number in numbers]

@@ -33,7 +33,7 @@ class ArrayFolder:
     metadata: bytes
 
 
-def look_at(location: str, name: str = "") -> ArrayFolder | bool:
+def find_array(location: str, name: str = "") -> ArrayFolder | bool:
     """The array in a folder; True for a group of arrays, False if there is neither.
 
     Raises FormatError and ReadError.
@@ -49,16 +49,16 @@ def look_at(location: str, name: str = "") -> ArrayFolder | bool:
     if (data := _content(location, ".zarray")) is not None:
         return array("zarr", data)
     if (data := _content(location, "attributes.json")) is not None:
-        said = _parsed(location, "attributes.json", data)
-        if said.get("dimensions") is not None or "n5" in said:
-            return array("n5", data) if said.get("dimensions") is not None else True
+        parsed = _parsed(location, "attributes.json", data)
+        if parsed.get("dimensions") is not None or "n5" in parsed:
+            return array("n5", data) if parsed.get("dimensions") is not None else True
     return _content(location, ".zgroup") is not None
 
 
 def is_array_folder(location: str) -> bool:
     """Whether a folder is an array or a group, by its metadata file. True for damaged metadata. Raises ReadError."""
     try:
-        return bool(look_at(location))
+        return bool(find_array(location))
     except FormatError:
         return True
     except ReadError:
@@ -69,7 +69,7 @@ def is_array_folder(location: str) -> bool:
 
 def the_array(location: str) -> ArrayFolder:
     """The array in a folder. Raises DatasetNotFoundError, FormatError and ReadError."""
-    found = look_at(location, name=Path(name_of(location)).stem)
+    found = find_array(location, name=Path(name_of(location)).stem)
     if isinstance(found, ArrayFolder):
         return found
     what = "a group; name one of its arrays" if found else _what_is(location)
@@ -82,7 +82,7 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
     Nested groups are skipped, and so are folders whose names begin with `.` or `__`, which zarr reserves.
     Raises DatasetNotFoundError, FormatError and ReadError.
     """
-    alone = look_at(location, name=Path(name_of(location)).stem)
+    alone = find_array(location, name=Path(name_of(location)).stem)
     if isinstance(alone, ArrayFolder):
         return (alone,)
     if not alone:
@@ -92,7 +92,7 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
     for name in sorted(_folders(location)):
         if name.startswith((".", "__")):
             continue
-        found = look_at(join(location, name), name)
+        found = find_array(join(location, name), name)
         if isinstance(found, ArrayFolder):
             arrays.append(found)
         elif found:
@@ -112,8 +112,8 @@ def _folders(location: str) -> set[str]:
         return {entry.name for entry in os.scandir(location) if entry.is_dir()}
     for file in ("zarr.json", ".zmetadata"):
         data = _content(location, file)
-        said = None if data is None else _parsed(location, file, data)
-        consolidated = said.get("consolidated_metadata") if said is not None and file == "zarr.json" else said
+        parsed = None if data is None else _parsed(location, file, data)
+        consolidated = parsed.get("consolidated_metadata") if parsed is not None and file == "zarr.json" else parsed
         if isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict):
             return {path.partition("/")[0] for path in consolidated["metadata"]}
     return {name.partition("/")[0] for name in shared_client(storage_settings()).list(location) if "/" in name}

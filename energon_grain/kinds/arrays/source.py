@@ -58,8 +58,8 @@ _SLICED_ROWS = 64
 """A read costs 20 µs, and a single row 0.4 µs more than a row in a slice: runs of at least this many consecutive rows
 are read as slices."""
 _DIGESTED_BYTES = 1 << 20
-_NO_NUMBERS = "OSUMm"
-_WAY_OUT = "; in a group, exclude it by part_filter"
+_NON_NUMERIC_KINDS = "OSUMm"
+_EXCLUDE_ADVICE = "; in a group, exclude it by part_filter"
 _UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "PERMISSION_DENIED", "UNAUTHENTICATED")
 """Prefixes of TensorStore errors that do not mean a damaged array."""
 _STALLED_BYTES_PER_S = 1024
@@ -141,15 +141,17 @@ class ArraySource:
 
     def check_rows(self) -> None:
         """Raise ConfigError unless there are rows of numbers, and EmptyDatasetError if there are none."""
-        if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
+        if self.dtype.kind in _NON_NUMERIC_KINDS or self.dtype.type is np.void or not self.dtype.itemsize:
             raise ConfigError(
                 f"{self.path}: its elements are of type {self.type_name}, but rows must be arrays of plain "
-                f"numbers{_WAY_OUT}"
+                f"numbers{_EXCLUDE_ADVICE}"
             )
         if not self.shape:
-            raise ConfigError(f"{self.path}: is a single number, so it has no rows{_WAY_OUT}")
+            raise ConfigError(f"{self.path}: is a single number, so it has no rows{_EXCLUDE_ADVICE}")
         if not len(self):
-            raise EmptyDatasetError(f"{self.path}: the array has shape {list(self.shape)}, so it has no rows{_WAY_OUT}")
+            raise EmptyDatasetError(
+                f"{self.path}: the array has shape {list(self.shape)}, so it has no rows{_EXCLUDE_ADVICE}"
+            )
 
     @property
     def content_id(self) -> str:
@@ -462,8 +464,8 @@ def _await(location: str, opening: Any) -> Any:
         return opening.result()
     except Exception as error:
         kind = ReadError if str(error).startswith(_UNREACHABLE) else FormatError
-        said = str(error).partition(" [tensorstore_spec=")[0]
-        raise kind(f"{location}: TensorStore cannot open it: {said}{_WAY_OUT}") from error
+        message = str(error).partition(" [tensorstore_spec=")[0]
+        raise kind(f"{location}: TensorStore cannot open it: {message}{_EXCLUDE_ADVICE}") from error
 
 
 def _context(settings: StorageSettings | None) -> Any:

@@ -48,8 +48,8 @@ from energon_grain.storage.memory_maps import release_pages
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 JOIN_MEMORY_BYTES = 256 << 20
-_BYTES_A_KEY = 256  # peak memory of a bucket: pairs of both sides, their order, the matches and the keys
-_MOST_BUCKETS = 1 << 12
+_BYTES_PER_KEY = 256  # peak memory of a bucket: pairs of both sides, their order, the matches and the keys
+_MAX_BUCKETS = 1 << 12
 _WINDOW_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 18
 _LISTED = 5
@@ -214,10 +214,10 @@ class _Matching:
         for member in members:
             if isinstance(member, JoinedArray) and not member.by_row:
                 member.read_keys(scratch)
-        wanted = (self._primary.total + max(member.total for member in members)) * _BYTES_A_KEY // memory_bytes
-        self._bits = min(wanted.bit_length(), _MOST_BUCKETS.bit_length() - 1)
+        wanted = (self._primary.total + max(member.total for member in members)) * _BYTES_PER_KEY // memory_bytes
+        self._bits = min(wanted.bit_length(), _MAX_BUCKETS.bit_length() - 1)
         self._stripe = max(1, -(-self._primary.total >> self._bits))
-        self._block = max(1, memory_bytes // _BYTES_A_KEY)
+        self._block = max(1, memory_bytes // _BYTES_PER_KEY)
 
     def rows(self) -> Iterator[Int64Array]:
         """Yield (n, members) sample numbers, -1 for missing keys, in the order of the primary.
@@ -234,9 +234,9 @@ class _Matching:
             rows[:, 0] = samples
             for number, member in enumerate(self._members):
                 if number in found:
-                    places, there = found[number].take(stripe)
+                    places, matches = found[number].take(stripe)
                     column = np.full(self._stripe, -1, np.int64)
-                    column[places.view(np.int64) - stripe * self._stripe] = there
+                    column[places.view(np.int64) - stripe * self._stripe] = matches
                     rows[:, number] = column[ranks]
                     if not keys_agree(self._primary, samples, member, rows[:, number]):
                         raise HashCollision

@@ -60,7 +60,7 @@ VERSION = 2
 HEADER_NAME = "header.json"
 ROWS_NAME = "rows.npy"
 _PREFIX = ".join_"
-_MENDING = "remove it; `energon-grain prepare` on the metadataset writes it again"
+_REPAIR_ADVICE = "remove it; `energon-grain prepare` on the metadataset writes it again"
 
 MAGIC = b"JIDX0001"
 _WINDOW_SHIFT = 10
@@ -219,11 +219,11 @@ def decode_join_header(data: bytes, where: object) -> JoinHeader:
         if version <= VERSION:
             header = _HEADER.from_json(data)
             if header.header_checksum != header_digest(header):
-                raise IndexFileError(f"{where}: is damaged (checksum mismatch); {_MENDING}")
+                raise IndexFileError(f"{where}: is damaged (checksum mismatch); {_REPAIR_ADVICE}")
             return header
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{where}: {error}; {_MENDING}") from error
-    raise IndexFileError(f"{where}: has version {version}, but this release reads up to {VERSION}; {_MENDING}")
+        raise IndexFileError(f"{where}: {error}; {_REPAIR_ADVICE}") from error
+    raise IndexFileError(f"{where}: has version {version}, but this release reads up to {VERSION}; {_REPAIR_ADVICE}")
 
 
 def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
@@ -241,7 +241,7 @@ def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
         checksum=header.checksum,
         block_sums=header.block_sums,
         where=str(path) if url is None else f"{url}/{ROWS_NAME}",
-        mending=_MENDING,
+        repair_advice=_REPAIR_ADVICE,
         fetch_again=None if url is None else lambda: _fetch_again(url, _rows_bytes(header)),
     )
     return JoinIndex(rows=rows, header=header, folder=folder, url=url, sums=sums)

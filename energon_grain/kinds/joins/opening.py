@@ -63,24 +63,24 @@ def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) ->
     samples = join.inputs()
     primary = primary_of(samples)
     cache, by_energon = None, False
-    mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
+    repair_advice = "write it into a metadataset file, and run `energon-grain prepare` on that"
     if join.metadataset is not None:
         cache = cache_folder(join.metadataset)
-        mending = f"run `energon-grain prepare {join.metadataset}`"
-        if (found := _prepared(join, join.metadataset, cache, samples, mending)) is not None:
+        repair_advice = f"run `energon-grain prepare {join.metadataset}`"
+        if (found := _prepared(join, join.metadataset, cache, samples, repair_advice)) is not None:
             return found
-        energons = energon_name_of(samples)
-        by_energon = energons is not None and (cache / energons).exists()
+        energon_name = energon_name_of(samples)
+        by_energon = energon_name is not None and (cache / energon_name).exists()
     if len(primary) > joined_on_use and not by_energon:
         raise DatasetNotFoundError(
             f"{join.place}: joining {len(primary)} samples of {samples[0].written} needs preparation; only joins of up "
-            f"to {joined_on_use} samples are built on first use; {mending}"
+            f"to {joined_on_use} samples are built on first use; {repair_advice}"
         )
     return build_join(samples, cache if cache is not None and is_writable(cache) else None)
 
 
 def _prepared(
-    join: JoinedLeafDataset, metadataset: str, cache: Path, samples: Sequence[joining.JoinMember], mending: str
+    join: JoinedLeafDataset, metadataset: str, cache: Path, samples: Sequence[joining.JoinMember], repair_advice: str
 ) -> JoinIndex | None:
     """The prepared index; None without one. Raises as `open_join`."""
     try:
@@ -88,9 +88,9 @@ def _prepared(
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IndexFileError as error:
-        said = str(error).replace(str(cache), f"{metadataset}.cache")  # names the store, not its mirror
-        raise IndexFileError(f"{said}: {mending}") from error
-    _refuse_stale({**joins_in(cache), **stored_joins(metadataset)}.values(), samples, join, mending)
+        message = str(error).replace(str(cache), f"{metadataset}.cache")  # names the store, not its mirror
+        raise IndexFileError(f"{message}: {repair_advice}") from error
+    _refuse_stale({**joins_in(cache), **stored_joins(metadataset)}.values(), samples, join, repair_advice)
     return None
 
 
@@ -109,16 +109,20 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
 
 
 def _refuse_stale(
-    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, mending: str
+    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, repair_advice: str
 ) -> None:
     """Raise if the same datasets were joined in an earlier state of theirs or of their split files."""
     now = [each.describe() for each in samples]
     for header in prepared:
-        told = [[(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)]
-        if told[0] != told[1]:
+        identities = [
+            [(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)
+        ]
+        if identities[0] != identities[1]:
             continue
         changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
-        raise StaleIndexError(f"{join.place}: this join was prepared, but then {' and '.join(changes)}; {mending}")
+        raise StaleIndexError(
+            f"{join.place}: this join was prepared, but then {' and '.join(changes)}; {repair_advice}"
+        )
 
 
 def _change(old: JoinedMember, new: JoinedMember) -> str:
@@ -208,22 +212,22 @@ def store_joins(metadataset: str, joins: Collection[str], names: Iterable[str], 
     """
     mirror = mirror_of(f"{metadataset}.cache")
     client = shared_client(storage_settings())
-    there = client.list(mirror.url)
+    existing = client.list(mirror.url)
     files = [file for name in names for file in _files(mirror.folder / name)]
-    _send(client, mirror, [file.relative_to(mirror.folder).as_posix() for file in files], there)
-    stale = [name for name in stored_headers(there) if only and name not in joins]
-    old = [name for name in there if any(part in name for part in stale)]
+    _send(client, mirror, [file.relative_to(mirror.folder).as_posix() for file in files], existing)
+    stale = [name for name in stored_headers(existing) if only and name not in joins]
+    old = [name for name in existing if any(part in name for part in stale)]
     client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
     return stale
 
 
-def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], there: Collection[str]) -> None:
+def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], existing: Collection[str]) -> None:
     """Upload files that are missing or incomplete, headers last."""
 
     def write(name: str) -> None:
         client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
 
-    kept = [name for name in names if name in there]
+    kept = [name for name in names if name in existing]
     whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
     new = [name for name in names if not whole.get(name)]
     headers = [name for name in new if name.endswith(HEADER_NAME)]
@@ -239,12 +243,12 @@ def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:
     with open(mirror.folder / name, "rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(start)
-        here = file.read()
+        local = file.read()
     try:
         found = client.read(ObjectRange(f"{mirror.url}/{name}", start))
     except RangeError:
         return False
-    return found is not None and found.data == here
+    return found is not None and found.data == local
 
 
 def _files(path: Path) -> list[Path]:

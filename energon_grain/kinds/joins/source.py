@@ -155,10 +155,10 @@ class JoinRows(Rows):
         self.path = self.members[0].path
         self.lost_by_fork = any(getattr(member, "lost_by_fork", False) for member in self.members)
         named = zip(names or repeat(None), self.members, strict=False)
-        said = [name or name_of(member.path) for name, member in named]
+        all_names = [name or name_of(member.path) for name, member in named]
         # A name that several members share refers to none of them.
-        self._numbers = {name: number for number, name in enumerate(said) if said.count(name) == 1}
-        self.names = [name if name in self._numbers else None for name in said]
+        self._numbers = {name: number for number, name in enumerate(all_names) if all_names.count(name) == 1}
+        self.names = [name if name in self._numbers else None for name in all_names]
         self._samples = np.asarray(index.rows)
         self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self.members))
 
@@ -314,12 +314,12 @@ class JoinRows(Rows):
         member, samples = self.members[number], self.samples(numbers)[:, number]
         if not self.index.header.members[number].missing:
             return member.column(column, samples)
-        there = samples >= 0
-        own = samples[there]
+        present = samples >= 0
+        own = samples[present]
         values = member.column(column, own)
         sizes = column == SIZES or column.startswith(f"{SIZES}.")
         found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
-        found[there] = values
+        found[present] = values
         return found
 
     def column_id(self, name: str) -> str:
@@ -423,5 +423,5 @@ def _column_folder(index: JoinIndex) -> ColumnFolder | None:
         location=location,
         local=index.folder,
         mirrored=None if index.url is None else cache,
-        known_as=(location,),
+        identity=(location,),
     )

@@ -15,7 +15,7 @@ _OF_MEDIA = "metadata.jsonl"
 """Describes the media files of a folder, as on the Hugging Face Hub. It is not a dataset."""
 
 
-def hint_of_lines(location: str, names: Collection[str]) -> str | None:
+def hint_for_lines(location: str, names: Collection[str]) -> str | None:
     """Advice for a folder with JSONL files, or for a compressed one; None for anything else."""
     lines = sorted(name for name in names if name.endswith(".jsonl") and name != _OF_MEDIA)
     if not lines:

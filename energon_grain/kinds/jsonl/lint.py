@@ -20,7 +20,7 @@ from energon_grain.errors import (
 from energon_grain.kinds.jsonl.lines import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.kinds.jsonl.prepare import existing_file
 from energon_grain.prepare.lint import LISTED_FINDINGS, LintFinding, LintReport, about_columns, opened
-from energon_grain.sources.kinds import LintAsk
+from energon_grain.sources.kinds import LintOptions
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.remote import open_object, read_whole, remote_files
 from energon_grain.storage.settings import storage_settings
@@ -30,7 +30,7 @@ _LINES_BETWEEN_PROGRESS = 20_000
 _READ_BYTES = 4 << 20
 
 
-def lint_jsonl(path: str | os.PathLike[str], ask: LintAsk) -> LintReport:
+def lint_jsonl(path: str | os.PathLike[str], ask: LintOptions) -> LintReport:
     """Decode every line of a JSONL file, and compare its index, if it has one, with the lines.
 
     Findings name the line, counted from 1: `x.jsonl:123`. At most 10,000 are listed. The file is read once, in one

@@ -78,17 +78,17 @@ def prepare_jsonl(
     """
     plan, begun_s = plan_jsonl(path), time.monotonic()
 
-    def tell(done: int, samples: int) -> None:
+    def report(done: int, samples: int) -> None:
         if progress is not None:
             progress(done, plan.size_bytes, samples)
 
     if is_url(plan.path):
         with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
             index = Path(folder, "index")
-            samples = write_jsonl_index(plan.path, target=index, progress=tell)
+            samples = write_jsonl_index(plan.path, target=index, progress=report)
             shared_client(storage_settings()).write(plan.write, index.read_bytes())
     else:
-        samples = write_jsonl_index(plan.path, progress=tell)
+        samples = write_jsonl_index(plan.path, progress=report)
     kind = str if is_url(plan.path) else Path
     return JsonlReport(
         path=kind(plan.path),

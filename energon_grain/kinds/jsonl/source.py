@@ -35,7 +35,7 @@ Int64Array = npt.NDArray[np.int64]
 
 PART = "json"
 """Name of the only part of a sample: its line, with the line end and following blank lines."""
-_LOOKED_AT = 8
+_CHECKED_LINE_ENDS = 8
 
 
 class JsonlRows(OneFile):
@@ -122,7 +122,7 @@ class JsonlRows(OneFile):
         self.file.check_version(self.size_bytes)
         check_jsonl_size(self.path, self._starts, self._store.size(self.path))
         # The first sample has no line before it.
-        before = self._starts[np.unique(np.linspace(1, self.samples, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        before = self._starts[np.unique(np.linspace(1, self.samples, _CHECKED_LINE_ENDS).astype(np.int64))][:-1] - 1
         if (before < 0).any() or (before >= self.size_bytes).any():
             raise self._not_ascending()
         file = np.zeros(len(before), np.int64)

@@ -99,8 +99,8 @@ def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, A
     except TypeError as error:
         known = inspect.signature(decoder_type).parameters
         unknown = next((name for name in options if name not in known), None)
-        said = error if unknown is None else f"unknown option {unknown!r}{did_you_mean(unknown, known)}"
-        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {said}") from error
+        problem = error if unknown is None else f"unknown option {unknown!r}{did_you_mean(unknown, known)}"
+        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {problem}") from error
 
 
 def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:

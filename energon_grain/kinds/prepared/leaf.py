@@ -21,7 +21,7 @@ from energon_grain.prepare.containers import open_prepared
 from energon_grain.samplers.subset import Subset
 
 _logger = logging.getLogger("energon_grain")
-ALL_OF_THEM = "train"
+WHOLE_PART = "train"
 """The split part of unprepared shards without a ratio."""
 
 
@@ -57,7 +57,7 @@ def _stamps(files: list[str]) -> list[Any]:
     return found
 
 
-def _held(leaf: LeafDataset) -> _Chosen | None:
+def _checked_choice(leaf: LeafDataset) -> _Chosen | None:
     """The selection from `check`; None without one, or if the files have changed."""
     held = leaf.held.take()
     return held[0] if held is not None and _stamps(held[1]) == held[2] else None
@@ -72,7 +72,7 @@ class PreparedLeaves:
     def open(self, leaf: LeafDataset, whole: bool) -> Content:
         folder = self._folder(leaf)
         with naming(folder):
-            chosen = (None if whole else _held(leaf)) or self._choose(folder, leaf, whole)
+            chosen = (None if whole else _checked_choice(leaf)) or self._choose(folder, leaf, whole)
             definition = _define(leaf, chosen.config)
             field_map = definition.field_map
             decoder = None if definition.load is not None else definition.decoder
@@ -85,8 +85,8 @@ class PreparedLeaves:
             )
             unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
             if unmatched:
-                said = "%s: %d excludes match no sample or shard, for example %r"
-                _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
+                message = "%s: %d excludes match no sample or shard, for example %r"
+                _logger.warning(message, chosen.where, len(unmatched), unmatched[0])
             if field_map is not None:
                 field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
         config = chosen.config
@@ -174,12 +174,12 @@ class BareLeaves(PreparedLeaves):
         refuse_configuration(leaf, leaf.kind_there.described)
         if leaf.split_ratio is not None:
             return leaf.split_ratio.runs(leaf.split_part, counts)
-        if leaf.split_part == ALL_OF_THEM:
+        if leaf.split_part == WHOLE_PART:
             return None
         raise SplitError(
-            f"{leaf.path}: unprepared {self.shards} have a single split part, {ALL_OF_THEM!r}, with all samples, and "
-            f"no {leaf.split_part!r}. Use split_part={ALL_OF_THEM!r}, or split them by "
-            f"split_ratio='{ALL_OF_THEM}:0.9,{leaf.split_part}:0.1', the same wherever a part of them is used"
+            f"{leaf.path}: unprepared {self.shards} have a single split part, {WHOLE_PART!r}, with all samples, and "
+            f"no {leaf.split_part!r}. Use split_part={WHOLE_PART!r}, or split them by "
+            f"split_ratio='{WHOLE_PART}:0.9,{leaf.split_part}:0.1', the same wherever a part of them is used"
         )
 
 

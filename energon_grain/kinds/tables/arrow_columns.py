@@ -119,15 +119,15 @@ def _kind(kind: Any, feature: Any) -> ColumnKind:
         kind = kind.storage_type
     if is_.is_dictionary(kind):
         kind = kind.value_type
-    said = feature.get("_type") if isinstance(feature, dict) else None
+    type_name = feature.get("_type") if isinstance(feature, dict) else None
     if _is_number(kind):
         return ColumnKind(kind, feature, _numbers)
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
         return ColumnKind(kind, feature, _bytes, "txt")
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
-        return ColumnKind(kind, feature, _bytes, _MEDIA.get(str(said)))
-    if said in _MEDIA and _is_file(kind):
-        return ColumnKind(kind, feature, _files, _MEDIA[said])
+        return ColumnKind(kind, feature, _bytes, _MEDIA.get(str(type_name)))
+    if type_name in _MEDIA and _is_file(kind):
+        return ColumnKind(kind, feature, _files, _MEDIA[type_name])
     found = _kind_of_list(kind, feature) if _is_list(kind) else None
     return found or ColumnKind(kind, feature, _json, "json")
 
@@ -228,9 +228,9 @@ def _check_codes(array: Any) -> None:
         array = array.storage
     if is_.is_dictionary(array.type):
         codes, count = plain_numbers(array.indices), len(array.dictionary)
-        there = values_there(array.indices)
+        is_valid = validity_of(array.indices)
         wrong = np.flatnonzero((codes < 0) | (codes >= count))
-        wrong = wrong if there is None else wrong[there[wrong]]
+        wrong = wrong if is_valid is None else wrong[is_valid[wrong]]
         if len(wrong):
             raise ValueError(f"row {wrong[0]} has code {codes[wrong[0]]} of a dictionary of {count} values")
         _check_codes(array.dictionary)
@@ -248,7 +248,7 @@ def _taken(take: Callable[[Any], Take], array: Any) -> Take:
     """The `Take` of an array. For dictionary-encoded arrays it takes from the dictionary."""
     if not _is_dictionary(array):
         return take(array)
-    there = values_there(array)
+    is_valid = validity_of(array)
     codes = plain_numbers(array.indices).astype(np.int64)
     inner = take(array.dictionary)
 
@@ -260,41 +260,41 @@ def _taken(take: Callable[[Any], Take], array: Any) -> Take:
         values = inner(used.tolist())
         return [values[each] for each in place.tolist()]
 
-    return taken if there is None else _where_there(taken, there)
+    return taken if is_valid is None else _where_valid(taken, is_valid)
 
 
-def _where_there(take: Take, there: npt.NDArray[np.bool_]) -> Take:
+def _where_valid(take: Take, is_valid: npt.NDArray[np.bool_]) -> Take:
     """A `Take` with None for nulls, which does not take values of nulls."""
 
     def checked(rows: list[int]) -> list[Any]:
-        own = there[rows].tolist()
+        own = is_valid[rows].tolist()
         values = iter(take([row for row, valid in zip(rows, own, strict=True) if valid]))
         return [next(values) if valid else None for valid in own]
 
     return checked
 
 
-def with_nan(numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def with_nan(numbers: npt.NDArray[Any], is_valid: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     """Numbers, as floating-point with NaN for nulls."""
-    if there is None or there.all():
+    if is_valid is None or is_valid.all():
         return numbers
     numbers = numbers.astype(numbers.dtype if numbers.dtype.kind == "f" else np.float64)
-    numbers[~there] = np.nan
+    numbers[~is_valid] = np.nan
     return numbers
 
 
-def values_there(array: Any) -> npt.NDArray[np.bool_] | None:
+def validity_of(array: Any) -> npt.NDArray[np.bool_] | None:
     """(n,) whether there is a value; None: all have one."""
     return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
-def _leaving_out(take: Take, there: npt.NDArray[np.bool_] | None) -> Take:
+def _leaving_out(take: Take, is_valid: npt.NDArray[np.bool_] | None) -> Take:
     """A `Take` with None for nulls."""
-    if there is None:
+    if is_valid is None:
         return take
 
     def checked(rows: list[int]) -> list[Any]:
-        return [value if valid else None for value, valid in zip(take(rows), there[rows].tolist(), strict=True)]
+        return [value if valid else None for value, valid in zip(take(rows), is_valid[rows].tolist(), strict=True)]
 
     return checked
 
@@ -311,7 +311,7 @@ def plain_numbers(array: Any) -> npt.NDArray[Any]:
 
 def _numbers(array: Any) -> Take:
     numbers = plain_numbers(array)
-    return _leaving_out(lambda rows: [numbers[row, ...].copy() for row in rows], values_there(array))
+    return _leaving_out(lambda rows: [numbers[row, ...].copy() for row in rows], validity_of(array))
 
 
 def _bytes(array: Any) -> Take:
@@ -332,7 +332,7 @@ def _bytes(array: Any) -> Take:
         at = np.array(rows, np.int64)
         return [bytes(view[begin:end]) for begin, end in zip(ends[at].tolist(), ends[at + 1].tolist(), strict=True)]
 
-    return _leaving_out(take, values_there(array))
+    return _leaving_out(take, validity_of(array))
 
 
 def _files(array: Any) -> Take:
@@ -357,7 +357,7 @@ def _lists_of_files(array: Any) -> Take:
     def take(rows: list[int]) -> list[Any]:
         return [inner(list(range(offsets[row], offsets[row + 1]))) for row in rows]
 
-    return _leaving_out(take, values_there(array))
+    return _leaving_out(take, validity_of(array))
 
 
 def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
@@ -365,16 +365,16 @@ def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
     while _is_list(entries.type):
         inner, entries = _offsets(entries)
         offsets = inner[offsets]
-    numbers, there = plain_numbers(entries), values_there(entries)
+    numbers, is_valid = plain_numbers(entries), validity_of(entries)
 
     def one(begin: int, end: int) -> npt.NDArray[Any]:
-        piece = with_nan(numbers[begin:end], None if there is None else there[begin:end])
+        piece = with_nan(numbers[begin:end], None if is_valid is None else is_valid[begin:end])
         return piece.reshape(shape).copy()
 
     def take(rows: list[int]) -> list[Any]:
         return [one(offsets[row], offsets[row + 1]) for row in rows]
 
-    return _leaving_out(take, values_there(array))
+    return _leaving_out(take, validity_of(array))
 
 
 def _json(array: Any) -> Take:
@@ -400,8 +400,8 @@ def _python_value(array: Any, place: int, row: int) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"row {row} is not UTF-8: {error}") from error
     except (ValueError, OverflowError, NotImplementedError, LookupError) as error:
-        said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
-        raise ValueError(f"row {row} has an unsupported value of type {array.type}: {said}") from error
+        message = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+        raise ValueError(f"row {row} has an unsupported value of type {array.type}: {message}") from error
 
 
 def _in_microseconds(kind: Any) -> Any:

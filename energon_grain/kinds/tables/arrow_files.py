@@ -47,7 +47,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _LARGEST_HEAD_BYTES = 64 << 20
 _STEP_BYTES = 4096
 _FOOTER_BYTES = 8 << 10
-_MOST_BLOCKS = 1 << 14
+_MAX_BLOCKS = 1 << 14
 _ALIGNMENTS = [1 << bits for bits in range(3, 13)]
 """Paddings of buffers that writers use: usually 8 or 64 bytes."""
 
@@ -81,7 +81,7 @@ class ArrowFiles(TableFiles):
     group_word = "record batch"
     group_option = "`writer_batch_size` of `datasets`, `max_chunksize` of pyarrow"
     reads_whole_groups = False
-    _kept_as = ".heads"  # `.footers` of earlier releases may describe truncated files
+    _cache_ending = ".heads"  # `.footers` of earlier releases may describe truncated files
     _named_by = "heads with heads of batches"
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
@@ -100,8 +100,8 @@ class ArrowFiles(TableFiles):
         states = [name for name in found if name_of(name) == STATE_JSON]
         names = [name for name in found if name.endswith(self.endings)]
         if states:
-            there = versions.__contains__ if versions is not None else lambda name: os.path.isfile(join(root, name))
-            names = files_of_saved(root, names, states, there)
+            exists = versions.__contains__ if versions is not None else lambda name: os.path.isfile(join(root, name))
+            names = files_of_saved(root, names, states, exists)
         if not names:
             raise nothing_found(self.location, self.endings)
         return root, names, versions
@@ -122,15 +122,15 @@ class ArrowFiles(TableFiles):
         head = self._heads[file]
         start, size, _, message = head.batches[number]
         before = self._pieces(file, [each for each in head.dictionaries if each[0] < start])
-        body_start, said = start + len(message), _showing_nulls(self._layout_of(file), message)
+        body_start, head_bytes = start + len(message), _with_null_counts(self._layout_of(file), message)
         if self.is_mapped:
-            batch = [said, *self._pieces(file, [(body_start, size - len(message))])]
+            batch = [head_bytes, *self._pieces(file, [(body_start, size - len(message))])]
         else:
             body = np.zeros(size - len(message), np.uint8)
             _, first, long, _ = self.spans(np.array([group]), names)
             for at, data in self._bytes_of(file, first, long).items():
                 body[at - body_start : at - body_start + len(data)] = np.frombuffer(data, np.uint8)
-            batch = [said, body.data]
+            batch = [head_bytes, body.data]
         if head.is_compressed:
             self._check_size(group, self._unpacked(group, names, body_start, batch, before))
         places = [self._records[file].columns.index(name) for name in names]
@@ -218,23 +218,23 @@ class ArrowFiles(TableFiles):
         """The messages between two offsets. Raises ValueError."""
         marks = b""  # before the length; not written by Arrow before 0.15
         while at < end:
-            said = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
-            mark = _NEXT if said[:4] == _NEXT else b""
+            data = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
+            mark = _NEXT if data[:4] == _NEXT else b""
             prefix = len(mark) + 4
-            length = int.from_bytes(said[len(mark) : prefix], "little", signed=True)
-            if len(said) < prefix or (marks and not mark):
+            length = int.from_bytes(data[len(mark) : prefix], "little", signed=True)
+            if len(data) < prefix or (marks and not mark):
                 raise ValueError(f"expected a message or the end of the table @ {at}")
             if length == 0:
                 return
             if not 0 < length <= min(_LARGEST_HEAD_BYTES, end - at - prefix):
                 raise ValueError(f"a message @ {at} has a head of {length} bytes, but the file has {size_bytes}")
-            if prefix + length > len(said):
-                said = self._read(file, at, at + prefix + length)
-            digest.update(said)
-            message = _message(said[: prefix + length], at)
+            if prefix + length > len(data):
+                data = self._read(file, at, at + prefix + length)
+            digest.update(data)
+            message = _message(data[: prefix + length], at)
             if not 0 <= message.body_bytes <= end - at - len(message.head):
-                said = f"has a body of {message.body_bytes} bytes, but the file has {size_bytes}"
-                raise ValueError(f"a message @ {at} {said}")
+                data = f"has a body of {message.body_bytes} bytes, but the file has {size_bytes}"
+                raise ValueError(f"a message @ {at} {data}")
             yield message
             at, marks = at + message.size, mark
 
@@ -254,19 +254,19 @@ class ArrowFiles(TableFiles):
             tail = self._read(file, size_bytes - length - 10, size_bytes)
         footer = _Footer(size_bytes - length - 10, tail[-10 - length :])
         if not isinstance(self.store, LocalFiles):
-            start = np.array([at for _, at, *_ in footer.blocks if 0 <= at < size_bytes][:_MOST_BLOCKS], np.int64)
+            start = np.array([at for _, at, *_ in footer.blocks if 0 <= at < size_bytes][:_MAX_BLOCKS], np.int64)
             self.fetch(np.full(len(start), file), start, np.minimum(_STEP_BYTES, size_bytes - start))
         return footer
 
     def _record(self, file: int, head: bytes) -> Record:
-        said = _HEAD.from_msgpack(head)
+        parsed = _HEAD.from_msgpack(head)
         with self._decoding(self.paths[file]):
-            schema = self._schema(file, said)
+            schema = self._schema(file, parsed)
             names: list[str] = schema.names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have the same name")
-            places = [_column_extents(schema, *batch) for batch in said.batches]
-        return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
+            places = [_column_extents(schema, *batch) for batch in parsed.batches]
+        return self._recorded(file, head, names, [rows for _, _, rows, _ in parsed.batches], places)
 
     def close(self) -> None:
         self._maps.clear()
@@ -433,7 +433,7 @@ class _Layout:
     views: Int64Array
 
 
-def _showing_nulls(layout: _Layout, head: bytes) -> bytes:
+def _with_null_counts(layout: _Layout, head: bytes) -> bytes:
     """The head of a record batch, changed so that pyarrow uses every null bitmap present.
 
     pyarrow ignores the bitmap if the head counts no nulls. Some writers then keep a bitmap of ones; otherwise the count
@@ -492,11 +492,11 @@ class _Footer:
     def __init__(self, start: int, data: bytes) -> None:
         self.start, self._data = start, data
         try:
-            said = _Table(data[:-10], _offset(data, 0))
+            footer = _Table(data[:-10], _offset(data, 0))
             self.blocks: list[_Block] = [
                 (kind, *block)
                 for field, kind in ((2, _DICTIONARY), (3, _BATCH))
-                for block in struct.iter_unpack("<qi4xq", said.vector(field, 24))
+                for block in struct.iter_unpack("<qi4xq", footer.vector(field, 24))
             ]
         except struct.error as error:
             raise ValueError("its footer has an offset outside itself") from error

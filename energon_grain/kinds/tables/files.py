@@ -50,7 +50,7 @@ from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files, s
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
-MOST_ROWS = 1 << 56
+MAX_ROWS = 1 << 56
 DAMAGED = "the file is damaged or of another format; write it again, or exclude it by a pattern"
 _NO_MEMORY = "Cannot allocate memory"
 _Store = LocalFiles | RemoteFiles
@@ -134,7 +134,7 @@ class TableFiles(ABC):
     group_option: ClassVar[str]
     reads_whole_groups: ClassVar[bool] = True
     is_mapped = False
-    _kept_as: ClassVar[str] = ".footers"
+    _cache_ending: ClassVar[str] = ".footers"
     """Ending of the cache file's name. It changes when earlier cache files must not be used."""
     _named_by = ""
     """Digest of the index that lists the files, if there is one."""
@@ -153,20 +153,20 @@ class TableFiles(ABC):
         else:
             self._versions = [versions[name] for name in self.names]
         self._index = self._index_path(root)
-        once = self.past_pages()
-        self._records = once._kept()
+        once = self.uncached()
+        self._records = once._cached_records()
         if once is not self:
             once.store.close()
         self.columns = tuple(dict.fromkeys(name for record in self._records for name in record.columns))
         digest = hashlib.blake2b(digest_size=8)
         for record in self._records:
-            said = msgspec.msgpack.encode((record.name, record.version[0], record.head_sum))
-            digest.update(said)
+            encoded = msgspec.msgpack.encode((record.name, record.version[0], record.head_sum))
+            digest.update(encoded)
         self.content_id = digest.hexdigest()
         if not len(self):
             raise EmptyDatasetError(f"{self.location}: its {len(self.names)} {self.kind} have no rows")
 
-    def past_pages(self) -> Self:
+    def uncached(self) -> Self:
         """The same files without the page cache: a store fetches only the bytes read, and keeps no pages.
 
         For scattered reads whose result is stored in another form: heads, and columns that are read completely.
@@ -248,8 +248,8 @@ class TableFiles(ABC):
         extents = self.groups.extents[groups][:, places]
         start, stop = extents[..., 0].reshape(-1), extents[..., 1].reshape(-1)
         owner = np.repeat(np.arange(len(groups)), len(places))
-        there = stop > start
-        return self.groups.file[groups][owner[there]], start[there], (stop - start)[there], owner[there]
+        nonempty = stop > start
+        return self.groups.file[groups][owner[nonempty]], start[nonempty], (stop - start)[nonempty], owner[nonempty]
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
         """A group as a `pyarrow.Table` of these columns, without those that its file lacks; None if it lacks all.
@@ -320,7 +320,7 @@ class TableFiles(ABC):
         if self.reads_whole_groups:
             share = -(-extents[..., 2:] // max(1, len(columns)))
             extents = np.repeat(np.concatenate([extents[..., :2], share], axis=2), len(columns), axis=1)
-        if min(rows, default=0) < 0 or sum(rows) >= MOST_ROWS:
+        if min(rows, default=0) < 0 or sum(rows) >= MAX_ROWS:
             raise FormatError(f"{self.paths[file]}: declares {sum(rows)} rows; {DAMAGED}")
         return Record(
             name=self.names[file],
@@ -361,14 +361,14 @@ class TableFiles(ABC):
         identity = hashlib.blake2b(
             "\0".join([root, *self.names, self._named_by]).encode("utf-8", "surrogateescape"), digest_size=16
         )
-        name = f"{identity.hexdigest()}{self._kept_as}"
+        name = f"{identity.hexdigest()}{self._cache_ending}"
         if self._cache_dir is None and is_url(root):
             return mirror_of(root).folder / "parquet" / name
         base = self._cache_dir or os.path.join(os.path.dirname(storage_settings().cache_folder), "parquet")
         identity.update(os.fsencode(os.path.realpath(root)))
-        return Path(base) / f"{identity.hexdigest()}{self._kept_as}"
+        return Path(base) / f"{identity.hexdigest()}{self._cache_ending}"
 
-    def _kept(self) -> list[Record]:
+    def _cached_records(self) -> list[Record]:
         """Records of all files from the cache; new or changed files are read, and the cache is updated."""
         known = {record.name: record for record in _read_records(self._index)}
         fresh: dict[int, bytes] = {}
@@ -403,35 +403,35 @@ class TableFiles(ABC):
         heads = [fresh[number] if number in fresh else self._head(number) for number in range(len(records))]
         begins = itertools.accumulate(map(len, heads), initial=0)
         placed = [msgspec.structs.replace(record, begin=at) for record, at in zip(records, begins, strict=False)]
-        said = msgspec.msgpack.encode(placed)
+        encoded = msgspec.msgpack.encode(placed)
         with contextlib.suppress(OSError):
             self._index.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._index) as file:
                 file.writelines(heads)
-                file.write(said)
-                file.write(len(said).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(said).to_bytes(8, "little"))
+                file.write(encoded)
+                file.write(len(encoded).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(encoded).to_bytes(8, "little"))
         return placed
 
     @property
-    def kept_ever(self) -> Path:
+    def cache_file(self) -> Path:
         """The cache file of these files, for all their versions."""
         return self._index
 
     @property
-    def kept_beside(self) -> Path:
+    def cache_prefix(self) -> Path:
         """Prefix of the names of cache files that belong to the current versions of these files.
 
         It contains the versions, since different numbers may have the same head.
         """
-        said = msgspec.msgpack.encode(self._versions)
-        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
+        encoded = msgspec.msgpack.encode(self._versions)
+        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(encoded)}")
 
     def column_folder(self) -> ColumnFolder:
         """The folder of their columns: beside them; in the cache folder for remote files and patterns."""
         path = Path(self.location)
         beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
         return ColumnFolder.beside(
-            self.location, f"{beside if path.exists() else self.kept_ever.with_suffix('.columns')}"
+            self.location, f"{beside if path.exists() else self.cache_file.with_suffix('.columns')}"
         )
 
     def close(self) -> None:
@@ -461,19 +461,19 @@ def named_error(where: str, error: Exception, advice: str = DAMAGED) -> ReadErro
     Args:
         advice: The remedy if the file, and not the machine, is at fault.
     """
-    said = str(error).strip() or type(error).__name__
+    message = str(error).strip() or type(error).__name__
     if is_memory_short(error):
         return ReadError(
-            f"{where}: not enough memory to decode it ({said}); read fewer columns, write smaller groups, or give the "
-            "process more memory"
+            f"{where}: not enough memory to decode it ({message}); read fewer columns, write smaller groups, or give "
+            "the process more memory"
         )
     if isinstance(error, OSError) and error.errno is not None:
-        return ReadError(f"{where}: cannot be read: {said}")
+        return ReadError(f"{where}: cannot be read: {message}")
     if isinstance(error, NotImplementedError):
-        return FormatError(f"{where}: {said}: pyarrow does not support this; exclude the column by a part_filter")
+        return FormatError(f"{where}: {message}: pyarrow does not support this; exclude the column by a part_filter")
     if isinstance(error, LookupError):
-        said = f"{type(error).__name__}: {said}"
-    return FormatError(f"{where}: {said}{advice and '; '}{advice}")
+        message = f"{type(error).__name__}: {message}"
+    return FormatError(f"{where}: {message}{advice and '; '}{advice}")
 
 
 def _opened(kind: type[TableFiles], location: str, cache_dir: str | None, content_id: str) -> TableFiles:
@@ -495,13 +495,13 @@ def _read_records(path: Path) -> list[Record]:
         length = int.from_bytes(end[:8], "little")
         if len(end) == 16 and length <= size - 16:
             file.seek(size - 16 - length)
-            said = file.read(length)
-            if xxhash.xxh3_64_intdigest(said) == int.from_bytes(end[8:], "little"):
-                return _RECORDS.from_msgpack(said)
+            encoded = file.read(length)
+            if xxhash.xxh3_64_intdigest(encoded) == int.from_bytes(end[8:], "little"):
+                return _RECORDS.from_msgpack(encoded)
     return []
 
 
-class HeldFile:
+class BufferedFile:
     """A file with some ranges in memory; others are read when pyarrow requests them.
 
     Args:

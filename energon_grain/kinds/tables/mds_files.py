@@ -141,11 +141,11 @@ class MdsFiles(TableFiles):
         return msgspec.msgpack.encode(_Head(_without_hashes(shard), first.tolist(), start, digest))
 
     def _record(self, file: int, head: bytes) -> Record:
-        said = _HEAD.from_msgpack(head)
-        shard = said.shard
+        parsed = _HEAD.from_msgpack(head)
+        shard = parsed.shard
         plain = shard.compression and shard.raw_data.bytes
-        places = [(start, stop, plain or stop - start) for start, stop in pairwise(said.start)]
-        return self._recorded(file, head, shard.column_names, np.diff([*said.first, shard.samples]).tolist(), places)
+        places = [(start, stop, plain or stop - start) for start, stop in pairwise(parsed.start)]
+        return self._recorded(file, head, shard.column_names, np.diff([*parsed.first, shard.samples]).tolist(), places)
 
     def _table(self, group: int, names: list[str]) -> Any:
         import pyarrow as pa
@@ -193,10 +193,10 @@ class MdsFiles(TableFiles):
             self._compare(file, self._shards[file].raw_data, pieces)
         self._compared.add(file)
 
-    def _compare(self, file: int, said: _File | None, pieces: Iterable[bytes]) -> None:
+    def _compare(self, file: int, entry: _File | None, pieces: Iterable[bytes]) -> None:
         """Verify the hashes of a shard once per process. Raises ValueError."""
-        if file not in self._compared and said is not None and said.hashes:
-            refuse_wrong_hash(said.hashes, pieces)
+        if file not in self._compared and entry is not None and entry.hashes:
+            refuse_wrong_hash(entry.hashes, pieces)
 
 
 def _without_hashes(shard: _Shard) -> _Shard:
@@ -218,13 +218,13 @@ def _begins(data: bytes, count: int, size: int) -> Int64Array:
 
 def _bounds(data: bytes, begins: Int64Array, sizes: Sequence[int | None]) -> Int64Array:
     """(samples, columns + 1) start of each value, and the end of the last one. Raises ValueError."""
-    count, said = len(begins) - 1, 4 * sizes.count(None)
-    if not (begins[0] >= 0 and (np.diff(begins) >= said).all() and begins[-1] <= len(data)):
+    count, sizes_bytes = len(begins) - 1, 4 * sizes.count(None)
+    if not (begins[0] >= 0 and (np.diff(begins) >= sizes_bytes).all() and begins[-1] <= len(data)):
         raise ValueError("its samples are not at the listed offsets")
-    told = np.frombuffer(data, np.uint8)[begins[:-1, None] + np.arange(said)]
+    stored = np.frombuffer(data, np.uint8)[begins[:-1, None] + np.arange(sizes_bytes)]
     lengths = np.tile(np.array([size or 0 for size in sizes], np.int64), (count, 1))
-    lengths[:, [size is None for size in sizes]] = told.reshape(count, said).copy().view("<u4")
-    bounds = np.cumsum(np.concatenate([begins[:-1, None] + said, lengths], axis=1), axis=1)
+    lengths[:, [size is None for size in sizes]] = stored.reshape(count, sizes_bytes).copy().view("<u4")
+    bounds = np.cumsum(np.concatenate([begins[:-1, None] + sizes_bytes, lengths], axis=1), axis=1)
     if (bounds[:, -1] != begins[1:]).any():
         raise ValueError("the sizes of the values do not add up to the size of their sample")
     return bounds

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from energon_grain.errors import FormatError
-from energon_grain.kinds.tables.files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
+from energon_grain.kinds.tables.files import DAMAGED, MAX_ROWS, BufferedFile, Record, TableFiles
 from energon_grain.kinds.tables.parquet_pages import Chunk, Leaf, Reading, plan_reading
 from energon_grain.kinds.tables.parquet_thrift import number, read_struct, structs
 from energon_grain.storage.cores import over_forks
@@ -58,9 +58,9 @@ class ParquetFiles(TableFiles):
         parsed = self._parse(file, self._head(file))
         with _parsing:
             self._parsed[file] = parsed
-            held = sum(self._records[each].head_bytes for each in self._parsed)
-            while len(self._parsed) > 1 and held > _PARSED_BYTES:
-                held -= self._records[self._parsed.popitem(last=False)[0]].head_bytes
+            parsed_bytes = sum(self._records[each].head_bytes for each in self._parsed)
+            while len(self._parsed) > 1 and parsed_bytes > _PARSED_BYTES:
+                parsed_bytes -= self._records[self._parsed.popitem(last=False)[0]].head_bytes
         return parsed
 
     def _table(self, group: int, names: list[str]) -> Any:
@@ -69,11 +69,11 @@ class ParquetFiles(TableFiles):
         file, within = int(self.groups.file[group]), int(self.groups.number[group])
         footer = self._footer(file)
         _, start, size, _ = self.spans(np.array([group]), names)
-        held = HeldFile(self.paths[file], self.store, self._bytes_of(file, start, size))
+        buffered = BufferedFile(self.paths[file], self.store, self._bytes_of(file, start, size))
         chunks = [chunk for chunk in footer.chunks[within] if chunk.leaf.column in names]
-        plan = plan_reading(chunks, held, storage_settings().largest_group_bytes)
+        plan = plan_reading(chunks, buffered, storage_settings().largest_group_bytes)
         self._check_size(group, plan.sizes)
-        opened = footer.open(held, plan)
+        opened = footer.open(buffered, plan)
         if plan.rows_at_once is None:
             table = opened.read_row_group(within, columns=names, use_threads=False)
         else:
@@ -130,7 +130,7 @@ class ParquetFiles(TableFiles):
             extents = extents.reshape(len(rows), len(names), 3)
             if len(groups) != metadata.num_row_groups or (rows < 0).any():
                 raise ValueError(f"found {len(groups)} row groups, but the file declares {metadata.num_row_groups}")
-            if sum(rows.tolist()) != metadata.num_rows or metadata.num_rows >= MOST_ROWS:
+            if sum(rows.tolist()) != metadata.num_rows or metadata.num_rows >= MAX_ROWS:
                 raise ValueError(
                     f"row groups have {sum(rows.tolist())} rows, but the file declares {metadata.num_rows}"
                 )
@@ -143,15 +143,17 @@ class ParquetFiles(TableFiles):
 
 def _footer_length(path: str, tail: bytes, size_bytes: int) -> int:
     """Size of the footer of a file with this end. Raises FormatError."""
-    said = int.from_bytes(tail[-8:-4], "little")
+    declared = int.from_bytes(tail[-8:-4], "little")
     if tail[-4:] == b"PARE":
         raise FormatError(f"{path}: its footer is encrypted, which is not supported; write the file without encryption")
-    if tail[-4:] != _MAGIC or not 0 < said <= min(size_bytes - 12, _LARGEST_FOOTER_BYTES):
+    if tail[-4:] != _MAGIC or not 0 < declared <= min(size_bytes - 12, _LARGEST_FOOTER_BYTES):
         found = (
-            f"ends in {tail[-4:]!r}, not {_MAGIC!r}" if tail[-4:] != _MAGIC else f"declares a footer of {said} bytes"
+            f"ends in {tail[-4:]!r}, not {_MAGIC!r}"
+            if tail[-4:] != _MAGIC
+            else f"declares a footer of {declared} bytes"
         )
         raise FormatError(f"{path}: {found} ({size_bytes} bytes); {DAMAGED}")
-    return said
+    return declared
 
 
 class _Footer:
@@ -255,7 +257,7 @@ _WANTED = {
 """Field numbers from `parquet.thrift`, in the structs FileMetaData, RowGroup, ColumnChunk and ColumnMetaData."""
 
 
-def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int) -> list[Chunk]:
+def _chunks(entries: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int) -> list[Chunk]:
     """The columns of a row group.
 
     Args:
@@ -265,10 +267,10 @@ def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int)
 
     Raises ValueError if they are not in the file.
     """
-    if len(said) != len(leaves):
-        raise ValueError(f"a row group has {len(said)} columns, but the schema has {len(leaves)}")
+    if len(entries) != len(leaves):
+        raise ValueError(f"a row group has {len(entries)} columns, but the schema has {len(leaves)}")
     chunks: list[Chunk] = []
-    for leaf, own in zip(leaves, said, strict=True):
+    for leaf, own in zip(leaves, entries, strict=True):
         if own.get(_ELSEWHERE):
             raise ValueError("its columns are in other files, which is not supported")
         own = own.get(_CHUNK)
@@ -276,7 +278,7 @@ def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int)
             raise ValueError("its footer lacks the entry of a column")
         codec, values, unpacked, packed, pages, dictionary = (number(own, field) for field in _FIELDS)
         begin = min(pages, dictionary) if dictionary else pages
-        if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MOST_ROWS):
+        if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MAX_ROWS):
             raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins @ {end}")
         chunks.append(
             Chunk(leaf=leaf, start=begin, stop=begin + packed, unpacked_bytes=unpacked, values=values, codec=codec)

@@ -194,14 +194,14 @@ def _add(found: _Pages, head: dict[int, Any], unpacked: int, data: memoryview) -
     if kind not in _ENCODINGS:
         return
     own, encoding = _ENCODINGS[kind]
-    said = head.get(own)
-    if not isinstance(said, dict):
+    header = head.get(own)
+    if not isinstance(header, dict):
         raise ValueError("one of its pages lacks the header of its type")
-    count = number(said, _COUNT)
+    count = number(header, _COUNT)
     found.values += count
-    if said.get(encoding) in _BY_CODES:
+    if header.get(encoding) in _BY_CODES:
         found.coded += count
-    elif said.get(encoding) == _BY_BEGINNINGS:
+    elif header.get(encoding) == _BY_BEGINNINGS:
         found.shared_bytes += count * unpacked
         found.largest_shared_bytes = max(found.largest_shared_bytes, unpacked)
 

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
 from energon_grain.formats.columns import KeptColumns, Measured
-from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
+from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, validity_of, with_nan
 from energon_grain.kinds.tables.files import TableFiles, is_memory_short, named_error
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -48,7 +48,7 @@ _UNREADABLE = (ValueError, LookupError, MemoryError, NotImplementedError, Overfl
 _SIZES = "bytes"
 _GROUPS_DIGESTED, _KEYS_DIGESTED = 8, 1000
 _KEYS_AT_ONCE = 8192
-_MOST_MEMORY_BYTES = 4 << 30
+_MAX_MEMORY_BYTES = 4 << 30
 _MEMORY_SHARE = 4
 _DISK_SHARE = 4
 _MAPPED_BYTES = 64 << 10
@@ -61,7 +61,7 @@ def memory_bytes() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(_MOST_MEMORY_BYTES, total // _MEMORY_SHARE)
+    return min(_MAX_MEMORY_BYTES, total // _MEMORY_SHARE)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class _Group:
     takes: dict[str, Take] = field(default_factory=dict[str, Take])
 
 
-class _Kept:
+class _GroupCache:
     """The row groups in memory, or those on disk, least recently used first."""
 
     def __init__(self) -> None:
@@ -127,8 +127,8 @@ class DecodedGroups:
     def renew(self) -> None:
         """Clear the cache: in a forked child, the threads that were decoding do not exist."""
         self._lock = threading.Lock()
-        self._memory, self._disk = _Kept(), _Kept()
-        self._coming: dict[tuple[object, int], Future[_Group]] = {}
+        self._memory, self._disk = _GroupCache(), _GroupCache()
+        self._pending: dict[tuple[object, int], Future[_Group]] = {}
 
     def __contains__(self, key: tuple[object, int]) -> bool:
         return key in self._memory.groups or key in self._disk.groups
@@ -140,20 +140,20 @@ class DecodedGroups:
             if found is not None:
                 return found
             mine = Future[_Group]()
-            coming = self._coming.setdefault(key, mine)
-        if coming is not mine:
-            return coming.result()
+            pending = self._pending.setdefault(key, mine)
+        if pending is not mine:
+            return pending.result()
         try:
             table = decode()
             found = _Group(table, _MAPPED_BYTES if is_mapped else 0 if table is None else table.nbytes, is_mapped)
         except BaseException as error:
             with self._lock:
-                self._coming.pop(key, None)
+                self._pending.pop(key, None)
             mine.set_exception(error)
             raise
         with self._lock:
             self.decoded += 1
-            self._coming.pop(key, None)
+            self._pending.pop(key, None)
             leaving = self._memory.put(key, found, self.limit_bytes)
         mine.set_result(found)
         for other, group in leaving:
@@ -167,7 +167,7 @@ class DecodedGroups:
             return shutil.disk_usage(self._folder).free // _DISK_SHARE
         return 0
 
-    def room_bytes(self) -> int:
+    def capacity_bytes(self) -> int:
         """Capacity in memory and on disk."""
         return self.limit_bytes + self._disk_bytes
 
@@ -326,11 +326,11 @@ class TableRows(Rows):
         kept = decoded_groups()
         if in_use <= kept.limit_bytes:
             return None
-        beyond = in_use - kept.room_bytes()
+        beyond = in_use - kept.capacity_bytes()
         outcome = (
             f"data above {_gigabytes(kept.limit_bytes)} go to a cache on disk"
             if beyond <= 0
-            else f"memory and disk have space for {_gigabytes(kept.room_bytes())}, so most rows decode a whole "
+            else f"memory and disk have space for {_gigabytes(kept.capacity_bytes())}, so most rows decode a whole "
             f"{self.files.group_word}"
         )
         return (
@@ -523,7 +523,7 @@ class TableRows(Rows):
 
         From a store it is prefetched, for some groups at a time.
         """
-        files = self.files.past_pages()
+        files = self.files.uncached()
         file, start, size, owner = files.spans(groups, (name,))
         most = storage_settings().ahead_bytes // 2
         part = np.zeros(len(groups), np.int64)
@@ -593,11 +593,11 @@ class TableRows(Rows):
         making = f"`energon-grain measure {self.path} --column {name}=module:function` creates it"
         return KeyNotFoundError(
             f"{self.path}: no numeric column {name!r}; the columns are {', '.join(self.columns[:50])}; "
-            f"{making}{self.kept.folder.kept_by}"
+            f"{making}{self.kept.folder.read_only_note}"
         )
 
     def _whole_column(self, name: str) -> npt.NDArray[Any]:
-        beside = self.files.kept_beside
+        beside = self.files.cache_prefix
         path = beside.with_name(f"{beside.name}-{self.column_id(name)}.npy")
         with suppress(OSError, ValueError):
             found = np.load(path, mmap_mode="r")
@@ -626,7 +626,7 @@ class TableRows(Rows):
                 if numbers.max(initial=0) >= 2**63:
                     raise OverflowError(f"{numbers.max()} is too large; integers in columns must be below 2**63")
                 numbers = numbers.astype(np.int64)
-            return with_nan(numbers, values_there(array))
+            return with_nan(numbers, validity_of(array))
 
     def close(self) -> None:
         decoded_groups().forget(self._owner)

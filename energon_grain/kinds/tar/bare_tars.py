@@ -46,7 +46,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
 from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
 from energon_grain.forms import Form, encode_json
-from energon_grain.kinds.prepared.leaf import ALL_OF_THEM
+from energon_grain.kinds.prepared.leaf import WHOLE_PART
 from energon_grain.kinds.tar.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.prepare.columnar_build import open_columnar, write_columnar
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
@@ -60,7 +60,7 @@ from energon_grain.storage.settings import storage_settings
 
 _STATE, _LOG, _LOCK = "state.json", "scan.log", ".lock"
 _VERSION = 1
-_FIRST_WORD_S, _NEXT_WORD_S = 2.0, 10.0
+_FIRST_LOG_S, _LOG_INTERVAL_S = 2.0, 10.0
 _KEPT_S = 24 * 3600.0
 _logger = logging.getLogger("energon_grain")
 
@@ -243,7 +243,7 @@ _WHEN_READ_ONLY = "the index of these tars is in the cache folder: set XDG_CACHE
 def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alone: bool) -> _State:
     """Index tars into a locked folder. Without locks (`alone` is False) several processes may do so at once."""
     base = tars.listed.base
-    index, known = (None, {}) if old is None else _known(tars, *old)
+    index, known = (None, {}) if old is None else _previous_index(tars, *old)
     new = [name for name in tars.names if name not in known]
     log_path = place / (_LOG if alone else f"scan-{secrets.token_hex(8)}.log")
     folder = f"g{secrets.token_hex(8)}"
@@ -252,7 +252,7 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
             explaining_writes(place, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY),
             contextlib.closing(ScanLog(log_path)) as log,
         ):
-            scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_Saying(tars.listed.text))
+            scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_ProgressLog(tars.listed.text))
             shards = known | {shard.name: shard for shard in scanned.shards}
             header = write_columnar(columnar_folder(place / folder), tars.names, _scans(tars.names, scanned, index))
             counts = _describe(tars, place / folder, shards)
@@ -266,12 +266,12 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
     atomic_write_bytes(place / _STATE, encode_json(state))
     if not alone:
         log_path.unlink()
-    said = "%s: indexed %d samples in %d tars (content id %s)"
-    _logger.info(said, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
+    message = "%s: indexed %d samples in %d tars (content id %s)"
+    _logger.info(message, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
     return state
 
 
-def _known(tars: BareTars, place: Path, state: _State) -> tuple[ColumnarIndex | None, dict[str, ScannedShard]]:
+def _previous_index(tars: BareTars, place: Path, state: _State) -> tuple[ColumnarIndex | None, dict[str, ScannedShard]]:
     """The previous index, if it is usable, and the tars that have not changed."""
     index, known = None, dict[str, ScannedShard]()
     with contextlib.suppress(EnergonGrainError):  # a damaged index is ignored
@@ -294,7 +294,7 @@ def _describe(tars: BareTars, folder: Path, shards: Mapping[str, ScannedShard]) 
     counts = {name: shards[name].samples for name in tars.names}
     write_info(folder, DatasetInfo(shard_counts=counts))
     write_dataset_config(folder, DatasetConfig(kind="crude"))
-    split = SplitConfig(split_parts={ALL_OF_THEM: tars.names})
+    split = SplitConfig(split_parts={WHOLE_PART: tars.names})
     write_split_config(folder / META_FOLDER / DEFAULT_SPLIT_CONFIG, split)
     return counts
 
@@ -341,11 +341,11 @@ def _sweep(place: Path, *, alone: bool) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-class _Saying:
+class _ProgressLog:
     """Logs the progress of long scans."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._next = text, time.monotonic() + _FIRST_WORD_S
+        self._text, self._next = text, time.monotonic() + _FIRST_LOG_S
         self._first: tuple[float, int] | None = None  # time and number of the first completed shards
 
     def __call__(self, now: PrepareProgress) -> None:
@@ -353,7 +353,7 @@ class _Saying:
         if self._first is None and now.shards_done:
             self._first = seconds, now.shards_done
         if seconds >= self._next and now.shards_done < now.shards_total:
-            self._next = seconds + _NEXT_WORD_S
+            self._next = seconds + _LOG_INTERVAL_S
             begun_s, before = self._first or (seconds, 0)
             rate = (now.shards_done - before) / max(seconds - begun_s, 0.001)
             left = f", {(now.shards_total - now.shards_done) / rate:,.0f} s left" if rate else ""

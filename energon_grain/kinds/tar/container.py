@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StaleIndexError, TarError
-from energon_grain.formats.columnar_header import mending
+from energon_grain.formats.columnar_header import repair_advice
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import ShardScan
@@ -50,7 +50,7 @@ class Tars(Container):
         self, folder: DataFolder, shard: str, count: int, encoding: RecordEncoding | None, *, first: int
     ) -> ShardScan:
         """See `Container`. Hidden files in folders are samples only if the index of the shard lists them."""
-        location, advice, expected = folder.shard(shard), mending(folder.location), None
+        location, advice, expected = folder.shard(shard), repair_advice(folder.location), None
         try:
             scan = scan_tar(location, hidden="skip", keep=True)
             with contextlib.suppress(FileNotFoundError):

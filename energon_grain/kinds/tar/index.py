@@ -42,12 +42,12 @@ def read_tar_index(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
     """
     data = read_whole(os.fspath(path))
     if not data or len(data) % 8:
-        raise IndexFileError(f"{path}: expected one or more 8-byte offsets, found {len(data)} bytes. {_WAY_OUT}")
+        raise IndexFileError(f"{path}: expected one or more 8-byte offsets, found {len(data)} bytes. {_REPAIR_ADVICE}")
     starts = np.frombuffer(data, "<i8").astype(np.int64)
     defect = _defect(starts)
     if defect is not None:
         row, rule = defect
-        raise IndexFileError(f"{path} @ {8 * row}: offset {row} is {int(starts[row])}; {rule}. {_WAY_OUT}")
+        raise IndexFileError(f"{path} @ {8 * row}: offset {row} is {int(starts[row])}; {rule}. {_REPAIR_ADVICE}")
     return starts
 
 
@@ -62,10 +62,10 @@ def _defect(starts: npt.NDArray[np.int64]) -> tuple[int, str] | None:
     return None
 
 
-_WAY_OUT = "The index is damaged; write it again with `energon-grain prepare PATH --tar-index-only`."
+_REPAIR_ADVICE = "The index is damaged; write it again with `energon-grain prepare PATH --tar-index-only`."
 
 
-_LOOKED_AT = 16
+_CHECKED_SAMPLES = 16
 _LARGEST_BYTES = 0o77777777777
 """The largest number of eleven octal digits."""
 
@@ -112,7 +112,7 @@ def _check_beginnings(
     for place, number in enumerate(numbers):
         begin, end = index.shard_first[number : number + 2].tolist()
         if begin < end:
-            count = _LOOKED_AT if not folder.is_remote and _is_newer(paths[place], folder) else 1
+            count = _CHECKED_SAMPLES if not folder.is_remote and _is_newer(paths[place], folder) else 1
             found = [begin] if count == 1 else np.unique(np.linspace(begin, end - 1, count).astype(np.int64)).tolist()
             places += [place] * len(found)
             chosen += found

@@ -265,16 +265,16 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
         return None if sample is None or row is None else (sample, row)
 
     def _why_not(self, key: str) -> str:
-        said = f"no file {key!r}"
+        message = f"no file {key!r}"
         split = split_member_name(key, hidden="keep")
         if split is None:
-            return f"{said}; a key is the full name of a file in a shard, including folders and endings"
+            return f"{message}; a key is the full name of a file in a shard, including folders and endings"
         sample = self._index.find(split[0])
         if sample is None:
-            return f"{said}, and no sample {split[0]!r}; a key is the full name of a file in a shard"
+            return f"{message}, and no sample {split[0]!r}; a key is the full name of a file in a shard"
         rows = self._index.part_name[self._index.part_start[sample] : self._index.part_start[sample + 1]]
         names = ", ".join(f"{split[0]}.{self._index.part_names[number]}" for number in rows.tolist())
-        return f"{said}; the sample {split[0]!r} has {names}"
+        return f"{message}; the sample {split[0]!r} has {names}"
 
 
 _Run: TypeAlias = tuple[int, int, int]

@@ -35,7 +35,7 @@ def _template() -> tuple[bytes, bytes, bytes, int]:
     return header[NAME.stop : SIZE.start], header[SIZE.stop : CHECKSUM.start], header[CHECKSUM.stop :], sum(bare)
 
 
-_BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_SUM, _SUM = _template()
+_BEFORE_SIZE, _AFTER_SIZE, _AFTER_SUM, _SUM = _template()
 
 
 def member_header(name: str, size_bytes: int) -> bytes:
@@ -47,7 +47,7 @@ def member_header(name: str, size_bytes: int) -> bytes:
         return member.tobuf(tarfile.GNU_FORMAT, *_UTF8)
     size = b"%011o\0" % size_bytes
     checksum = b"%06o\0 " % (_SUM + sum(raw) + sum(size))
-    return b"".join((raw.ljust(_PLAIN_NAME_BYTES, b"\0"), _BEFORE_SIZE, size, _BEHIND_SIZE, checksum, _BEHIND_SUM))
+    return b"".join((raw.ljust(_PLAIN_NAME_BYTES, b"\0"), _BEFORE_SIZE, size, _AFTER_SIZE, checksum, _AFTER_SUM))
 
 
 class TarFile:

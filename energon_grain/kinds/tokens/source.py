@@ -108,8 +108,8 @@ class TokenRows(OneFile):
         kind, (sequences, documents) = head[len(_MAGIC)], np.frombuffer(head, "<u8", 2, len(_MAGIC) + 1).tolist()
         ends = np.cumsum([_HEAD_BYTES, 4 * sequences, 8 * sequences, 8 * documents], dtype=object).tolist()
         if kind not in _TYPES or not documents or ends[-1] > len(data):
-            said = f"{documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
-            raise FormatError(f"{self._stem}.idx: declares {said}; it is damaged")
+            declared = f"{documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
+            raise FormatError(f"{self._stem}.idx: declares {declared}; it is damaged")
         self.type = np.dtype(_TYPES[kind])
         self._lengths, self._starts, self._documents = (
             np.asarray(data[begin:end]).view(dtype)
@@ -117,8 +117,8 @@ class TokenRows(OneFile):
         )
         self.samples = documents - 1
         self._pages = IndexPages((data,), samples=documents, rows=len(data) // 8)
-        ends_of_it = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
-        self._digest = f"{fold(xxhash.xxh3_64_intdigest(ends_of_it), len(data), self.size_bytes):016x}"
+        both_ends = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
+        self._digest = f"{fold(xxhash.xxh3_64_intdigest(both_ends), len(data), self.size_bytes):016x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"_version": self._version}  # detects a changed file
@@ -142,9 +142,9 @@ class TokenRows(OneFile):
         # A document is read at once: its sequences must be contiguous.
         inside = before[:-1] - np.repeat(before[ends - sequences], sequences)
         expected = np.repeat(start, sequences) + inside * self.type.itemsize
-        apart = (self._starts[each] != expected).any() or (lengths < 0).any()
+        has_gaps = (self._starts[each] != expected).any() or (lengths < 0).any()
         stop = start + size
-        if apart or (start < 0).any() or (stop > self.size_bytes).any():
+        if has_gaps or (start < 0).any() or (stop > self.size_bytes).any():
             where = f"a document is not one contiguous range of {self.shard}, which has {self.size_bytes} bytes"
             raise FormatError(f"{self._stem}.idx: {where}; one of the two files is damaged")
         return start, stop
