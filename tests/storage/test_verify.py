@@ -177,5 +177,5 @@ def test_append_goes_on_keeping_digests_and_preparing_again_does_not(data: Path,
 
 def test_digests_are_not_made_of_what_a_store_sends(server: FaultyServer, tmp_path: Path) -> None:
     use_storage(verifying(tmp_path))
-    with pytest.raises(ConfigError, match="before they were uploaded"):
+    with pytest.raises(ConfigError, match="before the upload"):
         prepare_dataset(URL, digest=True, tar_index_only=True)
