@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file or object, read once from front to back."""
+"""Reading one file or object from start to end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ScannedBytes(ABC):
     """One open file or object. For one thread.
 
     Attributes:
-        size_bytes: Size of the whole.
+        size_bytes: Size of the file or object.
         generation: Version of an object; empty for a file.
-        pass_over_bytes: What is at least this large is quicker passed over than read.
+        pass_over_bytes: From this size on, skipping is faster than reading.
     """
 
     size_bytes: int
@@ -25,18 +25,17 @@ class ScannedBytes(ABC):
 
     @abstractmethod
     def alone(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes of which those that follow may not matter; fewer only at the end.
+        """Read bytes whose neighbours may not be needed; returns fewer only at the end.
 
-        Raises OSError if they cannot be read, and StaleIndexError if the object is not the one any more that was
-        opened.
+        Raises OSError if they cannot be read, and StaleIndexError if the object has changed since it was opened.
         """
 
     @abstractmethod
     def near(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes after which those that follow will be asked for; fewer only at the end. Raises like `alone`."""
+        """Read bytes whose successors will be read next; returns fewer only at the end. Raises like `alone`."""
 
     def fill(self, buffer: memoryview, offset: int) -> int:
-        """`near`, into a buffer; gives the number of bytes, fewer than the buffer has only at the end."""
+        """`near`, into a buffer; returns the number of bytes, fewer than the buffer's size only at the end."""
         data = self.near(offset, len(buffer))
         buffer[: len(data)] = data
         return len(data)

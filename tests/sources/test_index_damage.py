@@ -539,7 +539,7 @@ def test_a_shard_that_shrinks_while_it_is_read(changing: Path) -> None:
     os.truncate(changing / "shard_000.tar", 50_000)
     with pytest.raises(StaleIndexError, match=r"shard_000\.tar: was changed while it was read"):
         source.read(np.array([0]))
-    with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were asked for"):
+    with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were requested"):
         source.read(np.array([1]))
 
 

@@ -185,8 +185,8 @@ def test_settings_of_the_real_location_count_too() -> None:
         ("dss://a@1/b", "lies below the folder that NVDATASET_CACHE_DIR names, which is not set"),
         ("dss://a/b", "dss://a/b: write dss://name@version/path"),
         ("msc://t/a", r"has a profile 't'; add it there, or to .* `stores: \{'msc://t': \{location: 's3://bucket"),
-        ("https://h/a?token=x", r"^https://h/a: only plain paths are read from the web"),
-        ("https://h/a#b", r"^https://h/a: only plain paths are read from the web"),
+        ("https://h/a?token=x", r"^https://h/a: web URLs must be plain paths"),
+        ("https://h/a#b", r"^https://h/a: web URLs must be plain paths"),
     ],
 )
 def test_urls_that_name_no_store(url: str, said: str) -> None:
@@ -544,13 +544,13 @@ def test_a_relative_path_stays_in_its_bucket() -> None:
     ],
 )
 def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> None:
-    advice = "" if meant is None else f". Did you mean {meant}? (pathlib takes slashes away: give text)"
+    advice = "" if meant is None else f". Did you mean {meant}? (pathlib removes slashes: pass a str)"
     assert no_such_path(path) == f"{path}: no such file or folder{advice}"
 
 
 @pytest.mark.parametrize("path", ["data/*", "data/lines-{00..07}.jsonl"])
 def test_a_pattern_is_told_what_patterns_are_expanded(path: str) -> None:
-    assert no_such_path(path).endswith("Patterns end in .tar, .parquet or .arrow; else give the folder")
+    assert no_such_path(path).endswith("Patterns must end in .tar, .parquet or .arrow; else pass the folder")
 
 
 def test_files_by_their_ending(tmp_path: Path) -> None:
