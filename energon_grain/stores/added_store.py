@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that another package adds, called as obstore's stores are."""
+"""Adapter of another package's store to the interface of obstore's stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from energon_grain.storage.store import Store, StoredObject
 from energon_grain.stores.object_error import ObjectError
 
 _LASTING = (PermissionError, IsADirectoryError, NotADirectoryError)
-"""Failures that another attempt would meet again."""
+"""Permanent failures, which a retry would not fix."""
 
 
 class AddedStore:
@@ -27,12 +27,12 @@ class AddedStore:
             return _meta(self._store.head(key))
 
     def list(self, prefix: str | None) -> list[list[dict[str, Any]]]:
-        """All objects below a folder."""
+        """All objects in a folder and its subfolders."""
         with _failures():
             return [[_meta(found) for found in self._store.list(prefix or "")]]
 
     def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Answer:
-        """An object, or a range of it. Raises NotModifiedError of obstore."""
+        """An object, or a range of it. Raises obstore's NotModifiedError."""
         from obstore.exceptions import NotModifiedError
 
         options = options or {}
@@ -63,7 +63,7 @@ class AddedStore:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """As obstore's `GetResult`."""
+    """Like obstore's `GetResult`."""
 
     meta: dict[str, Any]
     range: tuple[int, int]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading, listing and writing objects of stores: side by side, with time-outs, further attempts and second requests.
+"""Read, list and write objects of stores: in parallel, with timeouts, retries and hedged requests.
 
-A request that is answered by nothing holds up all that waits for it, and a store that loses one in some hundred makes
-minutes of it. So what has no first byte after `SECOND_REQUEST_SECONDS` is asked for once more while the first request
-goes on, and the first of the two to be answered counts. What is merely slow stays: of all requests one in twenty is
-sent twice at most.
+A request without a response blocks all readers that wait for it; a store that loses one in some hundred wastes minutes.
+Therefore a request without a first byte after `SECOND_REQUEST_SECONDS` is sent a second time, while the first one
+continues, and the first response counts. Requests that are merely slow are not repeated: at most one in twenty is sent
+twice.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from energon_grain.stores.retries import Outages, Trial
 _Result = TypeVar("_Result")
 
 SECOND_REQUEST_SECONDS = 2.0
-"""How long a request may be without a first byte before it is sent a second time; longer where it is usual to wait."""
+"""Time without a first byte after which a request is sent a second time; longer if responses are usually slower."""
 _USUAL_TIMES = 5
 _SENT_TWICE_SHARE = 0.05
 _SENT_TWICE_ALWAYS = 4
-"""So many requests may be sent twice, and the share of all: a store that is slow to answer everybody is not helped by
-twice the requests."""
+"""Number of requests that may always be sent twice, besides the share of all: a store that responds slowly to everyone
+only gets slower with twice the requests."""
 
 _IDLE_SECONDS = 10.0
-"""So long a thread that waits for stores is kept for the next request."""
+"""Time that an idle thread is kept for the next request."""
 
 
 class ObjectClient:
-    """Objects of stores. Thread-safe and picklable. A process that was forked after its use gets a WorkerError.
+    """Objects of stores. Thread-safe and picklable. After use, a forked child process gets a WorkerError.
 
     Attributes:
-        settings: How stores are reached.
-        traffic: What all threads of this process asked for and got by it.
+        settings: Storage settings.
+        traffic: Counters of all threads of this process for this client.
     """
 
     def __init__(self, settings: StorageSettings) -> None:
@@ -67,15 +67,15 @@ class ObjectClient:
         self._stores = ObjectStores(settings)
         self._waiting = _WaitingThreads()
         self._outages = Outages()
-        self._usual_s = 0.0  # until the first byte, of late
+        self._usual_s = 0.0  # recent time until the first byte
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
 
     def read(self, wanted: ObjectRange, begin: Begin = in_list) -> Fetched | None:
-        """Read one range; None where there is no such object.
+        """Read one range; None if the object does not exist.
 
-        Raises RangeError if the object ends before, and ReadError if it cannot be read; names object and range.
+        Raises RangeError if the object is shorter, and ReadError if it cannot be read; names object and range.
         """
 
         def ask(answered: Answered) -> Fetched | None:
@@ -89,7 +89,7 @@ class ObjectClient:
         return found
 
     def look(self, url: str) -> Fetched | None:
-        """Size, generation and time of an object, without its bytes; None: there is none. Raises ReadError."""
+        """Size, generation and modification time of an object; None if it does not exist. Raises ReadError."""
         return self._repeated(lambda _: self._stores.look(url), f"looking at {url}", url, twice=True)
 
     def list(self, url: str) -> list[str]:
@@ -101,28 +101,28 @@ class ObjectClient:
         return self._repeated(lambda _: self._stores.list_versions(url), f"listing {url}", url)
 
     def pinned(self, url: str) -> str:
-        """A URL of the Hub with the commit that its revision stands for, once a process; others as they are.
+        """A URL of the Hub with its revision resolved to a commit, once per process; other URLs unchanged.
 
-        Raises ReadError if the Hub does not say.
+        Raises ReadError if the Hub does not respond.
         """
         if scheme_of(url) != "hf":
             return url
         return self._repeated(lambda _: self._stores.pinned(url), f"looking up the revision of {url}", url)
 
     def write(self, url: str, data: bytes) -> bytes:
-        """Put an object, whole or not at all; give its generation. Raises ReadError."""
+        """Write an object atomically; returns its generation. Raises ReadError."""
         return self._repeated(lambda _: self._stores.write(url, data), f"writing {url}", url)
 
     def delete(self, url: str) -> None:
-        """Remove an object, if it is there. Raises ReadError."""
+        """Remove an object, if it exists. Raises ReadError."""
         self._repeated(lambda _: self._stores.delete(url), f"removing {url}", url)
 
     def map(self, function: Callable[[Any], _Result], items: Sequence[Any]) -> list[_Result]:
-        """Call a function that makes requests for each of several items, side by side; give the results in order.
+        """Call a function that makes requests for several items, in parallel; return the results in order.
 
-        After the first failure those that have not begun are left out.
+        After the first failure, calls that have not started are skipped.
         """
-        if len(items) <= 1 or is_forked():  # whose threads are not there: the first request says so
+        if len(items) <= 1 or is_forked():  # a forked process has no threads: the first request raises
             return [function(item) for item in items]
         if self._threads is None:
             with self._counting:
@@ -153,7 +153,7 @@ class ObjectClient:
                     return found
 
     def _once(self, ask: Callable[[Answered], _Result], *, repeated: bool, twice: bool) -> _Result:
-        """What a request gives. One that nobody wants any more, or that takes too long, is left to itself."""
+        """The result of one attempt. A request that is no longer needed, or too slow, is abandoned."""
         while not self._slots.acquire(timeout=POLL_SECONDS):
             _check_needed()
         try:
@@ -166,14 +166,14 @@ class ObjectClient:
             while True:
                 try:
                     found = asked.result.result(max(0.0, min(POLL_SECONDS, end - now)))
-                    if twice:  # the others have no first byte before all of their answer
+                    if twice:  # other requests have no first byte before their response is complete
                         self._usual_s += 0.1 * (asked.first_byte_s - self._usual_s)
                     return found
                 except TimeoutError:
                     _check_needed()
                 now = time.monotonic()
                 if now >= end:
-                    raise ObjectError(f"no answer within {self.settings.timeout_s:g} s", passing=True) from None
+                    raise ObjectError(f"no response within {self.settings.timeout_s:g} s", passing=True) from None
                 if twice and now >= again and asked.waits_for_one:
                     again = now + patience_s
                     if self.traffic.sent_twice < _SENT_TWICE_ALWAYS + self.traffic.requests * _SENT_TWICE_SHARE:
@@ -190,12 +190,12 @@ class ObjectClient:
 
 
 class _Asked(Generic[_Result]):
-    """A request that may be sent again while it is under way.
+    """A request that may be sent again while it is in flight.
 
     Attributes:
-        result: What the one gives that is answered first. A failure that may pass is none while another is under way:
-            a store that refuses the second request may be about to answer the first.
-        first_byte_s: How long that took.
+        result: The first result. A temporary failure does not count while the other request is in flight: a store that
+            refuses the second request may be about to respond to the first.
+        first_byte_s: Time until the first byte.
     """
 
     def __init__(self, ask: Callable[[Answered], _Result]) -> None:
@@ -208,11 +208,11 @@ class _Asked(Generic[_Result]):
 
     @property
     def waits_for_one(self) -> bool:
-        """Whether a single one is under way, and has no first byte yet."""
+        """Whether a single request is in flight, without a first byte yet."""
         return len(self._under_way) == 1 and not self._first
 
     def send(self, threads: _WaitingThreads) -> None:
-        """Send it, and let a thread wait for the answer."""
+        """Send the request, and let a thread wait for the response."""
         mine = object()
         self._under_way.append(mine)
         threads.call(lambda: self._wait(mine))
@@ -229,7 +229,7 @@ class _Asked(Generic[_Result]):
             except LateAnswerError:
                 raise
             except BaseException as error:
-                self._under_way.remove(mine)  # of two that fail at once the later one sees that it is the last
+                self._under_way.remove(mine)  # if two fail at once, the later one sees that it is the last
                 may_pass = isinstance(error, ObjectError) and error.passing
                 if not (may_pass and self._under_way and self._first.get("first") is not mine):
                     answered()
@@ -238,13 +238,13 @@ class _Asked(Generic[_Result]):
                 answered()
                 self.result.set_result(found)
         except LateAnswerError:
-            pass  # its answer is not read
+            pass  # its response is discarded
 
 
 class _WaitingThreads:
-    """Threads that wait for stores, and that nobody has to wait for, not even the end of the program.
+    """Threads that wait for stores. Nothing waits for them, not even interpreter exit.
 
-    One that has had nothing to do for `_IDLE_SECONDS` ends.
+    A thread that is idle for `_IDLE_SECONDS` ends.
     """
 
     def __init__(self) -> None:
@@ -252,10 +252,10 @@ class _WaitingThreads:
         self._idle = threading.Semaphore(0)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function in a thread that is idle, or in a new one."""
+        """Call a function in an idle thread, or in a new one."""
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="object-request", daemon=True).start()
-        self._calls.put(function)  # behind: a call that has no thread would take that of another
+        self._calls.put(function)  # last: a call without its own thread would take another call's
 
     def _work(self) -> None:
         while True:
@@ -264,13 +264,13 @@ class _WaitingThreads:
             except queue.Empty:
                 if self._idle.acquire(blocking=False):
                     return
-                call = self._calls.get()  # it is on its way
+                call = self._calls.get()  # about to arrive
             call()
             self._idle.release()
 
 
 def _result(future: Future[_Result]) -> _Result:
-    """What a thread's call gives. Those of others may take all threads for long, and nobody waits for that in vain."""
+    """The result of a call in a thread. It may wait long for a free thread, so the wait ends on cancellation."""
     while True:
         try:
             return future.result(POLL_SECONDS)
@@ -290,7 +290,7 @@ _shared: dict[bytes, ObjectClient] = {}
 
 
 def shared_client(settings: StorageSettings) -> ObjectClient:
-    """The client of this process for these settings: its requests in flight and its traffic are everybody's."""
+    """The client of this process for these settings; its limit of requests and its counters are shared."""
     key = msgspec.json.encode(settings)
     found = _shared.get(key)
     return _shared.setdefault(key, ObjectClient(settings)) if found is None else found

@@ -519,7 +519,7 @@ def test_a_missing_shard_in_a_store(changing: Path, bucket: Bucket) -> None:
     url = bucket.upload(changing, "set")
     bucket.delete("set/shard_002.tar")
     advice = rf"put it back, or leave it out by `energon-grain prepare {url} --force-overwrite`$"
-    with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: there is no such object; .*{advice}"):
+    with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: no such object; .*{advice}"):
         read_all(WebDatasetSource(url))
 
 

@@ -125,7 +125,7 @@ def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.Monk
         ({"xyzzy": 3}, r"\$.xyzzy: there is no such key. Known here: stores, requests_in_flight"),
         ({"stores": {"s3://b": {"regoin": "x"}}}, r"\$.stores\['s3://b'\].regoin: .* Did you mean `region`\?"),
         ({"stores": {"s3://b": {"zzz": "x"}}}, r"\$.stores\['s3://b'\].zzz: .* Known here: endpoint, region"),
-        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: credentials never stand here"),
+        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: credentials are not allowed here"),
         (
             {"stores": {"s3://b": {"region": 3}}},
             r"\['s3://b'\].region: text in quotes is expected here, not the number",

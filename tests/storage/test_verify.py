@@ -95,7 +95,7 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_shard(
     use_storage(verifying(tmp_path, cache_bytes=cache_bytes))
     server.fail(of_pages, ".tar bytes")
     with pytest.raises(
-        EnergonGrainError, match=r"shard_00\d\.tar.* not those of the shard that was prepared.*3 times.*upload"
+        EnergonGrainError, match=r"shard_00\d\.tar.* differ from the shard that was prepared.*3 times.*upload"
     ):
         batches(URL)
     if cache_bytes is None:
@@ -138,7 +138,7 @@ def test_a_shard_of_another_size_is_an_error(server: FaultyServer, data: Path, t
         kept["size_bytes"] += 512
     server.objects[f"set/{DIGESTS}"] = msgspec.json.encode(digests)
     use_storage(verifying(tmp_path))
-    with pytest.raises(StaleIndexError, match=r"shard_00\d\.tar: has \d+ bytes, and had \d+ when it was prepared"):
+    with pytest.raises(StaleIndexError, match=r"shard_00\d\.tar: has \d+ bytes, but had \d+ when it was prepared"):
         batches(URL)
     server.objects[f"set/{DIGESTS}"] = b"{}"
     with pytest.raises((EnergonGrainError, ReadError), match=r"digests\.json"):
