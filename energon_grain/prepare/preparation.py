@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError, public
+from energon_grain.errors import DuplicateKeyError, public
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
@@ -583,11 +583,3 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"{counted(len(unused), 'shard')} in no split part, such as {unused[0]}."
-
-
-def existing_file(path: str | os.PathLike[str]) -> Path:
-    """The path of an existing file. Raises DatasetNotFoundError if it does not exist."""
-    path = Path(path)
-    if not path.is_file():
-        raise DatasetNotFoundError(f"{path}: no such file; check the path")
-    return path
