@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError
-from energon_grain.media.container import Bounds, Track
+from energon_grain.media.container import Limits, Track
 
 Samples = npt.NDArray[Any]
 Clip = tuple[Samples, tuple[float, float]]
@@ -63,12 +63,12 @@ class _Piece:
 class AudioTrack(Track):
     """The audio of a container, read forward."""
 
-    def __init__(self, container: Any, stream: Any, bounds: Bounds) -> None:
+    def __init__(self, container: Any, stream: Any, limits: Limits) -> None:
         super().__init__(container, stream)
         self.rate: int = stream.sample_rate
         if not self.rate:
             raise DecodingError("the audio has no sample rate")
-        self._most = bounds.max_part_bytes
+        self._most = limits.max_part_bytes
         self._bytes = 0
         self._here: float = -math.inf
         """Read position: the index of the next sample."""
@@ -167,10 +167,10 @@ class AudioTrack(Track):
         for packet in self.packets():
             for frame in packet.decode():
                 if frame.pts is not None:
-                    said = round(frame.pts * self._samples_a_tick)
+                    stated = round(frame.pts * self._samples_a_tick)
                     # Ticks are rounded, but samples are contiguous: only a difference of more than a tick is a gap.
-                    if number is None or abs(said - number) > max(2, self._samples_a_tick):
-                        number = said
+                    if number is None or abs(stated - number) > max(2, self._samples_a_tick):
+                        number = stated
                     self._end = frame.pts + frame.duration
                 number = number or 0
                 samples = _channels_first(frame)

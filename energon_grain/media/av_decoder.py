@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.media.audio import AudioTrack, AudioUnit
-from energon_grain.media.container import Bounds, Track, open_container, opened
+from energon_grain.media.container import Limits, Track, open_container, opened
 from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
 from energon_grain.samples.media_metadata import AVMetadata
 from energon_grain.samples.sample import edataclass
@@ -126,7 +126,7 @@ class AVDecoder:
         Args:
             video_decode_audio: Whether to decode the audio of a video, too, if it has any.
         """
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             video, audio = bool(container.streams.video), bool(container.streams.audio)
             if not (video or audio):
                 raise DecodingError("the file has neither video nor audio")
@@ -187,7 +187,7 @@ class AVDecoder:
         _check_choice("audio_unit", audio_unit, ("seconds", "samples"))
         if audio_sample_rate is not None and audio_sample_rate < 1:
             raise ConfigError(f"audio_sample_rate={audio_sample_rate}: must be at least 1")
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             clips = self._audio(container).clips(ranges, audio_unit, audio_sample_rate)
         present = [clip for clip in clips if clip is not None]
         if not present and any(first == -math.inf for first, _ in ranges):
@@ -216,22 +216,22 @@ class AVDecoder:
 
     def has_video_stream(self) -> bool:
         """Whether the file has video, including a cover picture."""
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             return bool(container.streams.video)
 
     def has_audio_stream(self) -> bool:
         """Whether the file has audio."""
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             return bool(container.streams.audio)
 
     def get_video_fps(self) -> float:
         """Average frame rate, in frames per second."""
         fps = self.get_metadata(get_video_duration=False, get_video_frame_count=False, get_audio=False).video_fps
-        return _there(fps, "video")
+        return _required(fps, "video")
 
     def get_audio_samples_per_second(self) -> int:
         """Sample rate in Hz, per channel."""
-        return _there(self.get_metadata(get_video=False, get_audio_duration=False).audio_sample_rate, "audio")
+        return _required(self.get_metadata(get_video=False, get_audio_duration=False).audio_sample_rate, "audio")
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
         """Duration of the video in seconds (None without video), and its number of frames.
@@ -248,12 +248,12 @@ class AVDecoder:
         return self.get_metadata(get_video=False).audio_duration
 
     def _video_clips(self, ranges: Ranges, unit: VideoUnit, size: tuple[int, int] | None) -> list[VideoClip | None]:
-        with opened(self.stream, self._bounds, for_frames=True) as container:
+        with opened(self.stream, self._limits, for_frames=True) as container:
             track = self._video(container)
             if unit == "seconds" or track.stated_times is not None:
                 return track.clips(ranges, unit, size)
             times, _ = track.scan()
-        with opened(self.stream, self._bounds, for_frames=True) as container:
+        with opened(self.stream, self._limits, for_frames=True) as container:
             return self._video(container).clips(ranges, unit, size, times)
 
     def get_metadata(
@@ -280,7 +280,7 @@ class AVDecoder:
         """
         metadata = AVMetadata()
         audio_is_read = False
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             if get_audio and container.streams.audio:
                 track = self._audio(container)
                 duration = track.stream.duration
@@ -298,7 +298,7 @@ class AVDecoder:
 
     def _read_audio(self, metadata: AVMetadata, *, counted: bool) -> None:
         """Fill in the audio's duration, and the number of samples if `counted`, by reading all of it."""
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             track = self._audio(container)
             if counted:
                 metadata.audio_num_samples, end = track.count()
@@ -309,11 +309,11 @@ class AVDecoder:
     def open(self) -> Any:
         """The file as a PyAV container, which the caller must close."""
         self.stream.seek(0)
-        return open_container(self.stream, self._bounds)
+        return open_container(self.stream, self._limits)
 
     @property
-    def _bounds(self) -> Bounds:
-        return Bounds(self._max_pixels, self._max_part_bytes, self.threads)
+    def _limits(self) -> Limits:
+        return Limits(self._max_pixels, self._max_part_bytes, self.threads)
 
     def array(self, values: npt.NDArray[Any]) -> Any:
         """Convert frames and samples for the caller: unchanged; a tensor in the torch adapter."""
@@ -322,14 +322,14 @@ class AVDecoder:
     def _video(self, container: Any) -> VideoTrack:
         if not container.streams.video:
             raise DecodingError("the file has no video stream")
-        track = VideoTrack(container, container.streams.video[0], self._bounds)
+        track = VideoTrack(container, container.streams.video[0], self._limits)
         track.prefetch = getattr(self.stream, "prefetch", None)
         return track
 
     def _audio(self, container: Any) -> AudioTrack:
         if not container.streams.audio:
             raise DecodingError("the file has no audio stream")
-        track = AudioTrack(container, container.streams.audio[0], self._bounds)
+        track = AudioTrack(container, container.streams.audio[0], self._limits)
         track.prefetch = getattr(self.stream, "prefetch", None)
         return track
 
@@ -407,10 +407,10 @@ def get_clips_uniform(
     if not (request_video or request_audio):
         raise ConfigError("get_clips_uniform: pass request_video=True, request_audio=True, or both")
     metadata = av_decoder.get_metadata(request_video, get_video_frame_count=False, get_audio=request_audio)
-    durations = [_there(metadata.video_duration, "video")] if request_video else []
-    durations += [_there(metadata.audio_duration, "audio")] if request_audio else []
+    durations = [_required(metadata.video_duration, "video")] if request_video else []
+    durations += [_required(metadata.audio_duration, "audio")] if request_audio else []
     # A single frame is taken from the middle of its time.
-    edge = 0.5 / _there(metadata.video_fps, "video") if clip_duration_seconds == 0 and request_video else 0.0
+    edge = 0.5 / _required(metadata.video_fps, "video") if clip_duration_seconds == 0 and request_video else 0.0
     starts = np.linspace(edge, min(durations) - (clip_duration_seconds or edge), num_clips).tolist()
     clips = [(start, start + clip_duration_seconds) for start in starts]
     return av_decoder.get_clips(
@@ -463,7 +463,7 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{option}={value!r} is not one of {', '.join(choices)}")
 
 
-def _there(value: Any, kind: str) -> Any:
+def _required(value: Any, kind: str) -> Any:
     if value is None:
         raise DecodingError(f"the file has no {kind} stream, or its header lacks the needed metadata of it")
     return value

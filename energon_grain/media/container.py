@@ -54,7 +54,7 @@ def require_av() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Limits:
     """Limits for a file; None: no limit."""
 
     max_pixels: int | None = MAX_PIXELS
@@ -69,7 +69,7 @@ Prefetch = Callable[[Iterable[tuple[int, int]]], None]
 
 
 @contextmanager
-def opened(stream: BinaryIO, bounds: Bounds, *, for_frames: bool = False) -> Generator[Any]:
+def opened(stream: BinaryIO, limits: Limits, *, for_frames: bool = False) -> Generator[Any]:
     """Open the file in `stream` as a PyAV container, to be read inside the block.
 
     Args:
@@ -86,7 +86,7 @@ def opened(stream: BinaryIO, bounds: Bounds, *, for_frames: bool = False) -> Gen
     source = _Source(stream)
     container: Any = None
     try:
-        container = open_container(source, bounds, for_frames)
+        container = open_container(source, limits, for_frames)
         yield container
     except Exception as error:
         if source.failure is not None:
@@ -105,7 +105,7 @@ def opened(stream: BinaryIO, bounds: Bounds, *, for_frames: bool = False) -> Gen
         raise source.failure
 
 
-def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
+def open_container(file: Any, limits: Limits, for_frames: bool = False) -> Any:
     """The PyAV container of a seekable binary file, which the caller must close; PyAV's errors are passed on."""
     options = {"format_whitelist": FORMATS, **(MP4_OPTIONS if getattr(file, "inserted", (0, b""))[1] else {})}
     head = file.read(_FIRST_BYTES)
@@ -119,12 +119,12 @@ def open_container(file: Any, bounds: Bounds, for_frames: bool = False) -> Any:
         blind = {**options, "codec_whitelist": "none", "probesize": "2048"}
         container = _open(file, blind)
         if all(stream.frames for stream in container.streams.video):
-            return _limited(container, bounds)
+            return _limited(container, limits)
         container.close()
     file.seek(0)
-    if bounds.max_pixels is not None:
-        options["max_pixels"] = str(bounds.max_pixels)
-    return _limited(_open(file, options), bounds)
+    if limits.max_pixels is not None:
+        options["max_pixels"] = str(limits.max_pixels)
+    return _limited(_open(file, options), limits)
 
 
 def _open(file: Any, options: dict[str, str]) -> Any:
@@ -133,14 +133,14 @@ def _open(file: Any, options: dict[str, str]) -> Any:
     return av.open(file, "r", options=options, **({"metadata_errors": "replace"} if before_19 else {}))
 
 
-def _limited(container: Any, bounds: Bounds) -> Any:
+def _limited(container: Any, limits: Limits) -> Any:
     for stream in container.streams:
         codec = stream.codec_context
         if codec is not None:
-            codec.thread_type = "NONE" if bounds.threads == 1 else "FRAME"
-            codec.thread_count = bounds.threads
-            if bounds.max_pixels is not None and stream.type == "video":
-                codec.options = {"max_pixels": str(bounds.max_pixels)}
+            codec.thread_type = "NONE" if limits.threads == 1 else "FRAME"
+            codec.thread_count = limits.threads
+            if limits.max_pixels is not None and stream.type == "video":
+                codec.options = {"max_pixels": str(limits.max_pixels)}
     return container
 
 
@@ -257,16 +257,16 @@ class Track:
         self._read_no_other()
         self.landed = None
         last: int | None = None  # time of decoding
-        over: int | None = None
+        ends_at: int | None = None
         for packet in self.container.demux(self.stream):
             if not packet.size:
-                self._check_end(last, over)
+                self._check_end(last, ends_at)
             self._check_packet(packet)
             if self.landed is None:
                 self.landed = min((time for time in (packet.pts, packet.dts) if time is not None), default=None)
             last = packet.dts if packet.dts is not None else last
             if packet.pts is not None:
-                over = max(packet.pts if over is None else over, packet.pts + (packet.duration or 0))
+                ends_at = max(packet.pts if ends_at is None else ends_at, packet.pts + (packet.duration or 0))
             yield packet
 
     def is_shown(self, packet: Any) -> bool:
@@ -316,15 +316,15 @@ class Track:
         if self._read > PASSES * self._size + (1 << 20):
             raise DecodingError(f"the packets of the file have more than {PASSES} times as many bytes as the file")
 
-    def _check_end(self, last: int | None, over: int | None) -> None:
+    def _check_end(self, last: int | None, ends_at: int | None) -> None:
         """Raise DecodingError if packets announced by the header are missing at the end."""
         announced: Fraction | int | None = None
         if self.format in _FORMATS_WITH_INDEX and len(self.index) and (last or 0) < self.index[-1].timestamp:
-            over, announced = last, self.index[-1].timestamp
+            ends_at, announced = last, self.index[-1].timestamp
         elif self.format in ("avi", "flac", "matroska"):
             announced = self._stated_end()
-        if over is not None and announced is not None and over < announced:
-            end_s, announced_s = float(over * self.tick), float(announced * self.tick)
+        if ends_at is not None and announced is not None and ends_at < announced:
+            end_s, announced_s = float(ends_at * self.tick), float(announced * self.tick)
             raise DecodingError(f"the file is truncated: it ends at {end_s:.3f} s, before {announced_s:.3f} s")
 
     def _stated_end(self) -> Fraction | None:

@@ -316,10 +316,10 @@ def _read_wav(head: bytes, size_bytes: int) -> AVMetadata | None:
 
 
 def _read_by_libav(file: _File) -> AVMetadata:
-    from energon_grain.media.container import Bounds, opened  # not needed for images
+    from energon_grain.media.container import Limits, opened  # not needed for images
 
     try:
-        with opened(file, Bounds()) as container:  # type: ignore[arg-type]
+        with opened(file, Limits()) as container:  # type: ignore[arg-type]
             return _of_streams(container)
     except DecodingError as error:
         raise DecodingError(f"has no readable header of a medium: {error}") from error

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from energon_grain.errors import DecodingError
-from energon_grain.media.container import Bounds, opened
+from energon_grain.media.container import Limits, opened
 
 _MOST_HEADER_BYTES = 64 << 20
 _MOST_ENTRIES = 1 << 20
@@ -155,7 +155,7 @@ def _clusters_index(file: BinaryIO) -> tuple[int, bytes] | None:
         return None
     base = content + _width(head[content])
     block, found = 0, list[tuple[int, int]]()
-    with contextlib.suppress(DecodingError), opened(file, Bounds()) as container:
+    with contextlib.suppress(DecodingError), opened(file, Limits()) as container:
         for stream in (*container.streams.video, *container.streams.audio)[:1]:
             try:
                 for packet in container.demux(stream):

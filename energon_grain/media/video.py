@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError
-from energon_grain.media.container import Bounds, Track
+from energon_grain.media.container import Limits, Track
 from energon_grain.transforms.image import PASSES, check_size
 
 Frames = npt.NDArray[np.uint8]
@@ -71,7 +71,7 @@ class _Shown:
 class VideoTrack(Track):
     """The video of a container, read forward."""
 
-    def __init__(self, container: Any, stream: Any, bounds: Bounds) -> None:
+    def __init__(self, container: Any, stream: Any, limits: Limits) -> None:
         super().__init__(container, stream)
         rate = stream.average_rate
         self._interval = max(1, round(1 / (rate * self.tick))) if rate else 1
@@ -83,7 +83,7 @@ class VideoTrack(Track):
         """Frames that end before this time, in ticks, are not needed."""
         self._lowest: int = min([self.first, *(entry.timestamp for entry in self.index[:1])])
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
-        self._bounds = bounds
+        self._limits = limits
         self._pixels = 0
         self._frames: Iterator[_Shown] = self._shown(0)
         self._now: _Shown | None = None
@@ -105,8 +105,8 @@ class VideoTrack(Track):
             times: Start time of each frame, in ticks, from `scan`: for frame numbers in a track without an index.
                 If some have no time, frames are counted from the beginning.
         """
-        if self._bounds.max_pixels is not None:
-            check_size(self.codec.width, self.codec.height, self._bounds.max_pixels)
+        if self._limits.max_pixels is not None:
+            check_size(self.codec.width, self.codec.height, self._limits.max_pixels)
         if unit == "seconds":
             return self._gather([(first / self.tick, last / self.tick) for first, last in ranges], False, size)
         known = [time for time in times if time is not None]
@@ -128,12 +128,12 @@ class VideoTrack(Track):
             if shown is None:
                 break
             self._now = shown
-            over = shown.number + 1 if by_number else shown.until
-            clips.begin(shown, over)
+            ends_at = shown.number + 1 if by_number else shown.until
+            clips.begin(shown, ends_at)
             if clips.running:
                 pixels = self._rgb(shown.picture, size)
                 size = size or (pixels.shape[1], pixels.shape[0])  # later frames may have another size
-                clips.add(pixels, shown, over)
+                clips.add(pixels, shown, ends_at)
         return clips.made(self.tick)
 
     def _announce(self, ranges: Sequence[tuple[float, float]], by_number: bool) -> None:
@@ -202,7 +202,7 @@ class VideoTrack(Track):
         held: _Shown | None = None  # until the start of the next one is known
         for found in self._decoded(base):
             if held is not None:
-                yield _lasting(held, found if isinstance(found, int) else found.start)
+                yield _with_end(held, found if isinstance(found, int) else found.start)
             held = None if isinstance(found, int) else found
         if held is not None:
             yield held
@@ -231,7 +231,7 @@ class VideoTrack(Track):
     @property
     def _peeks(self) -> bool:
         """Whether the start of the next frame is known without decoding: every packet is an independent frame."""
-        return bool(self.codec.codec.intra_only) and not self.by_order and self._bounds.threads == 1
+        return bool(self.codec.codec.intra_only) and not self.by_order and self._limits.threads == 1
 
     def _number_at(self, packet: Any) -> int:
         return 0 if packet.dts is None else bisect_left(self.stated_times or (), packet.dts)
@@ -246,8 +246,8 @@ class VideoTrack(Track):
     def _skip_before_wanted(self, time: int | None, times: Sequence[int]) -> None:
         """Let the decoder skip unreferenced frames before the requested one."""
         earlier = bisect_right(times, self._wanted)
-        over = earlier > 0 and time is not None and time < times[earlier - 1]
-        self.codec.skip_frame = "NONREF" if over else "DEFAULT"
+        ends_at = earlier > 0 and time is not None and time < times[earlier - 1]
+        self.codec.skip_frame = "NONREF" if ends_at else "DEFAULT"
 
     def _start_of(self, picture: Any, last: _Shown | None, by_order: int | None) -> int:
         """Start of a picture, after the last one: from its position in the order, its own time, or the last one."""
@@ -263,12 +263,12 @@ class VideoTrack(Track):
     def _rgb(self, picture: Any, size: tuple[int, int] | None) -> Frames:
         """The frame as (H, W, 3)."""
         width, height = size or (picture.width, picture.height)
-        if self._bounds.max_pixels is not None:
-            check_size(picture.width, picture.height, self._bounds.max_pixels)
+        if self._limits.max_pixels is not None:
+            check_size(picture.width, picture.height, self._limits.max_pixels)
             self._pixels += width * height
-            if self._pixels > PASSES * self._bounds.max_pixels:
+            if self._pixels > PASSES * self._limits.max_pixels:
                 raise DecodingError(
-                    f"the frames have more than {PASSES} times max_pixels={self._bounds.max_pixels} in total; take "
+                    f"the frames have more than {PASSES} times max_pixels={self._limits.max_pixels} in total; take "
                     f"shorter clips or smaller frames, or raise the limit"
                 )
         rgb = self._reformatter.reformat(picture, width, height, "rgb24", interpolation="BILINEAR", threads=1)
@@ -290,19 +290,19 @@ class _Clips:
         self.waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
         self.running: list[int] = []
 
-    def begin(self, shown: _Shown, over: float) -> None:
+    def begin(self, shown: _Shown, ends_at: float) -> None:
         """Start clips that begin before a frame ends."""
-        while self.waiting and over > self._ranges[self.waiting[-1]][0] + self._slack:
+        while self.waiting and ends_at > self._ranges[self.waiting[-1]][0] + self._slack:
             clip = self.waiting.pop()
             self.running.append(clip)
             self._times[clip] = shown.start, shown.end
 
-    def add(self, pixels: Frames, shown: _Shown, over: float) -> None:
+    def add(self, pixels: Frames, shown: _Shown, ends_at: float) -> None:
         """Add a frame to the running clips, and end those that end with it."""
         for clip in self.running:
             self._frames[clip].append(pixels)
             self._times[clip] = self._times[clip][0], shown.end
-        self.running = [clip for clip in self.running if over <= self._ranges[clip][1] + self._slack]
+        self.running = [clip for clip in self.running if ends_at <= self._ranges[clip][1] + self._slack]
 
     def made(self, tick: Fraction) -> list[Clip | None]:
         """Frames (n, 3, H, W) and times in seconds; None for a range without frames."""
@@ -312,7 +312,7 @@ class _Clips:
         ]
 
 
-def _lasting(shown: _Shown, following: int) -> _Shown:
+def _with_end(shown: _Shown, following: int) -> _Shown:
     """Set the end of a frame, given the start of the next one; its own duration counts if it agrees within a tick."""
     if abs(shown.end - following) > 1:
         shown.end = following

@@ -94,7 +94,7 @@ def _prepare_folder(
     dataset: DataFolder,
     media_filter: MediaFilterConfig,
     num_workers: int | None,
-    tell: Callable[[PrepareProgress], None],
+    notify: Callable[[PrepareProgress], None],
     executor: Executor | None,
 ) -> FolderReport:
     start, root = time.perf_counter(), dataset.local
@@ -110,14 +110,16 @@ def _prepare_folder(
         stack.enter_context(preparation_lock(root / META_FOLDER))
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log")))
-        scanned = scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
+        scanned = scan_dataset(
+            dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=notify
+        )
         staging, put = new_staging_folder(root), [f"{META_FOLDER}/{INDEX_SQLITE}"]
         (staging / META_FOLDER).mkdir()
-        tell(scanned.progress("index"))
+        notify(scanned.progress("index"))
         write_media_tables(staging / put[0], scanned.scans(), media_filter)
         if (old := copy_database(dataset.location)) is not None:
             keep_media_tables(staging / put[0], old, media_filter)
-        tell(scanned.progress("commit"))
+        notify(scanned.progress("commit"))
         put_in_place(dataset, staging, put=put, like=names[0])
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
         (root / PREPARE_FOLDER).rmdir()

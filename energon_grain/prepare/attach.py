@@ -65,16 +65,16 @@ class _Attached:
 
     @classmethod
     def of(cls, name: str, file: str | npt.NDArray[Any]) -> _Attached:
-        path, field, said = "an array", name, "FILE"
+        path, field, file_name = "an array", name, "FILE"
         if isinstance(file, str):
             path, colon, field = file.rpartition(":")
             if not (colon and field and not os.path.exists(file)):
                 path, field = file, name
             if not os.path.isfile(path):
                 raise ConfigError(f"the column {name!r}: there is no file {path}; check the path")
-            said = name_of(path)
+            file_name = name_of(path)
         suffix = f":{field}" if field != name else ""
-        return cls(path, field, f"{path}: the column {name!r}", f"{ATTACHED}{said}{suffix}")
+        return cls(path, field, f"{path}: the column {name!r}", f"{ATTACHED}{file_name}{suffix}")
 
 
 def _numbers_and_keys(

@@ -42,8 +42,8 @@ from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.scan import ShardScan
 from energon_grain.prepare.containers import container_of
 from energon_grain.storage.atomic import (
-    alone_in,
     atomic_write_bytes,
+    exclusive_in,
     is_writable,
     locked_at,
     remove_temporaries,
@@ -125,13 +125,13 @@ def remove_old_generations(target: Path, current: str | None) -> None:
 
     Without file locks, a generation counts as being written if it has no `complete` mark and is less than a day old.
     """
-    with alone_in(target) as alone:
+    with exclusive_in(target) as is_exclusive:
         for folder in target.glob("g*"):
             with contextlib.suppress(OSError):
-                abandoned = alone or time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
+                abandoned = is_exclusive or time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
                 if folder.name != current and (abandoned or (folder / _COMPLETE).exists()):
                     shutil.rmtree(folder, ignore_errors=True)
-        if alone:
+        if is_exclusive:
             remove_temporaries(target, f".{HEADER_NAME}.*.tmp")
 
 
@@ -248,10 +248,10 @@ def _write_key_order(
     duplicates = DuplicateKeys()
 
     def note(pairs: npt.NDArray[np.int64]) -> None:
-        homes = np.searchsorted(first, pairs, side="right") - 1
+        shard_numbers = np.searchsorted(first, pairs, side="right") - 1
         examples = (
             (text[start[number] : start[number + 1]].tobytes(), shards[one][0], shards[other][0])
-            for (number, _), (one, other) in zip(pairs, homes, strict=True)
+            for (number, _), (one, other) in zip(pairs, shard_numbers, strict=True)
         )
         duplicates.add(len(pairs), examples)
 

@@ -126,8 +126,8 @@ def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
     present = [part for part in candidates if part in part_names]
     if not present:
         return None
-    alike = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
-    return ",".join(part for part in present if part in alike) if alike else present[0]
+    same_kind = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
+    return ",".join(part for part in present if part in same_kind) if same_kind else present[0]
 
 
 _PROPOSED = (

@@ -51,12 +51,12 @@ def encode_part(part: str, value: Any) -> bytes:
     if found is None:
         raise ConfigError(
             f"part {part!r}: cannot encode a value of type {type(value).__name__}; {_TAKES.get(encode, _TEXT_ONLY)}. "
-            f"Pass the encoded bytes, or call the part {part}.{ending_of(value)}"
+            f"Pass the encoded bytes, or call the part {part}.{extension_for(value)}"
         )
     return found
 
 
-def ending_of(value: Any) -> str:
+def extension_for(value: Any) -> str:
     """The extension with which `encode_part` accepts a value and a decoder returns it.
 
     Bytes are recognised by their first bytes: `jpg`, `png`, `mp4` …, else `bin`.
@@ -70,12 +70,12 @@ def ending_of(value: Any) -> str:
     return "png" if _is_image(value) else "json"
 
 
-def has_known_ending(part: str) -> bool:
+def has_known_extension(part: str) -> bool:
     """Whether the extension of a name determines how the part is decoded."""
     return part.rpartition(".")[2].lower() in _ENCODERS
 
 
-def ends_alike(part: str, ending: str) -> bool:
+def has_same_encoder(part: str, ending: str) -> bool:
     """Whether a part is decoded in the same way as one with this extension."""
     own = part.rpartition(".")[2].lower()
     return own == ending or (own in _ENCODERS and _ENCODERS[own] is _ENCODERS.get(ending))

@@ -423,10 +423,10 @@ def plan_of(folder: DataFolder, request: LintRequest) -> LintPlan:
     with naming(folder):
         info = read_info(folder.local)
     findings: list[LintFinding] = []
-    look = partial(opened, folder.location, findings)
+    guarded = partial(opened, folder.location, findings)
     has_config = (folder.local / META_FOLDER / request.dataset_config).exists()
-    config = look(partial(_read, folder, read_dataset_config, request.dataset_config)) if has_config else None
-    splits = _splits_of(folder, request, info, config, look)
+    config = guarded(partial(_read, folder, read_dataset_config, request.dataset_config)) if has_config else None
+    splits = _splits_of(folder, request, info, config, guarded)
     split_parts = request.split_parts
     if split_parts is not None and config is not None and config.split_part is not None:
         split_parts = [config.split_part]  # the configuration overrides the requested part
@@ -442,7 +442,7 @@ def plan_of(folder: DataFolder, request: LintRequest) -> LintPlan:
         excluded=tuple(excluded),
         checks=tuple(
             _checks(
-                request, is_trained_on=None not in (config, splits), can_be_made=config is not None or not has_config
+                request, is_trained_on=None not in (config, splits), can_be_built=config is not None or not has_config
             )
         ),
         findings=tuple(findings),
@@ -454,7 +454,7 @@ def _splits_of(
     request: LintRequest,
     info: DatasetInfo,
     config: DatasetConfig | None,
-    look: Callable[..., Any],
+    guarded: Callable[..., Any],
 ) -> SplitConfig | None:
     meta = folder.local / META_FOLDER
     asked = request.split_parts is not None or request.split_config is not None
@@ -462,10 +462,10 @@ def _splits_of(
         return None  # file stores need no splits
     name = request.split_config or (config.split_config if config is not None else None)
     read_splits = partial(read_split_config, shards=info.shard_counts)
-    return look(partial(_read, folder, read_splits, name), raised=(ReadError, SplitError) if asked else ReadError)
+    return guarded(partial(_read, folder, read_splits, name), raised=(ReadError, SplitError) if asked else ReadError)
 
 
-def _checks(request: LintRequest, *, is_trained_on: bool, can_be_made: bool) -> Iterator[Check]:
+def _checks(request: LintRequest, *, is_trained_on: bool, can_be_built: bool) -> Iterator[Check]:
     """The checks in the order in which they run: later ones need results of earlier ones.
 
     Args:
@@ -481,7 +481,7 @@ def _checks(request: LintRequest, *, is_trained_on: bool, can_be_made: bool) -> 
         yield _check_shards
     if request.split_parts is None:
         yield _check_measured
-    if can_be_made:
+    if can_be_built:
         yield _check_samples
 
 
@@ -508,7 +508,7 @@ class _Findings:
         self.whole: list[str] = []
         self.broken: set[str] = set()
         self.samples = 0
-        self.look = partial(opened, plan.folder.location, self.findings)
+        self.guarded = partial(opened, plan.folder.location, self.findings)
 
     def report(self, stage: Literal["index", "samples"], done: int, total: int) -> None:
         """Call `progress`."""
@@ -522,7 +522,7 @@ class _Findings:
         """The shards that match their indices."""
         return [shard for shard in self.plan.shards if shard not in self.broken]
 
-    def side_by_side(self, function: Callable[..., N], each: Iterable[tuple[Any, ...]]) -> Iterable[N]:
+    def in_parallel(self, function: Callable[..., N], each: Iterable[tuple[Any, ...]]) -> Iterable[N]:
         """The results of a function for each tuple of arguments, in order, computed in parallel."""
         return map_in_order(self.pool, 2 * self.plan.request.num_threads, function, each)
 
@@ -544,7 +544,7 @@ def _check_parts(found: _Findings) -> None:
     assert plan.splits is not None
     assert plan.request.open_part is not None
     for part in plan.split_parts or plan.splits.split_parts:
-        found.look(partial(plan.request.open_part, part), empty="warning")
+        found.guarded(partial(plan.request.open_part, part), empty="warning")
 
 
 def _check_unread(found: _Findings) -> None:
@@ -563,10 +563,10 @@ def _check_index(found: _Findings) -> None:
         index.check()
         return index
 
-    index = found.index = found.look(checked_index)
+    index = found.index = found.guarded(checked_index)
     if index is not None:
         found.findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
-        found.findings += found.look(lambda: [*_about_media(folder, index)]) or ()
+        found.findings += found.guarded(lambda: [*_about_media(folder, index)]) or ()
 
 
 def _check_columns(found: _Findings) -> None:
@@ -574,10 +574,10 @@ def _check_columns(found: _Findings) -> None:
     folder = found.plan.folder
     if found.index is None:
         return
-    columns = found.columns = found.look(lambda: Columns(open_prepared(folder)))
+    columns = found.columns = found.guarded(lambda: Columns(open_prepared(folder)))
     if columns is not None:
         read = partial(partial, _read_column, columns)
-        found.whole = [name for name in columns.stored if found.look(read(name)) is not None]
+        found.whole = [name for name in columns.stored if found.guarded(read(name)) is not None]
         found.findings += [_stale_column(folder.location, name) for name in columns.stale]
 
 
@@ -587,7 +587,7 @@ def _check_shards(found: _Findings) -> None:
     found.report("index", 0, len(shards))
     records, counts = read_records_file(plan.folder.local), plan.info.shard_counts
     described = ((plan.folder, records, found.index, shard, plan.first[shard], counts[shard]) for shard in shards)
-    scanned = found.side_by_side(_check_shard, described)
+    scanned = found.in_parallel(_check_shard, described)
     for done, (shard, wrong) in enumerate(zip(shards, scanned, strict=True), 1):
         found.findings += wrong
         found.broken |= {shard} if wrong else set()
@@ -599,31 +599,31 @@ def _check_measured(found: _Findings) -> None:
     folder, trusted, columns = found.plan.folder, found.plan.request.trusted_modules, found.columns
     if columns is not None and found.whole and not found.broken:
         compared = partial(_compare_columns, folder.bare or folder.location, columns, found.whole, trusted)
-        found.look(lambda: found.findings.extend(compared()))
+        found.guarded(lambda: found.findings.extend(compared()))
 
 
 def _check_samples(found: _Findings) -> None:
     """Check that every sample decodes, or the first one of each shard, without running the dataset's code."""
     plan, request = found.plan, found.plan.request
     good = found.good()
-    if not good or (making := _samples_of(found)) is None:
+    if not good or (builder := _samples_of(found)) is None:
         return
     excluded = [pair for pair in plan.excluded if pair[0] not in found.broken and not request.first_samples]
-    with contextlib.closing(open_prepared(plan.folder, shards=good, parts=making.parts, excluded=excluded)) as source:
+    with contextlib.closing(open_prepared(plan.folder, shards=good, parts=builder.parts, excluded=excluded)) as source:
         if request.first_samples:
             firsts = [np.array([plan.first[shard]]) for shard in good if plan.info.shard_counts[shard]]
-            _make(found, making, source, firsts, len(firsts))
+            _make(found, builder, source, firsts, len(firsts))
         else:
-            _make(found, making, source, _chunks(source), len(source))
+            _make(found, builder, source, _chunks(source), len(source))
 
 
 def _make(
-    found: _Findings, making: _Samples, source: PreparedSource, chunks: Iterable[npt.NDArray[np.int64]], samples: int
+    found: _Findings, builder: _Samples, source: PreparedSource, chunks: Iterable[npt.NDArray[np.int64]], samples: int
 ) -> None:
     found.samples, done = samples, 0
     left_out = {f"{shard}/{key}" for shard, key in found.plan.excluded}
     found.report("samples", 0, samples)
-    for count, wrong in found.side_by_side(making.check, ((source, each) for each in chunks)):
+    for count, wrong in found.in_parallel(builder.check, ((source, each) for each in chunks)):
         found.findings += [finding for finding in wrong if finding.where not in left_out]
         done += count
         found.report("samples", done, samples)
@@ -635,7 +635,7 @@ def _samples_of(found: _Findings) -> _Samples | None:
     if found.index is None:
         return None
     try:
-        making = _Samples(
+        builder = _Samples(
             plan.folder.location,
             plan.config,
             found.index.part_names,
@@ -646,9 +646,9 @@ def _samples_of(found: _Findings) -> _Samples | None:
         if not any(finding.severity == "error" for finding in found.findings):  # else opening a split part reported it
             found.note(str(error), "error")
         return None
-    if making.note is not None:
-        found.note(making.note)
-    return making
+    if builder.note is not None:
+        found.note(builder.note)
+    return builder
 
 
 def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:

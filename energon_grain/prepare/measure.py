@@ -41,7 +41,7 @@ from energon_grain.forms import Form
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.samples import Columns, MeasurableSource
-from energon_grain.prepare.scan import RecordLog, as_record, take_apart
+from energon_grain.prepare.scan import RecordLog, as_record, split_record
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
@@ -60,7 +60,7 @@ _PIECE_BYTES = 32 << 20
 _PIECE_SAMPLES = 1 << 16
 _LEAST_PIECE_SAMPLES = 256
 _LEAST_PIECES = 32
-_SIZES_LOOKED_AT = 1000
+_SIZE_SAMPLES = 1000
 _READ_BYTES = 8 << 20
 _READ_SAMPLES = 1 << 10
 _FIRST_READ = 16
@@ -187,9 +187,9 @@ def carry_out(
             notes += attach_column(stage, name, file, source)
         log = stack.enter_context(contextlib.closing(plan.log(folder.local, source))) if plan.measures else None
         if log is not None:
-            _begin_with(log, held, source, plan.measures, plan.parts)
-            reused, tell = log.samples, progress or (lambda _: None)
-            _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, tell=tell)
+            _reuse_known(log, held, source, plan.measures, plan.parts)
+            reused, notify = log.samples, progress or (lambda _: None)
+            _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, notify=notify)
             plan.stage(stage, log)
         put, remove = stage.finish(held.content_id)
         folder.put_in_place(staging, put=put, remove=remove)
@@ -333,7 +333,7 @@ class _Log(RecordLog):
 
     def _note(self, record: bytes, at: int) -> None:
         try:
-            self._found.append((*_NUMBERS.from_msgpack(bytes(take_apart(record, check=False)[0])), at))
+            self._found.append((*_NUMBERS.from_msgpack(bytes(split_record(record, check=False)[0])), at))
         except msgspec.MsgspecError as error:
             raise ValueError(str(error)) from error
 
@@ -365,7 +365,7 @@ class _Log(RecordLog):
         """The numbers of each column, record by record, in sample order."""
         for _, count, kinds, at in sorted(self._found):
             try:
-                _, data = take_apart(self._read(at))
+                _, data = split_record(self._read(at))
             except ValueError as error:
                 raise StaleIndexError(f"{self._path}: was changed during the run; measure again") from error
             types = [np.float64 if kind == ord("f") else np.int64 for kind in kinds]
@@ -375,7 +375,7 @@ class _Log(RecordLog):
         self._path.unlink()
 
 
-def _begin_with(
+def _reuse_known(
     log: _Log, held: KeptColumns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
 ) -> None:
     """Fill an empty log with the numbers of samples that existed before shards were appended.
@@ -415,11 +415,11 @@ def _measure(
     *,
     num_workers: int | None,
     executor: Executor | None,
-    tell: Callable[[MeasureProgress], None],
+    notify: Callable[[MeasureProgress], None],
 ) -> None:
     """Measure the samples that are missing in the log."""
     total = len(source)
-    some = np.unique(np.linspace(0, total - 1, min(_SIZES_LOOKED_AT, total)).astype(np.int64))
+    some = np.unique(np.linspace(0, total - 1, min(_SIZE_SAMPLES, total)).astype(np.int64))
     size_bytes = int(source.sizes(some).mean() * total)
     each = min(_PIECE_SAMPLES, max(1, _PIECE_BYTES * total // max(size_bytes, 1)))
     each = max(min(each, -(-total // _LEAST_PIECES)), min(each, _LEAST_PIECE_SAMPLES))
@@ -434,7 +434,7 @@ def _measure(
         else:
             ahead = _AHEAD if num_workers is None else max(1, num_workers)
         stack.callback(_reading.cache_clear)
-        tell(MeasureProgress(done=log.samples, total=total))
+        notify(MeasureProgress(done=log.samples, total=total))
 
         def keep(task: tuple[int, int], values: list[Numbers] | Exception) -> None:
             if not isinstance(values, Exception):
@@ -456,14 +456,14 @@ def _measure(
                 log.add_numbers(begin, values)
                 if len(values[0]) < stop - begin:
                     tasks.appendleft((begin + len(values[0]), stop))
-                tell(MeasureProgress(done=log.samples, total=total))
+                notify(MeasureProgress(done=log.samples, total=total))
     if failed:
         raise failed[0]
 
 
 def _processes(measures: Sequence[Measurement], num_workers: int | None) -> int | None:
     """Number of processes; 0 if the functions cannot be called in other processes. Raises ConfigError."""
-    if not _only_here(measures):
+    if not _needs_main_program(measures):
         return num_workers
     if num_workers:
         raise ConfigError(
@@ -473,7 +473,7 @@ def _processes(measures: Sequence[Measurement], num_workers: int | None) -> int 
     return 0
 
 
-def _only_here(measures: Sequence[Measurement]) -> bool:
+def _needs_main_program(measures: Sequence[Measurement]) -> bool:
     """Whether functions cannot be sent to other processes, which do not import the main program."""
     try:
         return b"__main__" in pickle.dumps([each.function for each in measures])
@@ -549,8 +549,8 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
                 values.append(measure.function(sample))
     except Exception as error:  # a user's function may raise any exception
         *_, at = traceback.extract_tb(error.__traceback__)
-        said = f"{type(error).__name__}: {error} ({os.path.basename(at.filename)}:{at.lineno})"
-        raise unfit(row, f"{_given(measure, samples)}raised {said}") from error
+        cause = f"{type(error).__name__}: {error} ({os.path.basename(at.filename)}:{at.lineno})"
+        raise unfit(row, f"{_given(measure, samples)}raised {cause}") from error
     if count != len(samples):
         raise unfit(0, f"{_given(measure, samples)}returned {count} numbers")
     numbers = as_numbers(values)

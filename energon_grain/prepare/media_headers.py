@@ -52,7 +52,9 @@ class _Found:
     failures: int = 0
     listed: list[str] = field(default_factory=list)
 
-    def look(self, row: int, name: str, size_bytes: int, head: bytes, read_at: _ReadAt, by: MediaFilterConfig) -> None:
+    def add_file(
+        self, row: int, name: str, size_bytes: int, head: bytes, read_at: _ReadAt, by: MediaFilterConfig
+    ) -> None:
         """Read the header of the file that is row `row` of the parts."""
         try:
             metadata = read_header(head, size_bytes, read_at, name, by)
@@ -86,14 +88,14 @@ def media_in_shard(
         if shard.size_bytes != scan.size_bytes or data.generation != scan.generation:
             raise StaleIndexError(f"{path}: changed during the scan. Run prepare again when no process writes to it.")
         mean_bytes = scan.size_bytes / max(len(scan.part_offset), 1)
-        read = data.alone if mean_bytes >= data.pass_over_bytes else data.near
+        read = data.read_random if mean_bytes >= data.skip_bytes else data.read_sequential
         for row, name, offset, size_bytes in _candidates(scan, by):
             head = read(offset, min(size_bytes, HEADER_BYTES))
 
             def read_at(at: int, count: int, offset: int = offset) -> bytes:
-                return data.alone(offset + at, count)
+                return data.read_random(offset + at, count)
 
-            found.look(row, name, size_bytes, head, read_at, by)
+            found.add_file(row, name, size_bytes, head, read_at, by)
     return found.rows(), found.failures, found.listed
 
 
@@ -121,7 +123,7 @@ def media_in_files(root: str, names: Sequence[str], by: MediaFilterConfig) -> tu
     found, sizes = _Found(), list[int]()
     for row, (name, (size_bytes, head, read_at)) in enumerate(zip(names, _opened(root, names), strict=True)):
         sizes.append(size_bytes)
-        found.look(row, name, size_bytes, head, read_at, by)
+        found.add_file(row, name, size_bytes, head, read_at, by)
     keys = [name.encode("utf-8", "surrogateescape") for name in names]
     rows, zeros = np.arange(len(names) + 1), np.zeros(len(names), np.int64)
     scan = ShardScan(

@@ -329,7 +329,7 @@ def _plan_from_scratch(dataset: DataFolder, request: PrepareRequest, mark: str) 
         records=records,
         shards=shards,
         new=shards,
-        splits=SplitConfig(split_parts=_dealt(shards, request, DEFAULT_SPLIT_RATIO)),
+        splits=SplitConfig(split_parts=_assigned(shards, request, DEFAULT_SPLIT_RATIO)),
         split_file=request.split_config,
         definition=None if request.asks else _definition(request),
         media=request.media_filter,
@@ -375,7 +375,7 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
     split_file = Path(old.where)
     kept = split_file, f"{split_file.stem}-first-{len(before.shard_counts)}-shards{split_file.suffix}"
     # In new shards, read the media headers that were read in the others; those need no second read.
-    looked_at = _media_filter_of(dataset) if new and request.media_filter is None else None
+    inherited = _media_filter_of(dataset) if new and request.media_filter is None else None
     return PreparePlan(
         dataset=dataset,
         request=request,
@@ -388,8 +388,8 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
         split_file=split_file.name,
         kept_split=kept if new else None,
         definition=_definition(request),
-        media=request.media_filter or looked_at,
-        media_of_new=looked_at is not None,
+        media=request.media_filter or inherited,
+        media_of_new=inherited is not None,
         sqlite=request.sqlite and records is None,
     )
 
@@ -397,7 +397,7 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
 def _grown(old: SplitConfig, new: Sequence[str], request: PrepareRequest) -> dict[str, tuple[str, ...]]:
     """The split parts with new shards, which go into `train`, or the first part, by default."""
     main = "train" if "train" in old.split_parts or not old.split_parts else next(iter(old.split_parts))
-    more = _dealt(new, request, {main: 1}) if new else {}
+    more = _assigned(new, request, {main: 1}) if new else {}
     return {name: (*old.split_parts.get(name, ()), *more.get(name, ())) for name in (*old.split_parts, *more)}
 
 
@@ -423,15 +423,15 @@ def _media_filter_of(dataset: DataFolder) -> MediaFilterConfig | None:
     return None if database is None else filter_of(database)
 
 
-def _dealt(
+def _assigned(
     shards: Sequence[str], request: PrepareRequest, default: Mapping[str, float] | Sequence[float]
 ) -> dict[str, tuple[str, ...]]:
-    dealt = list(shards)
+    assigned = list(shards)
     if request.shuffle_tars:
-        random.Random(request.shuffle_seed).shuffle(dealt)
+        random.Random(request.shuffle_seed).shuffle(assigned)
     if request.split_patterns:
-        return split_by_patterns(dealt, request.split_patterns)
-    return split_by_ratio(dealt, default if request.split_ratio is None else request.split_ratio)
+        return split_by_patterns(assigned, request.split_patterns)
+    return split_by_ratio(assigned, default if request.split_ratio is None else request.split_ratio)
 
 
 def _list_shards(root: str, request: PrepareRequest, records: RecordEncoding | None) -> tuple[str, ...]:

@@ -70,10 +70,10 @@ from energon_grain.prepare.writing import (
     REQUEST,
     WRITTEN_FOLDER,
     end_writing,
+    import_records,
     open_to_prepare,
     preparation_lock,
     put_in_place,
-    take_over,
 )
 from energon_grain.storage.atomic import (
     atomic_write_bytes,
@@ -242,11 +242,11 @@ def prepare_dataset(
         DuplicateKeyError: Two samples have the same key.
         WorkerError: A process died, or the executor failed.
     """
-    means = Means(
+    options = RunOptions(
         choose_definition=choose_definition,
         num_workers=num_workers,
         sqlite_build_path=sqlite_build_path,
-        tell=progress or (lambda _: None),
+        notify=progress or (lambda _: None),
         executor=executor,
     )
     request = PrepareRequest(
@@ -272,45 +272,45 @@ def prepare_dataset(
         media_filter=media_filter,
         digest=digest,
     )
-    return carry_out(plan_of(open_to_prepare(root), request), means)
+    return carry_out(plan_of(open_to_prepare(root), request), options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
+class RunOptions:
     """How a plan is run; does not affect the result. The fields are arguments of `prepare_dataset`."""
 
     choose_definition: ChooseDefinition | None = None
     num_workers: int | None = None
     sqlite_build_path: Path | None = None
-    tell: Callable[[PrepareProgress], None] = lambda _: None
+    notify: Callable[[PrepareProgress], None] = lambda _: None
     executor: Executor | None = None
     begun_s: float = field(default_factory=time.perf_counter)
 
 
-def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
+def carry_out(plan: PreparePlan, options: RunOptions) -> PrepareReport:
     """Scan, write and publish according to a plan. Raises as `prepare_dataset` does."""
     with _working_on(plan) as work:
-        scanned = _scan(plan, means, work)
+        scanned = _scan(plan, options, work)
         if plan.before is not None:
             scanned.check_counts(plan.before)
         begun_s, definition = time.perf_counter(), plan.definition
-        if plan.before is None and means.choose_definition is not None:
-            definition = means.choose_definition(scanned)
+        if plan.before is None and options.choose_definition is not None:
+            definition = options.choose_definition(scanned)
         asked_s = time.perf_counter() - begun_s
         if definition is not None:
             definition.check_parts(scanned.part_names)
-        means.tell(scanned.progress("index"))
+        options.notify(scanned.progress("index"))
         staging = new_staging_folder(plan.root)
         (staging / META_FOLDER).mkdir()
-        scanned, staged = _stage_distinct(plan, means, work, scanned, staging)
+        scanned, staged = _stage_distinct(plan, options, work, scanned, staging)
         small = tuple(plan.small_files(defined=definition is not None))
         _stage_small_files(plan, staging / META_FOLDER, definition, scanned)
         scanned.check_unchanged()
-        means.tell(scanned.progress("commit"))
+        options.notify(scanned.progress("commit"))
         put = (*staged.put, *small)
         put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
-        _clean_up(plan, means, scanned, staged.generation)
-    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - means.begun_s - asked_s)
+        _clean_up(plan, options, scanned, staged.generation)
+    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - options.begun_s - asked_s)
 
 
 def _report(
@@ -362,7 +362,7 @@ def _working_on(plan: PreparePlan) -> Generator[_Work]:
         known = open_columnar(dataset) if plan.mode == "append" else None
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
         opened.append(log)
-        take_over(root, log)
+        import_records(root, log)
         yield _Work(log, known)
         _remove_marks(plan)
 
@@ -377,29 +377,34 @@ def _space(plan: PreparePlan, opened: Sequence[ScanLog]) -> str:
     return f"the run needs about {max(1, needed / 1e6):,.0f} MB in total for {len(plan.shards):,} shards; "
 
 
-def _scan(plan: PreparePlan, means: Means, work: _Work) -> ScannedDataset:
+def _scan(plan: PreparePlan, options: RunOptions, work: _Work) -> ScannedDataset:
     location = plan.dataset.location
     tasks = shard_tasks(location, plan.shards, records=plan.records, media=plan.media)
     if plan.media_of_new:
         new = frozenset(plan.new)
         tasks = [task if task.name in new else msgspec.structs.replace(task, media=None) for task in tasks]
     return scan_dataset(
-        location, tasks, work.log, num_workers=means.num_workers, executor=means.executor, progress=means.tell
+        location,
+        tasks,
+        work.log,
+        num_workers=options.num_workers,
+        executor=options.executor,
+        progress=options.notify,
     )
 
 
 def _stage_distinct(
-    plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path
+    plan: PreparePlan, options: RunOptions, work: _Work, scanned: ScannedDataset, staging: Path
 ) -> tuple[ScannedDataset, _Staged]:
     """Stage the indices; if keys are not unique and the caller requests it, make them unique and scan again."""
     try:
-        return scanned, _stage_indices(plan, means, work, scanned, staging)
+        return scanned, _stage_indices(plan, options, work, scanned, staging)
     except DuplicateKeyError:
         if not plan.request.fix_duplicates:
             raise
     prefix_members(plan.root, plan.container, scanned)
-    scanned = _scan(plan, means, work)
-    return scanned, _stage_indices(plan, means, work, scanned, staging)
+    scanned = _scan(plan, options, work)
+    return scanned, _stage_indices(plan, options, work, scanned, staging)
 
 
 def _stage_small_files(
@@ -438,11 +443,11 @@ def _known_digests(plan: PreparePlan) -> dict[str, ShardDigest]:
     return {name: each for name, each in read_digests(plan.root / DIGESTS).shards.items() if name not in new}
 
 
-def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generation: str) -> None:
+def _clean_up(plan: PreparePlan, options: RunOptions, scanned: ScannedDataset, generation: str) -> None:
     """After publication, remove old generations and build missing seek indices of videos."""
     if plan.dataset.is_remote:
-        if means.sqlite_build_path is not None:
-            means.sqlite_build_path.unlink(missing_ok=True)
+        if options.sqlite_build_path is not None:
+            options.sqlite_build_path.unlink(missing_ok=True)
         return
     remove_old_generations(columnar_folder(plan.root), generation)
     endings = {part.rpartition(".")[2].lower() for part in scanned.media_parts}
@@ -481,7 +486,9 @@ class _Staged:
     repeated: RepeatedMembers
 
 
-def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path) -> _Staged:
+def _stage_indices(
+    plan: PreparePlan, options: RunOptions, work: _Work, scanned: ScannedDataset, staging: Path
+) -> _Staged:
     """Write the columnar index and, if requested, `.tar.idx`, `index.sqlite`, `index.uuid`, and media columns.
 
     A `.tar.idx` is not flushed to disk individually, which would take longer than all other work on a small shard. If a
@@ -492,7 +499,7 @@ def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: Scanne
     indices = _ShardIndices(staging, plan.container, frozenset(plan.new))
     with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
         # SQLite takes longest. While it sorts its indices, its library releases the GIL.
-        database = pool.submit(_stage_database, plan, means, scanned, staging) if plan.sqlite else None
+        database = pool.submit(_stage_database, plan, options, scanned, staging) if plan.sqlite else None
         current = None if dataset.is_remote else find_columnar(dataset)
         scans = indices.written(zip(names, scanned.scans(), strict=True))
         header = write_columnar(columnar_folder(staging), names, scans, unique_keys=True, old=current)
@@ -542,9 +549,9 @@ class _ShardIndices:
             yield scan
 
 
-def _stage_database(plan: PreparePlan, means: Means, scanned: ScannedDataset, staging: Path) -> Path:
+def _stage_database(plan: PreparePlan, options: RunOptions, scanned: ScannedDataset, staging: Path) -> Path:
     """Write `index.sqlite`, for a store at the requested path; the staging folder then has a link to it."""
-    built = means.sqlite_build_path if plan.dataset.is_remote else None
+    built = options.sqlite_build_path if plan.dataset.is_remote else None
     staged = staging / META_FOLDER / INDEX_SQLITE
     shard_names = [shard.name for shard in scanned.shards]
     rows = enumerate(scanned.scans())

@@ -121,28 +121,28 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether the shard below a path or URL is unchanged. Raises OSError if that cannot be determined."""
         if is_url(root):  # checking plain files one by one would take as long as reading their headers
             return not self.task.files and is_unchanged(join(root, self.name), self.generation)
-        return looks(root, self.task) == (self.size_bytes, self.mtime_ns)
+        return stat_task(root, self.task) == (self.size_bytes, self.mtime_ns)
 
 
-def looks(root: str, task: ShardTask) -> tuple[int, int]:
+def stat_task(root: str, task: ShardTask) -> tuple[int, int]:
     """Size and modification time of a shard; for several files, the total size and the latest time."""
     found = [os.stat(join(root, name)) for name in task.files or (task.name,)]
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
 def scanned(
-    task: ShardTask, scan: ShardScan, looked: tuple[int, int] | None, failures: int = 0, failed: Sequence[str] = ()
+    task: ShardTask, scan: ShardScan, stat: tuple[int, int] | None, failures: int = 0, failed: Sequence[str] = ()
 ) -> ScannedShard:
     """Describe a shard by its scan.
 
     Args:
         task: The task.
         scan: The result.
-        looked: See `looks`; None for an object.
+        looked: See `stat_task`; None for an object.
         failures: Number of damaged media.
         failed: Messages about the first few of these.
     """
-    size_bytes, mtime_ns = looked or (scan.size_bytes, 0)
+    size_bytes, mtime_ns = stat or (scan.size_bytes, 0)
     return ScannedShard(
         task=task,
         size_bytes=size_bytes,
@@ -181,14 +181,14 @@ def encode_scan(shard: ScannedShard, scan: ShardScan) -> bytes:
 def describe_scan(record: bytes) -> ScannedShard:
     """Decode the head of a record from `encode_scan`, without its columns. Raises ValueError for other records."""
     try:
-        return _SHARD.from_msgpack(bytes(take_apart(record, check=False)[0]))
+        return _SHARD.from_msgpack(bytes(split_record(record, check=False)[0]))
     except msgspec.MsgspecError as error:
         raise ValueError(f"written by another version of this library: {error}") from error
 
 
 def decode_scan(record: bytes) -> ShardScan:
     """Decode a record from `encode_scan`; the arrays share its memory. Raises ValueError if it is damaged."""
-    _, body = take_apart(record)
+    _, body = split_record(record)
     shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
     columns = zip(_COLUMNS.items(), found.columns, strict=True)
     media = None
@@ -209,7 +209,7 @@ def as_record(head: bytes, body: bytes) -> bytes:
     return b"".join([_HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(head)), len(head), len(body)), head, body])
 
 
-def take_apart(record: bytes, *, check: bool = True) -> tuple[memoryview, memoryview]:
+def split_record(record: bytes, *, check: bool = True) -> tuple[memoryview, memoryview]:
     """Both documents. Raises ValueError if these bytes are not a record, or its checksum differs."""
     if len(record) >= _HEAD.size:
         magic, crc32, head_bytes, body_bytes = _HEAD.unpack_from(record)
@@ -229,7 +229,7 @@ class RecordLog(ABC):
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         with contextlib.suppress(ValueError):  # an unfinished record of a killed process
             while record := self._read(self._end):
-                take_apart(record)
+                split_record(record)
                 self._note(record, self._end)
                 self._end += len(record)
         os.truncate(path, self._end)
@@ -312,7 +312,7 @@ class ScanLog(RecordLog):
 
     def _in_index(self, index: ColumnarIndex, task: ShardTask, root: str) -> ScannedShard | None:
         number = self._numbers[task.name]
-        size_bytes, mtime_ns = looks(root, task)
+        size_bytes, mtime_ns = stat_task(root, task)
         if size_bytes != int(index.shard_bytes[number]):
             return None
         first, last = index.shard_first[number : number + 2]
@@ -350,7 +350,7 @@ def scan_shard(
         use_storage(storage)
     path = join(root, task.name)
     try:
-        found = None if is_url(root) else looks(root, task)
+        found = None if is_url(root) else stat_task(root, task)
         scan, failures, failed = _scan_media(root, task, container or container_of(task.records))
         shard = scanned(task, scan, found, failures, failed)
         if found is not None and not shard.holds(root):  # an object that changes during the scan is already refused
@@ -559,7 +559,7 @@ def scan_dataset(
     """
     ahead = _TASKS_AHEAD if executor is None else _ahead(num_workers)
     # For an object, the read itself returns the size.
-    size_bytes = 0 if is_url(root) else sum(looks(root, task)[0] for task in tasks)
+    size_bytes = 0 if is_url(root) else sum(stat_task(root, task)[0] for task in tasks)
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )

@@ -31,7 +31,7 @@ from energon_grain.prepare.containers import (
 from energon_grain.prepare.encode import encode_part
 from energon_grain.prepare.executors import outcomes, own_executor, portable
 from energon_grain.prepare.listing import in_order
-from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, looks, scanned
+from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, scanned, stat_task
 from energon_grain.prepare.shard_writer import TEMPORARY, ShardWriter
 from energon_grain.prepare.writing import PartLog
 from energon_grain.samples.sample import BASE_FIELDS
@@ -182,7 +182,7 @@ def written_record(
 ) -> bytes:
     """Finish a shard, and return its record; see `ShardWriter.close`."""
     scan = shard.close(verify) if verify else shard.close()
-    return encode_scan(scanned(task, scan, looks(root, task)), scan)
+    return encode_scan(scanned(task, scan, stat_task(root, task)), scan)
 
 
 class SampleDigest:

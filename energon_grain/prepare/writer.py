@@ -68,12 +68,12 @@ def _checked(options: DatasetOptions, append: bool) -> DatasetOptions:
     """The options with the defaults for written data; invalid ones are refused before the first sample is written."""
     if (ratio := options.get("split_ratio")) is not None:
         name_ratio(ratio)
-    said = {name: options.get(name) for name in ("sample_type", "field_map", "crude", "subflavors")}
+    definition = {name: options.get(name) for name in ("sample_type", "field_map", "crude", "subflavors")}
     if append:
-        if given := [name for name, value in said.items() if value]:
+        if given := [name for name, value in definition.items() if value]:
             raise ConfigError(f"append=True keeps the dataset's sample type: remove {', '.join(given)}")
         return options
-    crude = bool(said["crude"]) or said["sample_type"] is None
+    crude = bool(definition["crude"]) or definition["sample_type"] is None
     define_dataset(
         sample_type=options.get("sample_type"),
         field_map=options.get("field_map"),
@@ -404,7 +404,7 @@ def write_dataset(
     """
     if shard_items < 1:
         raise ConfigError(f"shard_items={shard_items}: must be at least 1")
-    start, tell = time.perf_counter(), progress or (lambda _: None)
+    start, notify = time.perf_counter(), progress or (lambda _: None)
     options = _checked(options, append)
     total = len(items) if isinstance(items, Sized) else None
     shards = None if total is None else -(-total // shard_items)
@@ -427,9 +427,9 @@ def write_dataset(
         count=shards,
         num_workers=num_workers,
         executor=executor,
-        progress=lambda found: tell(_progress(found, shards)),
+        progress=lambda found: notify(_progress(found, shards)),
     )
-    report = target.prepare(list(found), options, tell)
+    report = target.prepare(list(found), options, notify)
     return dataclasses.replace(report, shards_reused=reused, elapsed_s=time.perf_counter() - start)
 
 

@@ -48,7 +48,7 @@ from energon_grain.storage.settings import storage_settings
 
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
 _LAST = (f"{_COLUMNAR}/{HEADER_NAME}", f"{_COLUMNAR}/{COLUMNS_JSON}", f"{META_FOLDER}/{INFO_JSON}")
-_SIDE_BY_SIDE_BYTES = 16 << 20
+_PARALLEL_BYTES = 16 << 20
 """Larger files are uploaded in sequence, because each is held in memory."""
 
 
@@ -149,8 +149,8 @@ def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], 
     def upload(name: str) -> None:
         client.write(join(dataset.location, name), (staging / name).read_bytes())
 
-    for names, side_by_side in _uploads(staging, list(_files_of(staging, put))):
-        if side_by_side:
+    for names, parallel in _uploads(staging, list(_files_of(staging, put))):
+        if parallel:
             client.map(upload, names)
         else:
             for name in names:
@@ -179,11 +179,11 @@ def _files_of(staging: Path, put: Sequence[str]) -> Iterator[str]:
 def _uploads(staging: Path, names: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
     """The upload order: groups of files, and whether a group is uploaded in parallel."""
     last = [name for name in _LAST if name in names]
-    unseen = [name for name in names if _is_unseen(name)]
-    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
+    unreferenced = [name for name in names if _is_unreferenced(name)]
+    large = [name for name in unreferenced if (staging / name).stat().st_size > _PARALLEL_BYTES]
     yield large, False
-    yield _without(unseen, large), True
-    yield _without(names, (*unseen, *last)), True
+    yield _without(unreferenced, large), True
+    yield _without(names, (*unreferenced, *last)), True
     yield last, False
 
 
@@ -192,7 +192,7 @@ def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
     return [name for name in names if name not in left_out]
 
 
-def _is_unseen(name: str) -> bool:
+def _is_unreferenced(name: str) -> bool:
     """Whether it is a column, an index of a shard or the database: readers find these only through other files."""
     return name not in _LAST and (name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite")))
 
@@ -271,10 +271,10 @@ def _is_free(root: Path) -> bool:
     # At its beginning, a write leaves an empty `.nv-meta`, or one with an empty folder.
     there = list(root.iterdir()) if root.is_dir() else []
     meta = root / META_FOLDER
-    return all(path == meta and not any(path.iterdir()) for path in there) or _nearly_at_its_end(root)
+    return all(path == meta and not any(path.iterdir()) for path in there) or _is_almost_finished(root)
 
 
-def _nearly_at_its_end(root: Path) -> bool:
+def _is_almost_finished(root: Path) -> bool:
     """Whether a write was killed after its index was published and its plan removed."""
     request = root / REQUEST
     return (root / WRITTEN_FOLDER).is_dir() or (
@@ -342,7 +342,7 @@ def _unfinished(work: Path) -> str | None:
     return "interrupted, or still running" if is_begun or "open" in found.values() else None
 
 
-def take_over(root: Path, log: ScanLog) -> None:
+def import_records(root: Path, log: ScanLog) -> None:
     """Copy the records of finished shards from the writers' logs."""
     for path, _ in _logs(root / WRITING_FOLDER):
         with contextlib.closing(ScanLog(path)) as written:

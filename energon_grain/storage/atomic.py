@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def naming_when_full(path: str | os.PathLike[str]) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM and error.filename is None:
+        if error.errno in _DISK_FULL and error.filename is None:
             error.filename = os.fspath(path)
         raise
 
@@ -82,7 +82,7 @@ def explaining_writes(
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in _DISK_FULL:
             free = ""
             with contextlib.suppress(OSError):
                 free = f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free on the disk of {os.fspath(folder)}; "
@@ -138,12 +138,12 @@ def open_unlinked(path: str | os.PathLike[str], flags: int = os.O_RDWR | os.O_CR
 @contextlib.contextmanager
 def locked(file: BinaryIO | int, how: int = fcntl.LOCK_EX) -> Generator[bool]:
     """Hold the lock of an open file, across processes; waits for it. Yields whether it was acquired."""
-    had = False
+    acquired = False
     with contextlib.suppress(OSError):
         fcntl.flock(file, how)
-        had = True
+        acquired = True
     try:
-        yield had
+        yield acquired
     finally:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -152,8 +152,8 @@ def locked(file: BinaryIO | int, how: int = fcntl.LOCK_EX) -> Generator[bool]:
 @contextlib.contextmanager
 def _locked_at(descriptor: int, how: int) -> Generator[bool]:
     try:
-        with locked(descriptor, how) as had:
-            yield had
+        with locked(descriptor, how) as acquired:
+            yield acquired
     finally:
         os.close(descriptor)
 
@@ -171,13 +171,13 @@ def writing_in(folder: Path) -> contextlib.AbstractContextManager[bool]:
     return _locked_at(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
 
 
-def alone_in(folder: Path) -> contextlib.AbstractContextManager[bool]:
+def exclusive_in(folder: Path) -> contextlib.AbstractContextManager[bool]:
     """Yields whether no one is `writing_in` a folder, and blocks writers meanwhile; False if locks are unsupported."""
     return _locked_at(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sweep(folder: Path, *patterns: str) -> None:
     """Remove files that killed runs left in a folder, by patterns; nothing while another one is `writing_in` it."""
-    with alone_in(folder) as alone:
-        if alone:
+    with exclusive_in(folder) as is_exclusive:
+        if is_exclusive:
             remove_temporaries(folder, *patterns)

@@ -2,9 +2,8 @@
 """The interface between formats and stores of bytes, and merging the byte ranges of many samples into few reads.
 
 Ranges are sorted by file and offset. Neighbours with a small gap are read as one *span*; every range is then a slice of
-its span. With blocks of consecutive samples, a span covers dozens of samples, so one system call (or one request) reads
-them all. A large range is its own span: its slice is then the whole `bytes` object, which Python returns without
-copying.
+its span. With blocks of consecutive samples, a span covers dozens of samples, so one system call or request reads them
+all. A large range is its own span: its slice is then the whole `bytes` object, which Python returns without copying.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ class ByteStore(Protocol):
     """Reads byte ranges of named objects.
 
     Callers request many ranges at once, already sorted and merged to `Spans`, so that a store can run its requests in
-    parallel. Implementations are thread-safe and picklable; a copy in another process opens its own
-    handles.
+    parallel. Implementations are thread-safe and picklable; a copy in another process opens its own handles.
     """
 
     @property

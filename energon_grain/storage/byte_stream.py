@@ -29,8 +29,8 @@ class ByteStream(io.RawIOBase):
     """Bytes [start, start + size) of a path in a store, as a seekable binary file.
 
     Nothing is read before it is requested. Every read is of the same version of the file, the one that a dataset's
-    index describes; this includes copies in other processes. Like any file, a stream is for one thread at a time. It is
-    picklable, with its position, in a few hundred bytes.
+    index describes; this includes copies in other processes. For one thread at a time, like any file. A pickle has the
+    position, and a few hundred bytes.
 
     Args:
         version: Version of the file from the store; None: its current one.

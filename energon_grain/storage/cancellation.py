@@ -36,11 +36,11 @@ class Cancelled(BaseException):
 class Cancellation:
     """Set once, when the results of some threads are no longer needed."""
 
-    __slots__ = ("_cuts", "_set")
+    __slots__ = ("_callbacks", "_set")
 
     def __init__(self) -> None:
         self._set = False
-        self._cuts: dict[int, Callable[[], object]] = {}
+        self._callbacks: dict[int, Callable[[], object]] = {}
 
     def is_set(self) -> bool:
         """Whether `set` was called."""
@@ -49,49 +49,49 @@ class Cancellation:
     def set(self) -> None:
         """Cancel. Returns at once."""
         self._set = True
-        for cut in tuple(self._cuts.values()):
-            cut()
+        for callback in tuple(self._callbacks.values()):
+            callback()
 
     @contextlib.contextmanager
-    def cutting(self, cut: Callable[[], object]) -> Generator[None]:
-        """Inside the block, `set` calls `cut`. Raises Cancelled at the end of the block if it did."""
-        self._cuts[id(cut)] = cut
+    def calling(self, callback: Callable[[], object]) -> Generator[None]:
+        """Inside the block, `set` calls `callback`. Raises Cancelled at the end of the block if it did."""
+        self._callbacks[id(callback)] = callback
         try:
             if self._set:
-                cut()
+                callback()
             yield
         finally:
-            del self._cuts[id(cut)]
+            del self._callbacks[id(callback)]
         if self._set:
             raise Cancelled
 
 
-class _OfThread(threading.local):
-    over: Cancellation | None = None
+class _ThreadState(threading.local):
+    cancellation: Cancellation | None = None
     joins = False
 
 
-_of_thread = _OfThread()
+_thread_state = _ThreadState()
 
 
 class cancelled_by:  # noqa: N801 (a context manager; as a generator it would cost each step a microsecond)
-    """Inside the block, this thread is cancelled once `over` is set; None: never."""
+    """Inside the block, this thread is cancelled once `cancellation` is set; None: never."""
 
-    __slots__ = ("_before", "_over")
+    __slots__ = ("_before", "_cancellation")
 
-    def __init__(self, over: Cancellation | None) -> None:
-        self._over = over
+    def __init__(self, cancellation: Cancellation | None) -> None:
+        self._cancellation = cancellation
 
     def __enter__(self) -> None:
-        self._before, _of_thread.over = _of_thread.over, self._over
+        self._before, _thread_state.cancellation = _thread_state.cancellation, self._cancellation
 
     def __exit__(self, *exception: object) -> None:
-        _of_thread.over = self._before
+        _thread_state.cancellation = self._before
 
 
 def current_cancellation() -> Cancellation | None:
     """The argument of `cancelled_by` in this thread, to pass on to threads that make requests for it."""
-    return _of_thread.over
+    return _thread_state.cancellation
 
 
 def join(*threads: threading.Thread) -> None:
@@ -100,15 +100,15 @@ def join(*threads: threading.Thread) -> None:
     Before Python 3.13, `Thread.join` blocks forever in a signal handler that interrupted another call of it. Such a
     handler skips the join; it has already waited for the results that it needs.
     """
-    if _of_thread.joins:
+    if _thread_state.joins:
         return
-    _of_thread.joins = True
+    _thread_state.joins = True
     try:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
     finally:
-        _of_thread.joins = False
+        _thread_state.joins = False
 
 
 def cancellable(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextManager[None]:
@@ -117,22 +117,22 @@ def cancellable(loop: Iterator[Any] | list[Any]) -> contextlib.AbstractContextMa
     On cancellation, the loop ends after the current call, and the block raises Cancelled. The loop itself pays no
     overhead: the canceller exhausts the iterator, or empties the list.
     """
-    over = _of_thread.over
-    if over is None:
+    cancellation = _thread_state.cancellation
+    if cancellation is None:
         return contextlib.nullcontext()
-    return over.cutting(loop.clear if isinstance(loop, list) else lambda: [None for _ in loop])
+    return cancellation.calling(loop.clear if isinstance(loop, list) else lambda: [None for _ in loop])
 
 
 def raise_if_cancelled() -> None:
     """Raises Cancelled if the result of this thread is no longer needed."""
-    if _of_thread.over is not None and _of_thread.over.is_set():
+    if _thread_state.cancellation is not None and _thread_state.cancellation.is_set():
         raise Cancelled
 
 
 def is_cancelled() -> bool:
     """Whether the reads of this thread are no longer needed; always true once the main thread has ended."""
-    over = _of_thread.over
-    return _ended.is_set() or not threading.main_thread().is_alive() or (over is not None and over.is_set())
+    cancellation = _thread_state.cancellation
+    return _ended.is_set() or not threading.main_thread().is_alive() or bool(cancellation and cancellation.is_set())
 
 
 def pause(seconds: float) -> None:

@@ -34,7 +34,7 @@ def map_in_order(
             future.cancel()
 
 
-def over_forks(lock: T) -> T:
+def reset_after_fork(lock: T) -> T:
     """Make a lock free in a forked child, whichever thread held it, as the standard library does with its own locks."""
     held: Any = lock
     os.register_at_fork(after_in_child=held._at_fork_reinit)

@@ -218,7 +218,7 @@ class EPath:
         if self.is_local():
             found = os.stat(self._location)
             return FileStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
-        there = _client().look(self._location)
+        there = _client().head(self._location)
         if there is None or there.size_bytes is None or there.modified is None:
             raise MissingObjectError(f"{self}: no such object; check the URL")
         return FileStat(there.size_bytes, there.modified)

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import RangeError, ReadError, StaleIndexError
-from energon_grain.storage.traffic import count, took
+from energon_grain.storage.traffic import count, count_read
 
 _logger = logging.getLogger("energon_grain")
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)
@@ -42,10 +42,7 @@ _Result = TypeVar("_Result")
 
 
 class _Version:
-    """Identity of a file when it was first opened: its size and its modification time.
-
-    The inode is not part of it; file systems of stores (such as gcsfuse) may renumber it.
-    """
+    """Size and modification time of a file at its first opening; not the inode, which gcsfuse, say, may renumber."""
 
     __slots__ = ("_beginning", "_changed_ns", "_path", "_size", "_written_ns")
 
@@ -96,7 +93,7 @@ class OpenFile:
         close(self.descriptor)  # bound above: at interpreter exit, `os` may be gone before the last file is
 
 
-def _patiently(attempt: Callable[[], _Result], failed: str) -> _Result:
+def _with_retries(attempt: Callable[[], _Result], failed: str) -> _Result:
     """Run a call that may fail temporarily (network file system, too many open files); retry after each delay.
 
     Raises ReadError.
@@ -121,7 +118,7 @@ def _shared_open_files() -> int:
     return 1024 if allowed == resource.RLIM_INFINITY else max(16, min(1024, allowed // 4))
 
 
-class _Room:
+class _OpenFileLimit:
     """Limit of open files, shared by several stores: a new file closes the least recently used one.
 
     Stores are referenced weakly: the files of a collected store are closed with it, and their entries expire.
@@ -146,8 +143,8 @@ class _Room:
         self._used.pop((store, path), None)
 
 
-_shared_room = _Room(_shared_open_files())
-_rooms: weakref.WeakSet[_Room] = weakref.WeakSet([_shared_room])
+_shared_limit = _OpenFileLimit(_shared_open_files())
+_limits: weakref.WeakSet[_OpenFileLimit] = weakref.WeakSet([_shared_limit])
 
 
 class LocalFiles:
@@ -169,33 +166,33 @@ class LocalFiles:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
         self._versions: dict[str, _Version] = {}
         self._open: dict[str, OpenFile] = {}
-        self._me: weakref.ref[LocalFiles] = weakref.ref(self)
-        self._room = _shared_room if max_open_files is None else _Room(max_open_files)
-        _rooms.add(self._room)
+        self._weak_self: weakref.ref[LocalFiles] = weakref.ref(self)
+        self._limit = _shared_limit if max_open_files is None else _OpenFileLimit(max_open_files)
+        _limits.add(self._limit)
         self._cold = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(LocalFiles, max_open_files=self._max_open_files, indexed_by=self._indexed_by), ()
 
     def _file(self, path: str) -> OpenFile:
-        with self._room.lock:
+        with self._limit.lock:
             file = self._open.get(path)
             if file is not None:
-                self._room.use(self._me, path)
+                self._limit.use(self._weak_self, path)
                 return file
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-        file = OpenFile(_patiently(lambda: os.open(path, flags), f"cannot open {path}"))
+        file = OpenFile(_with_retries(lambda: os.open(path, flags), f"cannot open {path}"))
         if self._indexed_by is not None:
             file.version = self._versions.get(path)
             if file.version is None:
                 file.version = self._versions.setdefault(path, _Version(path, file.descriptor))
-            self._look_at(path, file)
-        with self._room.lock:
+            self._check_unchanged(path, file)
+        with self._limit.lock:
             self._open[path] = file
-            self._room.use(self._me, path)
+            self._limit.use(self._weak_self, path)
         return file
 
-    def _look_at(self, path: str, file: OpenFile) -> None:
+    def _check_unchanged(self, path: str, file: OpenFile) -> None:
         """Check that an open file that must not change is the same as when it was first opened."""
         if file.version is not None and not file.version.is_in(file.descriptor):
             raise self._changed(path)
@@ -257,10 +254,10 @@ class LocalFiles:
         for number, offset, size in zip(files, starts, sizes, strict=True):
             if number != current:
                 if handle is not None:
-                    self._look_at(paths[current], handle)  # after its reads
+                    self._check_unchanged(paths[current], handle)  # after its reads
                     if cold:
                         before, at = at, time.perf_counter()
-                        took(paths[current], at - before)
+                        count_read(paths[current], at - before)
                 handle = self._file(paths[number])
                 descriptor = handle.descriptor
                 current = number
@@ -276,9 +273,9 @@ class LocalFiles:
                 descriptor = handle.descriptor
             spans.append(data)
         if handle is not None:
-            self._look_at(paths[current], handle)
+            self._check_unchanged(paths[current], handle)
             if cold:
-                took(paths[current], time.perf_counter() - at)
+                count_read(paths[current], time.perf_counter() - at)
         # A racy estimate is fine: it only decides about advice, never about data.
         allowed = len(files) * _COLD_SECONDS_PER_SPAN + sum(sizes) * _COLD_SECONDS_PER_BYTE
         self._cold = time.perf_counter() - began > allowed
@@ -289,7 +286,7 @@ class LocalFiles:
 
         Skipped if there are more files than may stay open: opening each twice would cost more than it saves.
         """
-        if len(set(files)) > self._room.files or not hasattr(os, "posix_fadvise"):
+        if len(set(files)) > self._limit.files or not hasattr(os, "posix_fadvise"):
             return
         current = -1
         handle: OpenFile | None = None
@@ -306,21 +303,21 @@ class LocalFiles:
         """
 
         def read() -> bytes:
-            with self._room.lock:
+            with self._limit.lock:
                 self._open.pop(path, None)
-                self._room.leave(self._me, path)
+                self._limit.leave(self._weak_self, path)
             file = self._file(path)  # as in `size`
             return _finish(path, file.descriptor, b"", offset, size)
 
         count(rereads=1)
         times = len(_PAUSES_SECONDS) + 2
-        return _patiently(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
+        return _with_retries(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
 
     def close(self) -> None:
         """Close every file that is not in use."""
-        with self._room.lock, suppress(KeyError):  # a signal handler may empty it concurrently
+        with self._limit.lock, suppress(KeyError):  # a signal handler may empty it concurrently
             while True:
-                self._room.leave(self._me, self._open.popitem()[0])
+                self._limit.leave(self._weak_self, self._open.popitem()[0])
 
 
 def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
@@ -340,8 +337,8 @@ def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> 
 
 
 def _renew_locks() -> None:
-    for room in tuple(_rooms):
-        room.lock = threading.RLock()
+    for limit in tuple(_limits):
+        limit.lock = threading.RLock()
 
 
 # In a forked child, no thread can release inherited locks. Open files are shared safely: `pread` moves no position.

@@ -25,8 +25,7 @@ _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
 def absolute(written: str, folder: str) -> str:
     """Resolve a path against a folder (absolute, or a URL). `..` is resolved as text; links are not followed.
 
-    A path that begins with `/` is local, even if the folder is a URL; so are URLs of local paths,
-    see `located`.
+    A path that begins with `/` is local, even if the folder is a URL; so are URLs of local paths, see `located`.
 
     Raises:
         ConfigError: The path leads out of the bucket of the folder.
@@ -57,7 +56,7 @@ def located(path: str | os.PathLike[str]) -> str:
     """Normalize a path from the caller: a URL without trailing slashes, or a path unchanged.
 
     URLs of local paths become paths: `file://`, and those that settings or other tools' configurations map to a path,
-    such as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, is replaced by it, with a warning.
+    such as `msc://default` and `dss://`. `rclone://`, an older name, becomes `msc://`, with a warning.
     Raises ConfigError.
     """
     text = os.fspath(path)

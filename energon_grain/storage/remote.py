@@ -58,13 +58,13 @@ class Fetched:
         generation: Changes whenever the object does: its entity tag; `UNVERSIONED` if the store has none.
         size_bytes: Size of the whole object; None if no bytes were received.
         came_bytes: Number of received bytes.
-        modified: Modification time of the object; None except from `look`.
+        modified: Modification time of the object; None except from `head`.
     """
 
     pieces: Any
     generation: bytes
     size_bytes: int | None = None
-    came_bytes: int = 0
+    received_bytes: int = 0
     modified: datetime | None = None
 
     @functools.cached_property
@@ -99,7 +99,7 @@ class ObjectClient(Protocol):
         """
         ...
 
-    def look(self, url: str) -> Fetched | None:
+    def head(self, url: str) -> Fetched | None:
         """Size, generation and modification time of an object; None if it does not exist. Raises ReadError."""
         ...
 
@@ -136,7 +136,7 @@ class RemoteFiles(ByteStore, Protocol):
     def settings(self) -> StorageSettings: ...
 
     @property
-    def keeps_on_disk(self) -> bool:
+    def caches_on_disk(self) -> bool:
         """Whether prefetched bytes are shared by all processes of this machine."""
         ...
 
@@ -149,11 +149,11 @@ class RemoteFiles(ByteStore, Protocol):
         """Size and generation of an object. See `ByteStore`."""
         ...
 
-    def is_kept(self, path: str, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) are known to be cached, so that `keep` has nothing to do."""
+    def is_prefetched(self, path: str, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) are known to be cached, so that `prefetch` has nothing to do."""
         ...
 
-    def keep(self, path: str, start: int, stop: int) -> bool:
+    def prefetch(self, path: str, start: int, stop: int) -> bool:
         """Prefetch bytes [start, stop). Returns whether they are cached. Raises ReadError."""
         ...
 

@@ -45,8 +45,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         anonymous: Send no credentials.
         profile: Section of `~/.aws/credentials` or `~/.aws/config` with the credentials; overrides the environment.
         requester_pays: Pay for the requests (`s3://`).
-        location: Actual location: makes a prefix such as `msc://team` an alias of
-            `s3://bucket/folder`.
+        location: Actual location: makes a prefix such as `msc://team` an alias of `s3://bucket/folder`.
     """
 
     endpoint: str | None = None
@@ -80,8 +79,7 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             broken connection, a name that does not resolve), in seconds, before they become an error. The delay before
             each attempt doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
         attempts: Maximum number of attempts of a request; default: limited only by `retry_s`.
-        cache_dir: Cache folder; default: `$XDG_CACHE_HOME/energon-grain/objects`. Shared by all processes of a
-            host.
+        cache_dir: Cache folder, shared by all processes of a host; default: `$XDG_CACHE_HOME/energon-grain/objects`.
         cache_bytes: Limit of the cached blocks; default: a tenth of the disk; 0: blocks are not cached.
         ahead_bytes: Maximum number of prefetched bytes: in the cache (at most half of it), or in memory if blocks are
             not cached. 0: no prefetch; every chunk of samples fetches its own bytes.

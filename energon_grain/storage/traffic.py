@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Self
 
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 
 _MOST_FILES = 1024
 OTHER_FILES = ""
@@ -79,7 +79,7 @@ class Traffic:
 
 _NUMBERS = tuple(each.name for each in dataclasses.fields(Traffic) if each.name != "files")
 _here = Traffic()
-_counting = over_forks(threading.RLock())  # a signal handler may call `traffic`
+_counting = reset_after_fork(threading.RLock())  # a signal handler may call `traffic`
 
 
 def count(**more: float) -> None:
@@ -89,7 +89,7 @@ def count(**more: float) -> None:
             setattr(_here, name, getattr(_here, name) + number)
 
 
-def took(path: str, seconds: float) -> None:
+def count_read(path: str, seconds: float) -> None:
     """Count a read of a file or object, and its duration."""
     global _here
     with _counting:

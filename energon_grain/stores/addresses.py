@@ -89,7 +89,7 @@ class Address:
         return self.store.endpoint or {"s3": amazon, "gcs": "Google Cloud Storage"}.get(self.kind, self.kind)
 
     @property
-    def where_said(self) -> str:
+    def settings_hint(self) -> str:
         """The settings to check if the store does not respond."""
         variable = {"s3": "AWS_ENDPOINT_URL", "azure": "AZURE_STORAGE_ACCOUNT_NAME"}.get(self.kind)
         if variable is None:
@@ -97,7 +97,7 @@ class Address:
         return f"the endpoint (`endpoint` of this store in the storage settings, else {variable})"
 
     @property
-    def sign_in(self) -> str:
+    def credentials_hint(self) -> str:
         """The credentials that were sent, and how to fix them."""
         if self.kind == "http":
             return "no credentials are sent to web servers: make the files public on this one"
@@ -128,7 +128,7 @@ def address_of(url: str, settings: StorageSettings) -> Address:
 
     Raises ConfigError if it has no bucket, its scheme is unknown, or the store does not support a setting.
     """
-    real, store, keys = _real(check_url(url), settings)
+    real, store, keys = _resolved(check_url(url), settings)
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]
     kind = _KINDS.get(scheme, scheme)
     if scheme not in STORE_SCHEMES and scheme != "file":
@@ -233,7 +233,7 @@ def local_path(url: str) -> str | None:
     return os.path.normpath(address.key) if address.kind == "file" else None
 
 
-def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
+def _resolved(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
     """Resolve aliases: the actual URL, the settings of the store there, and credentials of a profile."""
     url = as_msc(url)
     prefix, store = settings.store(url)
@@ -249,7 +249,7 @@ def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Key
         else:
             where = ("MSC_CONFIG", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "HOME")
             profile, keys = _profile(prefix, name, tuple(os.environ.get(variable) for variable in where))
-        store = _over(store, profile)
+        store = _merged_settings(store, profile)
     if store.location is None:
         return url, store, keys
     scheme, _, folder = store.location.partition("://")
@@ -258,10 +258,10 @@ def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Key
         name = quote(name)  # web URLs are encoded
     real = f"{folder.rstrip('/')}/{name}".rstrip("/")
     real = f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}"
-    return real, _over(store, settings.store(real)[1]), keys
+    return real, _merged_settings(store, settings.store(real)[1]), keys
 
 
-def _over(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
+def _merged_settings(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
     """The settings of `store`; unset ones are taken from `rest`."""
     given = {name: value for name, value in msgspec.structs.asdict(store).items() if value}
     return msgspec.structs.replace(rest, **given)
@@ -293,8 +293,8 @@ def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tup
 
     Cached for each environment.
     """
-    way_out = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
-    with needed_for(f"reading {prefix}", instead=f"set its location in {way_out}"):
+    advice = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
+    with needed_for(f"reading {prefix}", instead=f"set its location in {advice}"):
         from multistorageclient.config import StorageClientConfig
         from multistorageclient.rclone import read_rclone_config
         from multistorageclient.utils import expand_env_vars
@@ -312,11 +312,11 @@ def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tup
     if not profile:
         raise ConfigError(
             f"{prefix}: no configuration of the Multi-Storage Client (MSC_CONFIG, ~/.msc_config.yaml) or of rclone "
-            f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {way_out}"
+            f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {advice}"
         )
     if kind not in _PROVIDERS:
         raise ConfigError(
-            f"{prefix}: the profile {name!r} has type {kind!r}, not one of {', '.join(_PROVIDERS)}; add it to {way_out}"
+            f"{prefix}: the profile {name!r} has type {kind!r}, not one of {', '.join(_PROVIDERS)}; add it to {advice}"
         )
     return _settings_of(kind, options), tuple(keys.items())
 

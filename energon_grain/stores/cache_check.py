@@ -81,10 +81,10 @@ def pages_folder(folder: str) -> str:
 def check_sums(folder: str) -> CacheReport:
     """Compare every page in a folder with its sum, and remove damaged ones."""
     report = CacheReport(folder=folder)
-    for shelf in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if not shelf.is_dir(follow_symlinks=False):
+    for subfolder in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not subfolder.is_dir(follow_symlinks=False):
             continue
-        for file in sorted(os.scandir(shelf), key=lambda entry: entry.name):
+        for file in sorted(os.scandir(subfolder), key=lambda entry: entry.name):
             if not _NAME.fullmatch(file.name):
                 continue
             try:
@@ -122,7 +122,7 @@ def _objects(client: ObjectClient, url: str) -> Iterator[tuple[str, int, bytes]]
     """URL, size and generation."""
     listed = client.list_versions(url) if has_lists(url, client.settings) else {}
     if not listed:
-        found = client.look(url)
+        found = client.head(url)
         if found is None or found.size_bytes is None:
             raise MissingObjectError(f"{url}: no such object, and no objects below this URL; check the URL")
         yield url, found.size_bytes, found.generation

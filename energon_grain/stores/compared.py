@@ -14,7 +14,7 @@ _AGAIN = 3
 does not."""
 
 
-class Compared:
+class VerifiedPieces:
     """A `Pieces` that compares the pages of a response with their digests, and passes the bytes on.
 
     Passed bytes must not be used before the response has ended, because a page is compared when its last piece arrives.
@@ -50,8 +50,8 @@ class Compared:
             raise ObjectError(
                 f"bytes {self._begin} to {self._at} differ from the shard that was prepared: digest "
                 f"mismatch{'' if len(self._wrong) < _AGAIN else f', {_AGAIN} times'}",
-                passing=len(self._wrong) < _AGAIN,
-                way_out="upload the shard again; if it was changed on purpose, prepare the dataset again with --digest",
+                temporary=len(self._wrong) < _AGAIN,
+                advice="upload the shard again; if it was changed on purpose, prepare the dataset again with --digest",
             )
         self._sum.reset()
         self._begin = self._at

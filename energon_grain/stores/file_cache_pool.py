@@ -23,7 +23,7 @@ from energon_grain.sources.cache_pool import CachePool, DirectLazy, HeldLazy, La
 from energon_grain.sources.file_store import FileStore
 
 _LOGGER = logging.getLogger(__name__)
-_PATIENCE_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 _END_SECONDS = 5.0
 
 
@@ -134,7 +134,7 @@ class DiskCache:
         """
         with self._changed:
             while entry.state is _State.COPIED and not self._closed:
-                self._changed.wait(_PATIENCE_SECONDS)
+                self._changed.wait(_WAIT_SECONDS)
             if entry.state is _State.WAITING and entry.readers == 1:
                 entry.state = _State.REFUSED  # its only reader reads it from the store
         try:
@@ -174,7 +174,7 @@ class DiskCache:
             return
         self._closed = True
         # The garbage collector may call this inside a section under the lock; then threads notice by polling.
-        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
+        if self._lock.acquire(timeout=_WAIT_SECONDS):
             self._changed.notify_all()
             self._lock.release()
         for thread in self._threads:
@@ -195,7 +195,7 @@ class DiskCache:
         while True:
             with self._changed:
                 while not self._queue and not self._closed:
-                    self._changed.wait(_PATIENCE_SECONDS)
+                    self._changed.wait(_WAIT_SECONDS)
                 if self._closed:
                     return
                 entry = self._queue.popleft()
@@ -291,14 +291,14 @@ class DiskCache:
 
     def _admit(self) -> None:
         """Queue files that wait for space, as many as fit."""
-        room, files = self._max_bytes - self._used_bytes, self._max_files - self._used_files
+        free_bytes, files = self._max_bytes - self._used_bytes, self._max_files - self._used_files
         while self._without_space and not self._closed:
             entry = self._without_space[0]
-            if _is_wanted(entry) and (entry.size_bytes > room or not files):
+            if _is_wanted(entry) and (entry.size_bytes > free_bytes or not files):
                 return
             self._without_space.popleft()
             if _is_wanted(entry):
-                room, files = room - entry.size_bytes, files - 1
+                free_bytes, files = free_bytes - entry.size_bytes, files - 1
                 self._enqueue(entry)
 
     def _warn(self, message: str) -> None:
@@ -406,9 +406,9 @@ class FileStoreCachePool(CachePool):
             name: Its name in messages.
         """
         if self._own is None:
-            return _Arriving(data, name, self)
+            return _WorkerLazy(data, name, self)
         entry = self._own.put(data, name)
-        return HeldLazy(data, name, self) if entry is None else _PutAway(entry, name, self)
+        return HeldLazy(data, name, self) if entry is None else _FileLazy(entry, name, self)
 
     def close(self) -> None:
         """Stop copying and delete all copies. Remaining lazy values read from their stores."""
@@ -488,7 +488,7 @@ class FileCacheLazy(DirectLazy[T]):
         return FileCacheLazy, (self.ds, self.fname, self.pool, self._read)
 
 
-class _PutAway(Lazy[T]):
+class _FileLazy(Lazy[T]):
     """A value in a file."""
 
     def __init__(self, entry: Entry, name: str, pool: FileStoreCachePool) -> None:
@@ -510,15 +510,15 @@ class _PutAway(Lazy[T]):
         return self._value[0]
 
     def __reduce__(self) -> Any:
-        return _put_away, (self.pool, self.get(), self.fname)
+        return _to_pool, (self.pool, self.get(), self.fname)
 
 
-class _Arriving(HeldLazy[T]):
+class _WorkerLazy(HeldLazy[T]):
     """A value in a worker process; it is written to a file when it arrives in the process of the pool."""
 
     def __reduce__(self) -> Any:
-        return _put_away, (self.pool, self.get(), self.fname)
+        return _to_pool, (self.pool, self.get(), self.fname)
 
 
-def _put_away(pool: CachePool, value: T, name: str) -> Lazy[T]:
+def _to_pool(pool: CachePool, value: T, name: str) -> Lazy[T]:
     return pool.to_cache(value, name)

@@ -85,10 +85,10 @@ class _Revision(msgspec.Struct):
 
 
 _LISTED_FORM, _REVISION_FORM, _COMMIT_FORM = Form(list[_Listed]), Form(_Revision), Form(str)
-_KEPT_LIST_FORM = Form(dict[str, tuple[int, str]])
+_CACHED_LIST_FORM = Form(dict[str, tuple[int, str]])
 
 
-class _Answers(Protocol):
+class _Send(Protocol):
     def __call__(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse: ...
 
 
@@ -131,7 +131,7 @@ class HubStore:
             inside = f"{folder}/" if folder else ""
             return [[_meta(path, *of) for path, of in self._files.items() if path.startswith(inside)]]
 
-    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Answer:
+    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Response:
         """A file, or a range of it. Raises FileNotFoundError, and obstore's NotModifiedError."""
         from obstore.exceptions import NotModifiedError
 
@@ -145,19 +145,19 @@ class HubStore:
         else:
             start, stop = max(0, wanted.get("offset", size_bytes - wanted.get("suffix", 0))), size_bytes
         if start > stop or stop > size_bytes or (start == size_bytes and "range" in options):
-            raise ObjectError(f"it has {size_bytes} bytes", passing=False, out_of_range=True)
+            raise ObjectError(f"it has {size_bytes} bytes", temporary=False, out_of_range=True)
         if not size_bytes:
-            return _Answer(meta, (0, 0), None, "", 0)
+            return _Response(meta, (0, 0), None, "", 0)
         response, host = self._open(key, size_bytes, meta["e_tag"], {"Range": f"bytes={start}-{stop - 1}"})
         try:
-            return _Answer(meta, (start, stop), response, host, _skipped(response, host, start, stop, size_bytes))
+            return _Response(meta, (start, stop), response, host, _skipped(response, host, start, stop, size_bytes))
         except ObjectError:
             response.close()
             raise
 
     def put(self, key: str, data: bytes, **_: Any) -> Any:
         raise ObjectError(
-            "the Hub is read-only", passing=False, way_out="write to a folder, and upload it with `hf upload`"
+            "the Hub is read-only", temporary=False, advice="write to a folder, and upload it with `hf upload`"
         )
 
     delete: Any = put
@@ -183,19 +183,19 @@ class HubStore:
             where = f"{host}, to which the Hub redirects, responded with HTTP {answer.status}"
             answer.close()
             if answer.status not in _EXPIRED:
-                passing = answer.status >= 500 or answer.status in BUSY
-                raise ObjectError(where, passing=passing, wait_s=_wait_s(answer, host) if passing else 0.0)
+                temporary = answer.status >= 500 or answer.status in BUSY
+                raise ObjectError(where, temporary=temporary, wait_s=_wait_s(answer, host) if temporary else 0.0)
             if self._locations.get(key) == location:
                 self._locations.pop(key, None)
-        raise ObjectError(f"{where}, even with a new signature", passing=True)
+        raise ObjectError(f"{where}, even with a new signature", temporary=True)
 
     def _commit(self, revision: str) -> str:
         """Resolve a revision to its current commit; to the last known one if HF_HUB_OFFLINE is set."""
         if _COMMIT.fullmatch(revision):
             return revision
-        kept = self._kept("revision", revision)
+        kept = self._cache_path("revision", revision)
         if _is_offline():
-            commit = _kept_json(kept, _COMMIT_FORM)
+            commit = _cached_json(kept, _COMMIT_FORM)
             if commit is None:
                 raise _offline(f"the commit of {self._repo}@{revision} is not cached")
             return commit
@@ -205,8 +205,8 @@ class HubStore:
         except FileNotFoundError:
             raise self._hub.no_repository() from None
         if not _COMMIT.fullmatch(commit):
-            raise ObjectError(f"{self._hub.host} returned {shortened(commit)!r} instead of a commit", passing=False)
-        _keep(kept, commit)
+            raise ObjectError(f"{self._hub.host} returned {shortened(commit)!r} instead of a commit", temporary=False)
+        _cache_json(kept, commit)
         return commit
 
     def _is_known(self, folder: str) -> bool:
@@ -216,22 +216,23 @@ class HubStore:
 
     def _list(self, folder: str, *, below: bool) -> None:
         """Load the list of files of a folder. A missing folder has none."""
-        kept = self._kept(self.commit, folder, below)
-        found = _kept_json(kept, _KEPT_LIST_FORM)
+        kept = self._cache_path(self.commit, folder, below)
+        found = _cached_json(kept, _CACHED_LIST_FORM)
         if found is None:
             if _is_offline():
                 raise _offline(f"the list of files of {self._repo}/{folder} at {self.commit[:8]} is not cached")
             found = dict(self._asked(folder, below))
-            _keep(kept, found)
+            _cache_json(kept, found)
         self._files |= found
         self._known[folder] = below
 
     def _check_linked(self, answer: BaseHTTPResponse, listed: dict[str, str]) -> None:
         for name, expected in listed.items():
-            told = answer.headers.get(name, expected).removeprefix("W/").strip('"')
-            if told != expected:
+            reported = answer.headers.get(name, expected).removeprefix("W/").strip('"')
+            if reported != expected:
                 raise ObjectError(
-                    f"{self._hub.host} lists {expected}, but redirects to {shortened(told)} ({name})", passing=False
+                    f"{self._hub.host} lists {expected}, but redirects to {shortened(reported)} ({name})",
+                    temporary=False,
                 )
 
     def _asked(self, folder: str, below: bool) -> Generator[tuple[str, tuple[int, str]]]:
@@ -249,7 +250,7 @@ class HubStore:
                 if each.type == "file":
                     yield each.path, self._version(each)
             if url is not None and (url in seen or len(seen) == _PAGES):
-                raise ObjectError(f"the list of {self._hub.host} does not end", passing=False)
+                raise ObjectError(f"the list of {self._hub.host} does not end", temporary=False)
 
     def _check_path(self, path: str, folder: str) -> None:
         inside, steps = f"{folder}/" if folder else "", set(path.split("/"))
@@ -257,7 +258,7 @@ class HubStore:
             raise ObjectError(
                 f"{self._hub.host} lists {shortened(path)!r}, which is not in {folder or 'the dataset'}; "
                 "the list is rejected",
-                passing=False,
+                temporary=False,
             )
 
     def _version(self, listed: _Listed) -> tuple[int, str]:
@@ -267,11 +268,11 @@ class HubStore:
             raise ObjectError(
                 f"{self._hub.host} lists {shortened(listed.path)!r} with {size_bytes} bytes and the hash "
                 f"{shortened(tag)!r}",
-                passing=False,
+                temporary=False,
             )
         return size_bytes, tag
 
-    def _kept(self, *what: object) -> Path:
+    def _cache_path(self, *what: object) -> Path:
         name = repr((self._hub.endpoint, self._repo, *what)).encode("utf-8", "surrogateescape")
         return self._folder / f"{hashlib.blake2b(name, digest_size=16).hexdigest()}.json"
 
@@ -284,34 +285,34 @@ def _meta(path: str, size_bytes: int, tag: str) -> dict[str, Any]:
 def _skipped(response: BaseHTTPResponse, host: str, start: int, stop: int, size_bytes: int) -> int:
     """Number of bytes before the requested range in a response. Raises ObjectError if it is of something else."""
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise ObjectError(f"{host} sent a compressed response, which was not requested", passing=False)
+        raise ObjectError(f"{host} sent a compressed response, which was not requested", temporary=False)
     if response.status == 206:
-        told = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if told is None or (int(told[1]), int(told[2]) + 1) != (start, stop):
+        reported = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if reported is None or (int(reported[1]), int(reported[2]) + 1) != (start, stop):
             shown = shortened(response.headers.get("Content-Range", "nothing"))
-            raise ObjectError(f"{host} sent {shown} for bytes {start} to {stop}", passing=True)
+            raise ObjectError(f"{host} sent {shown} for bytes {start} to {stop}", temporary=True)
         length = response.headers.get("Content-Length", str(stop - start))
         if length != str(stop - start):
-            raise ObjectError(f"{host} sent {shortened(length)} bytes for bytes {start} to {stop}", passing=True)
-        whole = told[3]
+            raise ObjectError(f"{host} sent {shortened(length)} bytes for bytes {start} to {stop}", temporary=True)
+        whole = reported[3]
     else:
         whole = response.headers.get("Content-Length", "*")
     if whole not in ("*", str(size_bytes)):
-        said = f"the list has a size of {size_bytes} bytes, but {host} reports {whole}"
-        raise ObjectError(said, passing=False)
+        message = f"the list has a size of {size_bytes} bytes, but {host} reports {whole}"
+        raise ObjectError(message, temporary=False)
     if response.status == 206 or (start, stop) == (0, size_bytes):
         return 0
     if size_bytes > _WHOLE_BYTES:
         raise ObjectError(
             f"{host} does not support range requests",
-            passing=False,
-            way_out="set HF_ENDPOINT to a server that supports them",
+            temporary=False,
+            advice="set HF_ENDPOINT to a server that supports them",
         )
     return start
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Response:
     """Like obstore's `GetResult`.
 
     Attributes:
@@ -372,7 +373,7 @@ class _Hub:
         answer, location = self.ask(url, {})
         if location is not None:
             answer.close()
-            raise ObjectError(f"{self.host} redirects to another host, {urlsplit(location).hostname}", passing=False)
+            raise ObjectError(f"{self.host} redirects to another host, {urlsplit(location).hostname}", temporary=False)
         with _failures(self.host):
             try:
                 data = answer.read(_PAGE_BYTES, decode_content=True)
@@ -386,13 +387,13 @@ class _Hub:
             sort = shortened(answer.headers.get("Content-Type", "no type"))
             raise ObjectError(
                 f"{self.host} does not respond like the Hub ({sort}: {shortened(str(error))})",
-                passing=False,
-                way_out="check HF_ENDPOINT",
+                temporary=False,
+                advice="check HF_ENDPOINT",
             ) from None
         following = _NEXT.search(answer.headers.get("Link", ""))
-        further = None if following is None else _led(url, following[1])
+        further = None if following is None else _redirect_target(url, following[1])
         if further is not None and _origin(further) != _origin(self.endpoint):
-            raise ObjectError(f"the list of {self.host} continues at {urlsplit(further).hostname}", passing=False)
+            raise ObjectError(f"the list of {self.host} continues at {urlsplit(further).hostname}", temporary=False)
         return found, further
 
     def ask(self, url: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str | None]:
@@ -401,7 +402,7 @@ class _Hub:
             raise _offline("the requested data are not cached")
         left_s = self._quiet_until - time.monotonic()
         if left_s > 0:
-            raise ObjectError(f"{self.host} refuses requests for now", passing=True, wait_s=left_s)
+            raise ObjectError(f"{self.host} refuses requests for now", temporary=True, wait_s=left_s)
         answer, location = self.follow(url, headers, self._send)
         if location is None and answer.status not in (200, 206):
             try:
@@ -410,7 +411,7 @@ class _Hub:
                 answer.close()
         return answer, location
 
-    def follow(self, url: str, headers: dict[str, str], send: _Answers) -> tuple[BaseHTTPResponse, str | None]:
+    def follow(self, url: str, headers: dict[str, str], send: _Send) -> tuple[BaseHTTPResponse, str | None]:
         """Follow redirects; those of the Hub only to its own host, because the token is sent nowhere else."""
         begin = url
         for _ in range(_HOPS):
@@ -419,11 +420,11 @@ class _Hub:
                 return answer, None
             answer.drain_conn()
             answer.release_conn()
-            before, url = urlsplit(url), _led(url, answer.headers.get("Location", ""))
+            before, url = urlsplit(url), _redirect_target(url, answer.headers.get("Location", ""))
             after = urlsplit(url)
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise ObjectError(
-                    f"{before.hostname} redirects to the unsupported scheme {after.scheme!r}", passing=False
+                    f"{before.hostname} redirects to the unsupported scheme {after.scheme!r}", temporary=False
                 )
             if _origin(begin) == _origin(self.endpoint) != _origin(url):
                 return answer, url
@@ -452,8 +453,8 @@ class _Hub:
         """The error for a dataset that does not exist or is private."""
         return ObjectError(
             f"there is no dataset {self._repo} at {self.endpoint}, or it is private",
-            passing=False,
-            way_out=f"check its name; if it is private, {self._token_hint}",
+            temporary=False,
+            advice=f"check its name; if it is private, {self._token_hint}",
         )
 
     @property
@@ -466,31 +467,31 @@ class _Hub:
         return "set HF_TOKEN to the token of an account with read access, or log in with `hf auth login`"
 
     def _refused(self, answer: BaseHTTPResponse) -> Exception:
-        code, said = answer.headers.get("X-Error-Code", ""), answer.headers.get("X-Error-Message", "")
+        code, message = answer.headers.get("X-Error-Code", ""), answer.headers.get("X-Error-Message", "")
         token = hub_token()[0]
         if token:
-            said = said.replace(token, "…")
-        said = f"{shortened(said)} (HTTP {answer.status})".strip()
+            message = message.replace(token, "…")
+        message = f"{shortened(message)} (HTTP {answer.status})".strip()
         if answer.status in BUSY:
             wait_s = _wait_s(answer, self.host)
             self._quiet_until = time.monotonic() + wait_s
-            asked = f"too many requests to {self.host}: {said}"
-            return ObjectError(asked, passing=True, wait_s=wait_s)
+            asked = f"too many requests to {self.host}: {message}"
+            return ObjectError(asked, temporary=True, wait_s=wait_s)
         if code == "EntryNotFound" or (answer.status == 404 and not code):
             return FileNotFoundError(self._repo)
         if code == "RevisionNotFound":
-            return ObjectError(f"{self._repo} has no such revision: {said}", False, way_out="check the name after @")
+            return ObjectError(f"{self._repo} has no such revision: {message}", False, advice="check the name after @")
         if code == "GatedRepo":
             return ObjectError(
                 f"access denied: {self._repo} is gated",
-                passing=False,
-                way_out=f"request access at {self.endpoint}/datasets/{self._repo}, and {self._token_hint}",
+                temporary=False,
+                advice=f"request access at {self.endpoint}/datasets/{self._repo}, and {self._token_hint}",
             )
         if code == "RepoNotFound":
             return self.no_repository()
         if answer.status in (401, 403):
-            return ObjectError(f"access denied: {said}", passing=False, way_out=self._token_hint)
-        return ObjectError(said, passing=answer.status >= 500)
+            return ObjectError(f"access denied: {message}", temporary=False, advice=self._token_hint)
+        return ObjectError(message, temporary=answer.status >= 500)
 
 
 def hub_token() -> tuple[str | None, str]:
@@ -512,7 +513,7 @@ def _is_offline() -> bool:
 
 
 def _offline(what: str) -> ObjectError:
-    return ObjectError(f"HF_HUB_OFFLINE is set, but {what}", passing=False, way_out="unset it to query the Hub")
+    return ObjectError(f"HF_HUB_OFFLINE is set, but {what}", temporary=False, advice="unset it to query the Hub")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -520,7 +521,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _led(url: str, place: str) -> str:
+def _redirect_target(url: str, place: str) -> str:
     """The target of a redirect or link. Raises ObjectError if it is not a URL."""
     try:
         led = urljoin(url, place)
@@ -532,17 +533,17 @@ def _led(url: str, place: str) -> str:
 
 def _wait_s(answer: BaseHTTPResponse, host: str) -> float:
     """Delay that the server requests. Raises ObjectError if it is too long."""
-    told, wait_s = answer.headers.get("Retry-After", ""), 0.0
+    reported, wait_s = answer.headers.get("Retry-After", ""), 0.0
     rate = _RATE.search(answer.headers.get("RateLimit", ""))
-    if told.isdecimal():
-        wait_s = float(told)
-    elif told:
+    if reported.isdecimal():
+        wait_s = float(reported)
+    elif reported:
         with suppress(ValueError):
-            wait_s = max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
+            wait_s = max(0.0, parsedate_to_datetime(reported).timestamp() - time.time())
     elif rate is not None:
         wait_s = float(rate[1])
     if wait_s > _LONGEST_WAIT_S:
-        raise ObjectError(f"{host} requests a delay of {wait_s:.0f} s", passing=False)
+        raise ObjectError(f"{host} requests a delay of {wait_s:.0f} s", temporary=False)
     return wait_s
 
 
@@ -564,18 +565,18 @@ class _failures:  # noqa: N801 (a context manager)
             return
         unreachable = False
         if isinstance(error, exceptions.NameResolutionError):
-            told, unreachable = f"cannot connect to {self._host}: unknown host name", True
+            reported, unreachable = f"cannot connect to {self._host}: unknown host name", True
         elif isinstance(error, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
-            told, unreachable = f"cannot connect to {self._host}: no response", True
+            reported, unreachable = f"cannot connect to {self._host}: no response", True
         elif isinstance(error, exceptions.ReadTimeoutError):
-            told = f"{self._host} did not respond in time"
+            reported = f"{self._host} did not respond in time"
         elif isinstance(error, exceptions.SSLError):
             raise ObjectError(f"no secure connection to {self._host}: certificate rejected", False) from None
         elif any(isinstance(cause, HTTPException) and _TOO_LARGE.search(str(cause)) for cause in error.args):
             raise ObjectError(f"the response headers of {self._host} are too large", False) from None
         else:
-            told = f"the connection to {self._host} was lost ({type(error).__name__})"
-        raise ObjectError(told, passing=True, unreachable=unreachable) from None
+            reported = f"the connection to {self._host} was lost ({type(error).__name__})"
+        raise ObjectError(reported, temporary=True, unreachable=unreachable) from None
 
 
 @functools.cache
@@ -591,7 +592,7 @@ def _connections(proxy: str | None) -> Any:
     return urllib3.ProxyManager(proxy, maxsize=64, proxy_headers=headers)
 
 
-def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
+def _cached_json(path: Path, form: Form[_Read]) -> _Read | None:
     """A cached value; None if it is missing or damaged."""
     try:
         found = form.from_json(path.read_bytes())
@@ -601,7 +602,7 @@ def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
         return None
 
 
-def _keep(path: Path, value: object) -> None:
+def _cache_json(path: Path, value: object) -> None:
     with suppress(OSError):  # read-only folder or full disk: the value is requested again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_unused(path.parent, UNUSED_S)

@@ -26,8 +26,8 @@ from energon_grain.stream.observer import Outlet
 
 Int64Array = npt.NDArray[np.int64]
 _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
-_LOOK_SECONDS = 0.2
-_STRETCH = 1.5
+_POLL_SECONDS = 0.2
+_MAX_GAP_FACTOR = 1.5
 """Maximum factor by which gaps between samples may enlarge a step."""
 _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
@@ -49,7 +49,7 @@ class LookAhead:
         for leaf, source in enumerate(sources):
             if not isinstance(source, RemoteSource):
                 continue
-            kept = [files.ahead_bytes for files in source.remote_files if in_process or files.keeps_on_disk]
+            kept = [files.ahead_bytes for files in source.remote_files if in_process or files.caches_on_disk]
             if kept:
                 self._sources[leaf] = source
                 limits += kept
@@ -58,13 +58,13 @@ class LookAhead:
         if self.step_bytes == 0:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._in_vain = False
-        self._over = Cancellation()
+        self._not_cached = False
+        self._cancellation = Cancellation()
         self.outlet = outlet
 
     def __bool__(self) -> bool:
         """Whether there is anything to prefetch."""
-        return bool(self._sources) and not self._in_vain
+        return bool(self._sources) and not self._not_cached
 
     def fetch(self, draws: Draws) -> Prefetched:
         """Start to prefetch the bytes of draws, or of the first of them if all with their gaps are too much."""
@@ -72,7 +72,7 @@ class LookAhead:
         ranges, (place, span) = self._ranges(draws)
         while (
             len(draws) > _FEW_DRAWS
-            and (size_bytes := sum(stop - start for *_, start, stop in ranges)) > _STRETCH * self.step_bytes
+            and (size_bytes := sum(stop - start for *_, start, stop in ranges)) > _MAX_GAP_FACTOR * self.step_bytes
         ):
             draws = draws[: max(_FEW_DRAWS, len(draws) * self.step_bytes // size_bytes)]
             ranges, (place, span) = self._ranges(draws)
@@ -82,7 +82,7 @@ class LookAhead:
         futures: list[Future[None]] = []
         for number in np.argsort(wanted, kind="stable").tolist():
             files, path, start, stop = ranges[number]
-            if not files.is_kept(path, start, stop):
+            if not files.is_prefetched(path, start, stop):
                 rank[number] = len(futures)
                 futures.append(self._submit(files, path, start, stop))
         needed = np.zeros(len(draws), np.int64)
@@ -98,7 +98,7 @@ class LookAhead:
         files = self._sources[asked[0][0]].remote_files if asked else ()
         for (_, places, _), extents in zip(asked, side_by_side(self._extents, asked, files), strict=True):
             for each in extents:
-                if not (self._in_process or each.files.keeps_on_disk):
+                if not (self._in_process or each.files.caches_on_disk):
                     continue
                 spans = each.spans
                 places_of.append(places[each.owner])
@@ -126,25 +126,25 @@ class LookAhead:
             return future
 
     def _fetch(self, files: RemoteFiles, path: str, start: int, stop: int) -> None:
-        if self._over.is_set() or self._in_vain:
+        if self._cancellation.is_set() or self._not_cached:
             return
-        with cancelled_by(self._over):
-            if not files.keep(path, start, stop):
-                self._in_vain = True  # bytes that are not cached are fetched again by the reader
+        with cancelled_by(self._cancellation):
+            if not files.prefetch(path, start, stop):
+                self._not_cached = True  # bytes that are not cached are fetched again by the reader
 
     def wait_for(self, future: Future[None]) -> None:
         """Wait for a request, failed or not. Raises Cancelled if `close` was called meanwhile."""
-        while not self._over.is_set() and not self._in_vain:
+        while not self._cancellation.is_set() and not self._not_cached:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
-                future.result(_LOOK_SECONDS)
+                future.result(_POLL_SECONDS)
             if future.done():
                 return
-        if self._over.is_set():
+        if self._cancellation.is_set():
             raise Cancelled
 
     def close(self) -> None:
         """Start no further request, and cancel those in flight."""
-        self._over.set()
+        self._cancellation.set()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

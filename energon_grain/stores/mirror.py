@@ -202,7 +202,7 @@ class Mirror:
                 )
             # Opened again: after a failure this thread may run on although the files are gone.
             with open(path, "r+b", opener=open_unlinked) as file:
-                if os.pwritev(file.fileno(), found.pieces, start) != found.came_bytes:  # disk full
+                if os.pwritev(file.fileno(), found.pieces, start) != found.received_bytes:  # disk full
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         self._client.map(copy, [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)])

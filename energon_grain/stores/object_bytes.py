@@ -36,7 +36,7 @@ class ObjectBytes(ScannedBytes):
     Raises ReadError: it does not exist, or cannot be reached.
     """
 
-    pass_over_bytes = 256 << 10
+    skip_bytes = 256 << 10
 
     def __init__(self, url: str, *, keep: bool = False) -> None:
         self._url = url
@@ -47,14 +47,14 @@ class ObjectBytes(ScannedBytes):
         self._keep = keep
         self._fetch(0, _FIRST_BYTES, keep=keep)
 
-    def alone(self, offset: int, size_bytes: int) -> bytes:
+    def read_random(self, offset: int, size_bytes: int) -> bytes:
         if not self._has(offset, size_bytes):
-            is_near = 0 <= offset - self._window_at - len(self._window) < self.pass_over_bytes
-            self._stop_bytes = min(2 * self._stop_bytes, self.pass_over_bytes) if is_near else _STOP_BYTES
+            is_near = 0 <= offset - self._window_at - len(self._window) < self.skip_bytes
+            self._stop_bytes = min(2 * self._stop_bytes, self.skip_bytes) if is_near else _STOP_BYTES
             self._fetch(offset, max(size_bytes, self._stop_bytes), keep=False)
         return self._slice(offset, size_bytes)
 
-    def near(self, offset: int, size_bytes: int) -> bytes:
+    def read_sequential(self, offset: int, size_bytes: int) -> bytes:
         if not self._has(offset, size_bytes):
             self._fetch(offset, max(size_bytes, _BUFFER_BYTES), keep=self._keep)
         return self._slice(offset, size_bytes)

@@ -22,15 +22,15 @@ from energon_grain.errors import ReadError
 from energon_grain.storage.cancellation import POLL_SECONDS, cancelled_by, current_cancellation, is_cancelled
 from energon_grain.storage.remote import Fetched, ObjectRange
 from energon_grain.storage.settings import StorageSettings
-from energon_grain.storage.traffic import Traffic, count, took
+from energon_grain.storage.traffic import Traffic, count, count_read
 from energon_grain.storage.urls import scheme_of
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import (
     NOT_NEEDED,
-    Answered,
     Begin,
-    LateAnswerError,
+    LateResponseError,
     ObjectStores,
+    OnFirstByte,
     in_list,
     is_forked,
 )
@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 
 SECOND_REQUEST_SECONDS = 2.0
 """Time without a first byte after which a request is sent a second time; longer if responses are usually slower."""
-_USUAL_TIMES = 5
+_TYPICAL_TIMES = 5
 _SENT_TWICE_SHARE = 0.05
 _SENT_TWICE_ALWAYS = 4
 """Number of requests that may always be sent twice, besides the share of all: a store that responds slowly to everyone
@@ -67,7 +67,7 @@ class ObjectClient:
         self._stores = ObjectStores(settings)
         self._waiting = _WaitingThreads()
         self._outages = Outages()
-        self._usual_s = 0.0  # recent time until the first byte
+        self._typical_s = 0.0  # recent time until the first byte
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
@@ -78,19 +78,19 @@ class ObjectClient:
         Raises RangeError if the object is shorter, and ReadError if it cannot be read; names object and range.
         """
 
-        def ask(answered: Answered) -> Fetched | None:
-            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, begin, answered)
+        def ask(on_first_byte: OnFirstByte) -> Fetched | None:
+            return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, begin, on_first_byte)
 
         began = time.perf_counter()
         found = self._repeated(ask, f"reading {wanted}", wanted.url, twice=True)
-        took(wanted.url, time.perf_counter() - began)
+        count_read(wanted.url, time.perf_counter() - began)
         if found is not None:
-            self._count(bytes_read=found.came_bytes)
+            self._count(bytes_read=found.received_bytes)
         return found
 
-    def look(self, url: str) -> Fetched | None:
+    def head(self, url: str) -> Fetched | None:
         """Size, generation and modification time of an object; None if it does not exist. Raises ReadError."""
-        return self._repeated(lambda _: self._stores.look(url), f"looking at {url}", url, twice=True)
+        return self._repeated(lambda _: self._stores.head(url), f"looking at {url}", url, twice=True)
 
     def list(self, url: str) -> list[str]:
         """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
@@ -127,10 +127,10 @@ class ObjectClient:
         if self._threads is None:
             with self._counting:
                 self._threads = self._threads or ThreadPoolExecutor(self.settings.requests_in_flight, "objects")
-        over = current_cancellation()
+        cancellation = current_cancellation()
 
         def call(item: Any) -> _Result:
-            with cancelled_by(over):
+            with cancelled_by(cancellation):
                 return function(item)
 
         futures = [self._threads.submit(call, item) for item in items]
@@ -140,7 +140,7 @@ class ObjectClient:
             for future in futures:
                 future.cancel()
 
-    def _repeated(self, ask: Callable[[Answered], _Result], doing: str, url: str, *, twice: bool = False) -> _Result:
+    def _repeated(self, ask: Callable[[OnFirstByte], _Result], doing: str, url: str, *, twice: bool = False) -> _Result:
         self._stores.refuse_fork(url)
         with Trial(self.settings, self._outages, doing, url) as trial:
             while True:
@@ -149,33 +149,33 @@ class ObjectClient:
                 except ObjectError as error:
                     trial.again(error)
                 else:
-                    trial.answered()
+                    trial.responded()
                     return found
 
-    def _once(self, ask: Callable[[Answered], _Result], *, repeated: bool, twice: bool) -> _Result:
+    def _once(self, ask: Callable[[OnFirstByte], _Result], *, repeated: bool, twice: bool) -> _Result:
         """The result of one attempt. A request that is no longer needed, or too slow, is abandoned."""
         while not self._slots.acquire(timeout=POLL_SECONDS):
             _check_needed()
         try:
             _check_needed()
             self._count(requests=1, repeated=repeated)
-            asked = _Asked(ask)
+            asked = _HedgedRequest(ask)
             asked.send(self._waiting)
-            now, patience_s = time.monotonic(), max(SECOND_REQUEST_SECONDS, _USUAL_TIMES * self._usual_s)
-            end, again = now + self.settings.timeout_s, now + patience_s
+            now, hedge_after_s = time.monotonic(), max(SECOND_REQUEST_SECONDS, _TYPICAL_TIMES * self._typical_s)
+            end, again = now + self.settings.timeout_s, now + hedge_after_s
             while True:
                 try:
                     found = asked.result.result(max(0.0, min(POLL_SECONDS, end - now)))
                     if twice:  # other requests have no first byte before their response is complete
-                        self._usual_s += 0.1 * (asked.first_byte_s - self._usual_s)
+                        self._typical_s += 0.1 * (asked.first_byte_s - self._typical_s)
                     return found
                 except TimeoutError:
                     _check_needed()
                 now = time.monotonic()
                 if now >= end:
-                    raise ObjectError(f"no response within {self.settings.timeout_s:g} s", passing=True) from None
-                if twice and now >= again and asked.waits_for_one:
-                    again = now + patience_s
+                    raise ObjectError(f"no response within {self.settings.timeout_s:g} s", temporary=True) from None
+                if twice and now >= again and asked.can_be_hedged:
+                    again = now + hedge_after_s
                     if self.traffic.sent_twice < _SENT_TWICE_ALWAYS + self.traffic.requests * _SENT_TWICE_SHARE:
                         self._count(requests=1, repeated=1, sent_twice=1)
                         asked.send(self._waiting)
@@ -189,7 +189,7 @@ class ObjectClient:
         count(**more)
 
 
-class _Asked(Generic[_Result]):
+class _HedgedRequest(Generic[_Result]):
     """A request that may be sent again while it is in flight.
 
     Attributes:
@@ -198,46 +198,46 @@ class _Asked(Generic[_Result]):
         first_byte_s: Time until the first byte.
     """
 
-    def __init__(self, ask: Callable[[Answered], _Result]) -> None:
+    def __init__(self, ask: Callable[[OnFirstByte], _Result]) -> None:
         self.result: Future[_Result] = Future()
         self._ask = ask
-        self._under_way: list[object] = []
+        self._in_flight: list[object] = []
         self._first: dict[str, object] = {}
         self._began_s = time.monotonic()
         self.first_byte_s = 0.0
 
     @property
-    def waits_for_one(self) -> bool:
+    def can_be_hedged(self) -> bool:
         """Whether a single request is in flight, without a first byte yet."""
-        return len(self._under_way) == 1 and not self._first
+        return len(self._in_flight) == 1 and not self._first
 
     def send(self, threads: _WaitingThreads) -> None:
         """Send the request, and let a thread wait for the response."""
         mine = object()
-        self._under_way.append(mine)
+        self._in_flight.append(mine)
         threads.call(lambda: self._wait(mine))
 
     def _wait(self, mine: object) -> None:
-        def answered() -> None:
+        def on_first_byte() -> None:
             if self._first.setdefault("first", mine) is not mine:
-                raise LateAnswerError
+                raise LateResponseError
             self.first_byte_s = self.first_byte_s or time.monotonic() - self._began_s
 
         try:
             try:
-                found = self._ask(answered)
-            except LateAnswerError:
+                found = self._ask(on_first_byte)
+            except LateResponseError:
                 raise
             except BaseException as error:
-                self._under_way.remove(mine)  # if two fail at once, the later one sees that it is the last
-                may_pass = isinstance(error, ObjectError) and error.passing
-                if not (may_pass and self._under_way and self._first.get("first") is not mine):
-                    answered()
+                self._in_flight.remove(mine)  # if two fail at once, the later one sees that it is the last
+                may_recover = isinstance(error, ObjectError) and error.temporary
+                if not (may_recover and self._in_flight and self._first.get("first") is not mine):
+                    on_first_byte()
                     self.result.set_exception(error)
             else:
-                answered()
+                on_first_byte()
                 self.result.set_result(found)
-        except LateAnswerError:
+        except LateResponseError:
             pass  # its response is discarded
 
 
@@ -283,7 +283,7 @@ def _result(future: Future[_Result]) -> _Result:
 
 def _check_needed() -> None:
     if is_cancelled():
-        raise ObjectError(NOT_NEEDED, passing=False)
+        raise ObjectError(NOT_NEEDED, temporary=False)
 
 
 _shared: dict[bytes, ObjectClient] = {}

@@ -12,18 +12,18 @@ from urllib.parse import urlencode
 
 from energon_grain.stores.addresses import NO_HOST, Address
 
-ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
+HTTP_STATUS = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
 """The end of obstore's message for an HTTP error response."""
 _REQUEST = re.compile(r"^.*Error performing \w+ \S+ in \S+ - |^Generic \w+ error: ")
 _XML = re.compile(r"<(Code|Message)>([^<]*)</")
 _MESSAGE_CHARACTERS = 300
-_LOOKED_AT_BYTES = 1 << 16
+_CHECKED_BYTES = 1 << 16
 BUSY = (408, 429)
 """Status codes that ask to retry later; other codes from 300 to 499 are permanent."""
 _IDENTITY = "http://169.254.169.254/"
 """Service that returns the identity of a cloud machine."""
 
-_LASTING = (
+_PERMANENT = (
     (
         f"                {NO_HOST},",
         "{} redirects to another host, which would receive credentials; the redirect is not followed",
@@ -54,16 +54,16 @@ class ObjectError(Exception):
     def __init__(
         self,
         message: str,
-        passing: bool,
+        temporary: bool,
         out_of_range: bool = False,
-        way_out: str = "",
+        advice: str = "",
         wait_s: float = 0.0,
         unreachable: bool = False,
     ) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.temporary = temporary
         self.out_of_range = out_of_range
-        self.way_out = way_out
+        self.advice = advice
         self.wait_s = wait_s
         self.unreachable = unreachable
 
@@ -79,7 +79,7 @@ def is_no_bucket(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def in_our_words(address: Address, timeout_s: float) -> Generator[None]:
+def as_object_errors(address: Address, timeout_s: float) -> Generator[None]:
     """Convert obstore's errors to ObjectErrors, except for missing objects."""
     from obstore.exceptions import BaseError
 
@@ -99,26 +99,26 @@ def _translated(error: Exception, address: Address, timeout_s: float) -> ObjectE
     text, _, details = str(error).partition("\n\nDebug source:\n")
     if is_no_bucket(text):
         return _no_bucket(address)
-    answer = ANSWER.search(text)
-    told = shortened(_told(text, answer))
+    answer = HTTP_STATUS.search(text)
+    server_text = shortened(_server_error(text, answer))
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return ObjectError(f"access denied: {told}", passing=False, way_out=address.sign_in)
+        return ObjectError(f"access denied: {server_text}", temporary=False, advice=address.credentials_hint)
     if isinstance(error, NotSupportedError):
         return ObjectError(
-            told,
-            passing=False,
-            way_out="this web server does not support range requests; serve the data from one that does",
+            server_text,
+            temporary=False,
+            advice="this web server does not support range requests; serve the data from one that does",
         )
     if answer is None:
         found = _without_answer(address, details, timeout_s)
         if found is not None:
             return found
-    lasting = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in BUSY
+    is_permanent = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in BUSY
     of_machine = _IDENTITY in text
     return ObjectError(
-        told,
-        passing=isinstance(error, GenericError) and not lasting,
-        way_out=address.sign_in if of_machine else "",
+        server_text,
+        temporary=isinstance(error, GenericError) and not is_permanent,
+        advice=address.credentials_hint if of_machine else "",
         unreachable=of_machine,
     )
 
@@ -127,12 +127,12 @@ def _no_bucket(address: Address) -> ObjectError:
     region = ", its region" if address.kind == "s3" else ""
     return ObjectError(
         f"there is no bucket {address.bucket!r} at {address.service}",
-        passing=False,
-        way_out=f"check its name{region} and {address.where_said}",
+        temporary=False,
+        advice=f"check its name{region} and {address.settings_hint}",
     )
 
 
-def _told(text: str, answer: re.Match[str] | None) -> str:
+def _server_error(text: str, answer: re.Match[str] | None) -> str:
     """The store's error: code and message of its response, if there was one."""
     if answer is None:
         return _REQUEST.sub("", text)
@@ -143,19 +143,19 @@ def _told(text: str, answer: re.Match[str] | None) -> str:
 
 def _without_answer(address: Address, details: str, timeout_s: float) -> ObjectError | None:
     """Classify a failure without a response, by obstore's debug details; None for other failures."""
-    for sign, said, way_out in _LASTING:
+    for sign, said, advice in _PERMANENT:
         if sign in details:
-            return ObjectError(said.format(address.service), passing=False, way_out=way_out)
+            return ObjectError(said.format(address.service), temporary=False, advice=advice)
     if "kind: Connect" in details and ("dns error" in details or "ConnectionRefused" in details):
         why = "unknown host name" if "dns error" in details else "no response"
         return ObjectError(
             f"cannot connect to {address.service}: {why}",
-            passing=True,
-            way_out=f"check {address.where_said}",
+            temporary=True,
+            advice=f"check {address.settings_hint}",
             unreachable=True,
         )
     if "kind: Timeout" in details:
-        return ObjectError(f"no response within {timeout_s:g} s", passing=True)
+        return ObjectError(f"no response within {timeout_s:g} s", temporary=True)
     return None
 
 
@@ -170,12 +170,12 @@ def require_list(address: Address, timeout_s: float) -> None:
     query = urlencode({"list-type": "2", "max-keys": "1", "prefix": f"{address.key}/".lstrip("/")})
     try:
         with urllib.request.urlopen(f"{address.store.endpoint}/{address.bucket}?{query}", timeout=timeout_s) as answer:
-            kind, said = answer.headers.get("Content-Type", "no type"), answer.read(_LOOKED_AT_BYTES)
+            kind, said = answer.headers.get("Content-Type", "no type"), answer.read(_CHECKED_BYTES)
     except (OSError, HTTPException):
         return
     if b"ListBucketResult" not in said:
         raise ObjectError(
             f"{address.service} does not respond like S3: the response is not a list ({shortened(kind)})",
-            passing=False,
-            way_out=f"check {address.where_said}; a proxy, or a sign-in page, may respond in its place",
+            temporary=False,
+            advice=f"check {address.settings_hint}; a proxy, or a sign-in page, may respond in its place",
         )

@@ -26,7 +26,7 @@ from energon_grain.storage.urls import with_revisions
 from energon_grain.stores.added_store import AddedStore
 from energon_grain.stores.addresses import Address, address_of, open_store
 from energon_grain.stores.hub import HubStore
-from energon_grain.stores.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
+from energon_grain.stores.object_error import HTTP_STATUS, ObjectError, as_object_errors, is_no_bucket, require_list
 
 NOT_NEEDED = "its result is no longer needed"
 """Reason of a request that ends because the program or the reader does."""
@@ -65,11 +65,11 @@ _WHOLE_BYTES = 16 << 20
 _NO_TOTAL = re.compile(r'CONTENT_RANGE header: "bytes \d+-\d+/\*"')
 
 
-class LateAnswerError(Exception):
+class LateResponseError(Exception):
     """Another request for the same range was answered first."""
 
 
-Answered = Callable[[], object]
+OnFirstByte = Callable[[], object]
 """Called on the first byte of a response. Raises LateAnswerError."""
 
 
@@ -90,8 +90,8 @@ class _Place:
     def key(self) -> str:
         return self.address.key
 
-    def generation(self, told: Mapping[str, Any]) -> bytes:
-        tag = told.get("e_tag")
+    def generation(self, metadata: Mapping[str, Any]) -> bytes:
+        tag = metadata.get("e_tag")
         if tag is None:
             return UNVERSIONED
         if self.address.kind == "azure" and not tag.endswith('"'):
@@ -100,7 +100,7 @@ class _Place:
 
     def failures(self) -> contextlib.AbstractContextManager[None]:
         """Convert obstore's errors to ObjectErrors, except for missing objects."""
-        return in_our_words(self.address, self.timeout_s)
+        return as_object_errors(self.address, self.timeout_s)
 
 
 class ObjectStores:
@@ -118,7 +118,7 @@ class ObjectStores:
         stop: int | None,
         known: bytes | None,
         begin: Begin = in_list,
-        answered: Answered = _nothing,
+        on_first_byte: OnFirstByte = _nothing,
     ) -> Fetched | None:
         """Read bytes [start, stop) of an object, or all if both are None; returns None if it does not exist.
 
@@ -133,14 +133,14 @@ class ObjectStores:
         place = self._place(url)
         with place.failures():
             try:
-                found, skipped = _answer(place, _options(place, start, stop, known))
+                found, skipped = _get(place, _options(place, start, stop, known))
                 with _closing(found):
-                    answered()
+                    on_first_byte()
                     generation, size = place.generation(found.meta), found.meta["size"]
                     if generation == known and known != UNVERSIONED:  # some servers ignore If-None-Match
                         return Fetched(None, generation)
                     if stop is not None and stop > size:
-                        raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
+                        raise ObjectError(f"it has {size} bytes", temporary=False, out_of_range=True)
                     return _received(found, skipped, begin(generation, size), generation)
             except FileNotFoundError as error:
                 if is_no_bucket(str(error)):
@@ -157,28 +157,28 @@ class ObjectStores:
 
     def _refuse_range(self, url: str) -> None:
         """Raise ObjectError with the size of an object, if it exists."""
-        there = self.look(url)
+        there = self.head(url)
         if there is not None and there.size_bytes is not None:
-            raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
+            raise ObjectError(f"it has {there.size_bytes} bytes", temporary=False, out_of_range=True) from None
 
-    def look(self, url: str) -> Fetched | None:
+    def head(self, url: str) -> Fetched | None:
         from obstore.exceptions import GenericError, NotSupportedError
 
         place = self._place(url)
         with place.failures():
             try:
                 if place.address.kind != "http":
-                    told = place.store.head(place.key)
+                    metadata = place.store.head(place.key)
                 else:  # not all web servers support HEAD
                     try:
-                        told = place.store.get(place.key, options={"range": (0, 1)}).meta
+                        metadata = place.store.get(place.key, options={"range": (0, 1)}).meta
                     except (GenericError, NotSupportedError):  # an empty object has no first byte
-                        told = place.store.get(place.key).meta
+                        metadata = place.store.get(place.key).meta
             except FileNotFoundError as error:
                 if is_no_bucket(str(error)):
                     raise
                 return None
-        return Fetched(None, place.generation(told), told["size"], modified=told["last_modified"])
+        return Fetched(None, place.generation(metadata), metadata["size"], modified=metadata["last_modified"])
 
     def list(self, url: str) -> list[str]:
         return sorted(self.list_versions(url))
@@ -186,7 +186,7 @@ class ObjectStores:
     def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
         place = self._place(url)
         if place.address.kind == "http":
-            raise ObjectError("a plain web server does not support listing", passing=False)
+            raise ObjectError("a plain web server does not support listing", temporary=False)
         with place.failures():
             by_obstore = place.address.kind != "hub" and not place.address.added
             found = _list_of(place) if by_obstore else _listed(place)
@@ -196,9 +196,9 @@ class ObjectStores:
         skipped = len(place.key) + 1 if place.key else 0
         # An empty object with others below it is a placeholder that some tools create for a folder.
         return {
-            path[skipped:]: (told["size"], place.generation(told))
-            for path, told in found.items()
-            if told["size"] or path not in folders
+            path[skipped:]: (metadata["size"], place.generation(metadata))
+            for path, metadata in found.items()
+            if metadata["size"] or path not in folders
         }
 
     def pinned(self, url: str) -> str:
@@ -271,7 +271,7 @@ def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
         async for page in place.store.list(place.key or None, offset=behind, chunk_size=_LISTED_AT_ONCE):
             new = {each["path"]: each for each in page}
             if len(new) < len(page) or not before.issuperset(found.keys() & new.keys()):
-                raise ObjectError("its list does not end: it repeats objects", passing=False)
+                raise ObjectError("its list does not end: it repeats objects", temporary=False)
             found.update(new)
         return len(found) - len(before)
 
@@ -284,7 +284,7 @@ def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
     try:
         asyncio.run(all_of_it())
     except TimeoutError:
-        raise ObjectError(f"no complete list within {place.timeout_s:g} s", passing=True) from None
+        raise ObjectError(f"no complete list within {place.timeout_s:g} s", temporary=True) from None
     return found
 
 
@@ -321,7 +321,7 @@ def _received(found: Any, skipped: _Span | None, pieces: Pieces, generation: byt
     return Fetched(pieces, generation, found.meta["size"], last - first)
 
 
-def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
+def _get(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
     """The store's response; with the requested range if the response contains more than that."""
     from obstore.exceptions import GenericError, NotSupportedError
 
@@ -347,13 +347,13 @@ def _whole_for_part(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span]
     if size > _WHOLE_BYTES:
         raise ObjectError(
             "the server sends ranges without the total size (Content-Range: bytes …/*)",
-            passing=False,
-            way_out=f"files above {_WHOLE_BYTES >> 20} MiB need it: configure the server to send the size",
+            temporary=False,
+            advice=f"files above {_WHOLE_BYTES >> 20} MiB need it: configure the server to send the size",
         )
     if isinstance(wanted, dict):
         wanted = (max(0, size - wanted["suffix"]) if "suffix" in wanted else wanted["offset"], size)
     if wanted[0] >= size:
-        raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
+        raise ObjectError(f"it has {size} bytes", temporary=False, out_of_range=True)
     return found, wanted
 
 
@@ -368,18 +368,18 @@ def _checked(pieces: Iterable[bytes], first: int, last: int, *, whole: bool) -> 
         skip = max(0, skip - len(piece))
         left -= len(part)
         if left < 0:
-            raise ObjectError(f"received more than the announced {last - first} bytes", passing=True)
+            raise ObjectError(f"received more than the announced {last - first} bytes", temporary=True)
         if part:
             yield part
         if whole and not left:
             return
     if left:
-        raise ObjectError(f"received {last - first - left} bytes instead of {last - first}", passing=True)
+        raise ObjectError(f"received {last - first - left} bytes instead of {last - first}", temporary=True)
 
 
 def _may_be_behind_the_end(error: Exception, kind: str) -> bool:
     """Whether a refusal may mean that a range begins after the end; each store reports this differently."""
-    answer = ANSWER.search(str(error))
+    answer = HTTP_STATUS.search(str(error))
     if answer is not None:
         return answer[1] == "416"
     # For an empty object, Azure's emulator returns an invalid range.

@@ -95,10 +95,10 @@ class PageCache:
                 "settings to a writable folder"
             ) from error
         self._file_bytes = _HEADER_BYTES + page_bytes * stretch_pages
-        self.coming: dict[tuple[int, str, int], threading.Event] = {}
+        self.in_flight: dict[tuple[int, str, int], threading.Event] = {}
         self._opened: dict[str, _Stretch] = {}
         self._known: dict[str, _Known] = {}
-        self._gone: set[str] = set()  # evicted stretches, up to a limit
+        self._evicted_paths: set[str] = set()  # evicted stretches, up to a limit
         # One thread hashes and writes at a time: dozens would mostly contend for the GIL.
         self.writing = threading.Lock()
         self._space = threading.Lock()
@@ -151,7 +151,7 @@ class PageCache:
         self._opened.pop(path, None)
         self._known.pop(path, None)
 
-    def make_room(self, size_bytes: int) -> bool:
+    def reserve(self, size_bytes: int) -> bool:
         """Reserve bytes for a write, and evict if the limit would be exceeded; returns whether they fit."""
         size_bytes = _HEADER_BYTES - (-size_bytes // _DISK_BLOCK) * _DISK_BLOCK
         if size_bytes > self.limit_bytes or time.monotonic() < self._closed_until:
@@ -174,11 +174,11 @@ class PageCache:
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """(time of use, bytes, path) of each file, except those being created."""
         being_made = time.time() - _PAUSE_SECONDS  # an older empty file was left by a killed process
-        with contextlib.suppress(OSError), os.scandir(self.folder) as shelves:
-            for shelf in shelves:
-                if not shelf.is_dir(follow_symlinks=False):
+        with contextlib.suppress(OSError), os.scandir(self.folder) as subfolders:
+            for subfolder in subfolders:
+                if not subfolder.is_dir(follow_symlinks=False):
                     continue
-                with contextlib.suppress(OSError), os.scandir(shelf) as entries:
+                with contextlib.suppress(OSError), os.scandir(subfolder) as entries:
                     for entry in entries:
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
@@ -199,15 +199,15 @@ class PageCache:
                 os.unlink(path)
                 used -= size
                 self.forget(path)
-                if len(self._gone) < _MAX_KNOWN:
-                    self._gone.add(path)
+                if len(self._evicted_paths) < _MAX_KNOWN:
+                    self._evicted_paths.add(path)
         return used
 
-    def gave_way(self, path: str) -> bool:
+    def was_evicted(self, path: str) -> bool:
         """Whether this process has evicted this stretch before."""
-        return path in self._gone
+        return path in self._evicted_paths
 
-    def give_up(self, error: OSError) -> None:
+    def pause_writing(self, error: OSError) -> None:
         """Stop writing for a minute, with one warning, because the disk has a problem."""
         self._closed_until = time.monotonic() + _PAUSE_SECONDS
         if not self._warned:
@@ -223,8 +223,8 @@ class PageCache:
 
     def _max_open(self) -> int:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE
-        room = self.limit_bytes // (self.page_bytes * self.stretch_pages) // _OPEN_SHARE
-        return max(8, min(descriptors, room, _MAX_OPEN))
+        capacity = self.limit_bytes // (self.page_bytes * self.stretch_pages) // _OPEN_SHARE
+        return max(8, min(descriptors, capacity, _MAX_OPEN))
 
 
 class CachedObject:
@@ -318,12 +318,13 @@ class CachedObject:
         Other threads of this process are fetching the others, and set the events at the end of their blocks. Wait for
         them after the block, never inside: two threads would wait for each other.
         """
-        coming, process, mine = self._cache.coming, os.getpid(), threading.Event()  # after a fork nothing is in flight
+        process, mine = os.getpid(), threading.Event()  # another process after a fork: nothing is in flight
+        in_flight = self._cache.in_flight
         others: set[threading.Event] = set()
         claimed: list[int] = []
         try:
             for page in pages:
-                event = coming.setdefault((process, self._path, page), mine)
+                event = in_flight.setdefault((process, self._path, page), mine)
                 if event is mine:
                     claimed.append(page)
                 else:
@@ -331,7 +332,7 @@ class CachedObject:
             yield self._missing(claimed), others
         finally:
             for page in claimed:
-                del coming[process, self._path, page]
+                del in_flight[process, self._path, page]
             mine.set()
 
     def discard(self, page: int) -> None:
@@ -363,7 +364,7 @@ class CachedObject:
     def _write(self, number: int, page: int, parts: Sequence[bytes | memoryview]) -> _Written | None:
         length, size, data = sum(map(len, parts)), self.page_bytes, parts[0]
         with self._cache.writing:
-            if not self._cache.make_room(length):
+            if not self._cache.reserve(length):
                 count(not_kept_bytes=length)
                 return None
             in_pages = [[data[at : at + size]] for at in range(0, len(data), size)] if len(parts) == 1 else [parts]
@@ -375,7 +376,7 @@ class CachedObject:
                     return None
                 _write(stretch.descriptor, parts, _HEADER_BYTES + page * size)
             except OSError as error:
-                self._cache.give_up(error)
+                self._cache.pause_writing(error)
                 return None
             return _Written(self._path_of(number), stretch, page, sums, length)
 
@@ -402,10 +403,10 @@ class CachedObject:
             _write(written.stretch.descriptor, [self.size_bytes.to_bytes(8, "little")], _SIZE_AT)
             _write(written.stretch.descriptor, [written.sums], written.page * _SUM_BYTES)
         except OSError as error:
-            self._cache.give_up(error)
+            self._cache.pause_writing(error)
             return False
         written.stretch.has(written.page, written.sums)
-        if self._cache.gave_way(written.path):
+        if self._cache.was_evicted(written.path):
             count(fetched_again_bytes=written.size_bytes)
         return True
 
@@ -563,7 +564,7 @@ class _Stretch:
         self.there = 0
         self.writable = True
         if make_bytes is not None:
-            self.descriptor = _made(path, make_bytes)
+            self.descriptor = _open_or_create(path, make_bytes)
             return
         try:
             self.descriptor = os.open(path, os.O_RDWR | _FLAGS)
@@ -585,16 +586,16 @@ class _Stretch:
             close(self.descriptor)
 
 
-_making = threading.Lock()
+_creating = threading.Lock()
 
 
-def _made(path: str, size_bytes: int) -> int:
+def _open_or_create(path: str, size_bytes: int) -> int:
     """Open a file of a size for writing. A missing file, a link, or one of another size is replaced by a new file.
 
     If another process does the same at the same time, one of the two files, and its pages, are lost.
     Raises OSError.
     """
-    with _making:
+    with _creating:
         with contextlib.suppress(FileNotFoundError):
             try:
                 descriptor = os.open(path, os.O_RDWR | _FLAGS)

@@ -32,13 +32,13 @@ import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.cancellation import POLL_SECONDS, is_cancelled
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 from energon_grain.storage.digests import KnownDigests, ShardDigest
 from energon_grain.storage.remote import UNVERSIONED, Fetched, ObjectRange
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
 from energon_grain.storage.urls import scheme_of, without_revision
-from energon_grain.stores.compared import Compared
+from energon_grain.stores.compared import VerifiedPieces
 from energon_grain.stores.object_client import ObjectClient, shared_client
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import NOT_NEEDED, Pieces
@@ -47,7 +47,7 @@ from energon_grain.stores.page_cache import CachedObject, PageCache, PageWriter
 BLOCK_BYTES = 256 << 10
 """Size of a cached page; a gap of this size between two ranges takes less time to fetch than another request."""
 _UNLIMITED = 1 << 62
-_STRETCHED = 1.25
+_MAX_REQUEST_FACTOR = 1.25
 """Maximum factor by which a request may exceed the configured size: better than another one for a page or two."""
 _ROUNDS = 5
 """Number of tries for pages that other threads failed to fetch, or that were evicted; then ranges bypass the cache."""
@@ -159,7 +159,7 @@ class RemoteFiles:
         return self.read_spans(paths, np.arange(len(paths)), np.array(starts), np.array(stops))
 
     @property
-    def keeps_on_disk(self) -> bool:
+    def caches_on_disk(self) -> bool:
         """Whether prefetched bytes are shared by all processes of this machine."""
         return self._cache is not None
 
@@ -168,8 +168,8 @@ class RemoteFiles:
         ahead_bytes = self.settings.ahead_bytes
         return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
-    def is_kept(self, path: str, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) are known to be cached, so that `keep` has nothing to do."""
+    def is_prefetched(self, path: str, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) are known to be cached, so that `prefetch` has nothing to do."""
         version = self.versions.known(path)
         if version is None:
             return False
@@ -178,7 +178,7 @@ class RemoteFiles:
             return not self._held.missing(self._mark + path, start, stop)
         return version.pages.has_checked(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
 
-    def keep(self, path: str, start: int, stop: int) -> bool:
+    def prefetch(self, path: str, start: int, stop: int) -> bool:
         """Prefetch bytes [start, stop), except those cached or in flight: into the cache, else into memory.
 
         Returns whether they are cached. Raises ReadError.
@@ -214,7 +214,7 @@ class RemoteFiles:
         fetched = HeldRanges(_UNLIMITED)
         left = [place for place, data in enumerate(found) if data is None]
         wanted = [ranges[place] for place in left]
-        coming: set[threading.Event] = set()
+        in_flight: set[threading.Event] = set()
 
         def fetch(request: _Range) -> None:
             number, begin, end = request
@@ -235,7 +235,7 @@ class RemoteFiles:
                     pages = _missing_pages(version.pages, (each for each in wanted if each[0] == number))
                     mine, others = claims.enter_context(version.pages.fetching(pages))
                     missing += [(number, *version.extent(page)) for page in mine]
-                    coming |= others
+                    in_flight |= others
             exact = [
                 (number, *versions[number].compared(begin, end))
                 for number, begin, end in wanted
@@ -244,7 +244,7 @@ class RemoteFiles:
             self._client.map(fetch, self._requests(missing, 0) + self._requests(exact, BLOCK_BYTES))
         for place, (number, begin, end) in zip(left, wanted, strict=True):
             found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
-        for each in coming:
+        for each in in_flight:
             _wait_for(each, paths[wanted[0][0]])
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
@@ -255,7 +255,7 @@ class RemoteFiles:
                 runs[-1] = (number, runs[-1][1], max(runs[-1][2], end))
             else:
                 runs.append((number, begin, end))
-        longest = self.settings.request_bytes * _STRETCHED
+        longest = self.settings.request_bytes * _MAX_REQUEST_FACTOR
         requests: list[_Range] = []
         for number, begin, end in runs:
             blocks = -(-(end - begin) // BLOCK_BYTES)
@@ -345,11 +345,11 @@ class ObjectVersions:
                 raise ObjectError(
                     f"the response reports a size of {size_bytes} bytes, but an earlier one of the same version "
                     f"reported {version.size_bytes}",
-                    passing=True,
+                    temporary=True,
                 )
             if version.digest is None:
                 return pieces()
-            return Compared(pieces(), version.digest, start, stop, wrong)
+            return VerifiedPieces(pieces(), version.digest, start, stop, wrong)
 
         try:
             found: Any = _there(path, self._client.read(ObjectRange(path, start, stop), begin)).pieces
@@ -373,7 +373,7 @@ class ObjectVersions:
         known = self._known.get(path)
         if known is not None:
             return known
-        found = _there(path, self._client.look(path))
+        found = _there(path, self._client.head(path))
         assert found.size_bytes is not None
         return self.expect(path, found.size_bytes, found.generation)
 
@@ -421,7 +421,7 @@ def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
 
 
-_holding = over_forks(threading.Lock())
+_holding = reset_after_fork(threading.Lock())
 """Lock of all held ranges; held for microseconds."""
 
 

@@ -40,7 +40,7 @@ def most_attempts(settings: StorageSettings) -> int:
 class Outages:
     """State shared by the requests of one client. Thread-safe."""
 
-    answered: set[str] = field(default_factory=set[str])
+    responded: set[str] = field(default_factory=set[str])
     _failing: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
     _logged_at: float = -LOG_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -90,23 +90,23 @@ class Trial:
     def __exit__(self, *error: object) -> None:
         self._outages.ends(self)
 
-    def answered(self) -> None:
+    def responded(self) -> None:
         """Record that the store has responded, with success or failure."""
-        self._outages.answered.add(self._store)
+        self._outages.responded.add(self._store)
 
     def again(self, error: ObjectError) -> None:
         """Wait for the next attempt. Raises RangeError, and ReadError after the last attempt."""
         if not error.unreachable:
-            self.answered()
+            self.responded()
         if error.out_of_range:
             raise RangeError(f"{self._doing}: the object is shorter ({error})") from None
         elapsed_s = time.monotonic() - self._began_s
         limit_s = self._limit_s(error)
         left_s = limit_s - elapsed_s
-        if not error.passing or self.attempt == self._settings.attempts or left_s <= error.wait_s:
-            tried = f"{self.attempt} attempts in {elapsed_s:.1f} s" if error.passing else "not retried"
-            way_out = f"; {error.way_out}" if error.way_out else ""
-            raise ReadError(f"{self._doing} failed: {error} ({tried}){way_out}") from None
+        if not error.temporary or self.attempt == self._settings.attempts or left_s <= error.wait_s:
+            tried = f"{self.attempt} attempts in {elapsed_s:.1f} s" if error.temporary else "not retried"
+            advice = f"; {error.advice}" if error.advice else ""
+            raise ReadError(f"{self._doing} failed: {error} ({tried}){advice}") from None
         self.attempt += 1
         # With jitter, so that many readers do not retry all at once.
         pause_s = min(error.wait_s + self._pause_s * _jitter.uniform(0.5, 1.0), left_s)
@@ -121,6 +121,6 @@ class Trial:
 
     def _limit_s(self, error: ObjectError) -> float:
         limit_s = self._settings.retry_s
-        if error.unreachable and self._store not in self._outages.answered:
+        if error.unreachable and self._store not in self._outages.responded:
             return min(limit_s, UNREACHABLE_SECONDS)
         return limit_s

@@ -704,7 +704,7 @@ def test_shards_that_were_replaced_by_a_rename_are_read_on(tmp_path: Path) -> No
 
 def test_shards_that_were_replaced_and_must_be_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More shards than stay open."""
-    monkeypatch.setattr(local, "_shared_room", local._Room(40))
+    monkeypatch.setattr(local, "_shared_limit", local._OpenFileLimit(40))
     samples = [{"__key__": f"k{i:03}", "txt": f"text {i:03}"} for i in range(100)]
     for number, sample in enumerate(samples):
         write_tars(tmp_path, [sample], name=f"s-{number:03}.tar")

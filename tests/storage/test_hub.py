@@ -54,7 +54,7 @@ from energon_grain.prepare import prepare_dataset
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stores import hub as hub_store
 from energon_grain.stores.object_error import ObjectError
-from energon_grain.stores.object_stores import LateAnswerError, ObjectStores
+from energon_grain.stores.object_stores import LateResponseError, ObjectStores
 from energon_grain.testing import make_text_dataset
 
 URL = "hf://datasets/team/texts"
@@ -593,14 +593,14 @@ def test_responses_that_are_not_read_are_closed(hub: HubServer, texts: Path, mon
         return responses[-1]
 
     def late() -> None:
-        raise LateAnswerError
+        raise LateResponseError
 
     monkeypatch.setattr(hub_store._Hub, "send_unsigned", recorded)
     stores, url = ObjectStores(storage_settings()), f"{URL}/shard_000.tar"
     fetched = stores.read(url, 0, 1000, None)
     assert fetched is not None
     open_before = len(responses)
-    with pytest.raises(LateAnswerError):
+    with pytest.raises(LateResponseError):
         stores.read(url, 0, 1000, None, answered=late)
     assert len(responses) > open_before
     hub.instead = lambda of, path: (429, {"Retry-After": "86400"}, b"x" * 100)

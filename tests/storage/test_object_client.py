@@ -253,7 +253,7 @@ def test_a_second_request_that_is_refused_does_not_end_the_first(
         number = next(asked)
         if number == 1:
             refused.set()
-            raise ObjectError("slow down", passing=True)
+            raise ObjectError("slow down", temporary=True)
         if number != answered:
             time.sleep(PATIENCE_S)
         assert refused.wait(PATIENCE_S)
@@ -277,7 +277,7 @@ def test_what_a_store_says_for_good_counts_whichever_request_it_answers(
     def answer(*given: Any) -> Fetched:
         if next(asked) == 0:
             assert over.wait(PATIENCE_S)
-        raise ObjectError("never", passing=False)
+        raise ObjectError("never", temporary=False)
 
     monkeypatch.setattr(ObjectStores, "read", answer)
     try:
@@ -293,7 +293,7 @@ def test_both_requests_refused_are_one_failure(client: Client, monkeypatch: pyte
 
     def answer(*given: Any) -> Fetched:
         both.wait(PATIENCE_S)
-        raise ObjectError("slow down", passing=True)
+        raise ObjectError("slow down", temporary=True)
 
     monkeypatch.setattr(ObjectStores, "read", answer)
     with pytest.raises(ReadError, match="slow down"):
@@ -310,7 +310,7 @@ def test_an_answer_that_breaks_off_is_a_failure_though_a_second_request_goes_on(
         if next(asked) == 0:
             assert second.wait(PATIENCE_S)
             given[-1]()  # the first byte
-            raise ObjectError("broken off", passing=True)
+            raise ObjectError("broken off", temporary=True)
         second.set()
         assert over.wait(PATIENCE_S)
         given[-1]()
@@ -644,7 +644,11 @@ def test_failures_name_the_object(bucket: Bucket) -> None:
 
 SIZE = (20 << 20) + 777
 TEXT = np.random.default_rng(0).bytes(SIZE)
-STEPS = st.tuples(st.sampled_from(["alone", "near", "fill"]), st.integers(0, SIZE), st.sampled_from([1, 512, 300_000]))
+STEPS = st.tuples(
+    st.sampled_from(["read_random", "read_sequential", "fill"]),
+    st.integers(0, SIZE),
+    st.sampled_from([1, 512, 300_000]),
+)
 
 
 @pytest.fixture
@@ -665,7 +669,7 @@ def test_any_steps_give_the_bytes_of_the_object(
             buffer = bytearray(size)
             found = bytes(buffer[: data.fill(memoryview(buffer), offset)])
         else:
-            found = data.alone(offset, size) if how == "alone" else data.near(offset, size)
+            found = getattr(data, how)(offset, size)
         assert found == TEXT[offset : offset + size]
 
 
@@ -673,7 +677,7 @@ def test_a_walk_through_small_members_fetches_each_byte_once(opened: Callable[[]
     data = opened()
     bucket.server.reset()
     for offset in range(0, SIZE, 10_000):
-        data.near(offset, 512)
+        data.read_sequential(offset, 512)
     requests = bucket.server.requests("x.tar")
     assert sum(request.sent_bytes for request in requests) <= SIZE
     assert len(requests) <= 12
@@ -684,8 +688,8 @@ def test_a_walk_through_large_members_passes_over_them(opened: Callable[[], Obje
     data = opened()
     bucket.server.reset()
     for offset in range(0, SIZE, 1 << 20):
-        data.alone(offset, 512)
-        data.alone(offset + 2048, 512)  # a small member behind a large one comes in the same request
+        data.read_random(offset, 512)
+        data.read_random(offset + 2048, 512)  # a small member behind a large one comes in the same request
     requests = bucket.server.requests("x.tar")
     assert len(requests) <= 20
     assert sum(request.sent_bytes for request in requests) <= 20 * (16 << 10)
@@ -695,10 +699,10 @@ def test_many_small_members_behind_a_large_one_take_few_requests(
     opened: Callable[[], ObjectBytes], bucket: Bucket
 ) -> None:
     data = opened()
-    data.alone(8 << 20, 512)
+    data.read_random(8 << 20, 512)
     bucket.server.reset()
     for place in range(20):
-        data.alone((8 << 20) + place * 10_000, 512)
+        data.read_random((8 << 20) + place * 10_000, 512)
     assert len(bucket.server.requests("x.tar")) <= 4
 
 
@@ -706,11 +710,11 @@ def test_an_object_that_changes_is_an_error(opened: Callable[[], ObjectBytes], b
     data = opened()
     bucket.put("x.tar", TEXT[::-1])
     with pytest.raises(StaleIndexError, match=r"x\.tar: was replaced while it was read"):
-        data.alone(8 << 20, 512)
+        data.read_random(8 << 20, 512)
     data = opened()
     bucket.put("x.tar", TEXT[:1000])
     with pytest.raises(StaleIndexError, match="replaced by a shorter one"):
-        data.near(8 << 20, 512)
+        data.read_sequential(8 << 20, 512)
 
 
 def test_what_is_not_there_is_an_error(bucket: Bucket) -> None:
@@ -721,4 +725,4 @@ def test_what_is_not_there_is_an_error(bucket: Bucket) -> None:
 def test_an_empty_object_has_no_bytes(bucket: Bucket) -> None:
     bucket.put("empty", b"")
     data = ObjectBytes(f"{bucket.url}/empty")
-    assert (data.size_bytes, data.alone(0, 512), data.near(0, 512)) == (0, b"", b"")
+    assert (data.size_bytes, data.read_random(0, 512), data.read_sequential(0, 512)) == (0, b"", b"")

@@ -429,7 +429,7 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
     assert bucket.server.requests("x")
     assert held_ranges(ahead_bytes).size_bytes == 0
     bucket.server.reset()
-    assert files.keep(url, 0, 1000)
+    assert files.prefetch(url, 0, 1000)
     assert held_ranges(ahead_bytes).size_bytes == 1000
     files.close()
     assert held_ranges(ahead_bytes).size_bytes == 0
