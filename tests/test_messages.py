@@ -142,7 +142,7 @@ def test_a_full_disk_says_what_to_do(text_dataset: Callable[..., Path], tmp_path
         pytest.raises(OSError, match=r"check the free space of the disk: '.*index.sqlite'") as caught,
     ):
         prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
-    needed = re.search(r"about ([\d,]+) MB are needed in all for \d+ shards", caught.value.__notes__[0])
+    needed = re.search(r"the run needs about ([\d,]+) MB in total for \d+ shards", caught.value.__notes__[0])
     assert needed is not None
     prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
     with size_limit(2000), pytest.raises(OSError, match="too large") as caught:

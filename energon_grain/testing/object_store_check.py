@@ -65,14 +65,14 @@ def _check_reads(client: ObjectClient, url: str, contents: Mapping[str, bytes]) 
     for name, data in contents.items():
         _check_object(client, join(url, name), data)
     missing = join(url, "no/such object")
-    for found in (client.look(missing), client.read(ObjectRange(missing))):
+    for found in (client.head(missing), client.read(ObjectRange(missing))):
         assert found is None, f"{missing}: should not be there"
     _raises(MissingObjectError, lambda: remote_files(client.settings).size(missing), f"{missing}: its size")
     _check_paths(client, [join(url, name) for name, size in sizes.items() if size], contents, url)
 
 
 def _check_object(client: ObjectClient, url: str, data: bytes) -> None:
-    size, there = len(data), client.look(url)
+    size, there = len(data), client.head(url)
     assert there is not None, f"{url}: is not there"
     assert there.size_bytes == size, f"{url}: is {there}, expected {size} bytes"
     ranges = [(None, None), (0, None), (0, size), (size // 2, None), (1, size // 2 + 1), (-1, None)]

@@ -330,7 +330,7 @@ def test_records_are_prepared(records: Path) -> None:
     assert json.loads(said("info", records, "--json"))["records"] == "msgpack"
     assert "No problems in 20 samples and 10 shards." in said("lint", records)
     write_records(records / "shard_003.array_record", [msgpack_record({"__key__": "x", "txt": b"\xff"})] * 2)
-    assert "shard_003.array_record: the columnar index says otherwise" in said("lint", records, status=1)
+    assert "shard_003.array_record: the shard does not match the columnar index" in said("lint", records, status=1)
 
 
 def test_the_wizard_shows_a_record(records: Path) -> None:

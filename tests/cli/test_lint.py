@@ -89,9 +89,7 @@ def test_findings_as_text(root: Path) -> None:
     empty, unused, end = done.output.splitlines()
     assert empty.startswith(f"warning: {split}: ")
     assert "split part 'val' has no shards" in empty
-    assert unused.startswith(
-        f"note: {split}: 1 of 4 shards in no split part, so they are never read: shard_003.tar; add"
-    )
+    assert unused.startswith(f"note: {split}: 1 of 4 shards are in no split part, so never read: shard_003.tar; add")
     assert end == "No problems and 1 warning in 8 samples and 4 shards."
     configure(root, "split.yaml", {"split_parts": {"train": ["shard_00{0..3}.tar"], "val": [], "test": []}})
     assert run("lint", root, "--limit", "1").output.splitlines()[1] == "… and 1 more lines (--limit)"
@@ -112,7 +110,7 @@ def test_tars_that_were_added_and_not_prepared(root: Path) -> None:
     shutil.copy(root / "shard_000.tar", root / "added.tar")
     finding = only(root)
     assert (finding["severity"], finding["where"]) == ("note", str(root))
-    assert finding["what"] == "not in the index, so never read: 1 of the tar files that lie there: added.tar"
+    assert finding["what"] == "1 of the tar files in the folder are not in the index, so never read: added.tar"
     assert f"prepare {root} --append" in finding["way_out"]
 
 
@@ -241,7 +239,7 @@ def test_index_of_energon_that_lacks_samples(root: Path) -> None:
     database.close()
     finding = only(root)
     assert (finding["severity"], finding["where"]) == ("warning", str(path))
-    assert finding["what"].startswith("has 7 samples, the dataset 8")
+    assert finding["what"].startswith("has 7 samples, but the dataset has 8")
     path.write_bytes(b"no database" * 100)
     assert "not a database" in only(root)["what"]
     path.unlink()

@@ -500,7 +500,7 @@ def test_a_file_in_a_bucket(bucket: Bucket, file_of_each_way: list[str], tmp_pat
         np.testing.assert_array_equal(found.part_size, expected.part_size)
         assert found.generation
         assert not expected.generation
-    with pytest.raises(ReadError, match="there is no such object"):
+    with pytest.raises(ReadError, match="no such object"):
         open_records(f"{bucket.url}/none.array_record")
 
 

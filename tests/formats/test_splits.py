@@ -355,7 +355,7 @@ def test_exclude(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.tar", "a/2.tar", "b/1.tar")
     assert find_shards(tmp_path, exclude="a/") == ("b/1.tar",)
     assert find_shards(tmp_path, exclude=r"2\.tar$") == ("a/1.tar", "b/1.tar")
-    with pytest.raises(ConfigError, match="leaves out all 3"):
+    with pytest.raises(ConfigError, match="removes all 3"):
         find_shards(tmp_path, exclude="tar")
     with pytest.raises(ConfigError, match="regular expression"):
         find_shards(tmp_path, exclude="(")
@@ -385,7 +385,7 @@ def test_compressed(tmp_path: Path, suffix: str, tool: str) -> None:
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     touch(tmp_path, "a.tar", "caf\udce9.tar")
-    with pytest.raises(ConfigError, match=r"^caf\\xe9\.tar: the name is not UTF-8.*--exclude"):
+    with pytest.raises(ConfigError, match=r"^caf\\xe9\.tar: the file name must be UTF-8.*--exclude"):
         find_shards(tmp_path)
     assert find_shards(tmp_path, exclude="^caf") == ("a.tar",)
 

@@ -148,7 +148,7 @@ def test_what_is_known_of_other_samples_is_not_given_out(root: Path) -> None:
         columns["width"]
     with pytest.raises(KeyNotFoundError, match=r"no column 'frames'; the columns are bytes, .*prepare-media"):
         columns["frames"]
-    assert "Columns of samples that are not here any more: width" in run("info", root).stdout
+    assert "Outdated columns, whose samples have changed: width" in run("info", root).stdout
     prepare_media(root, BY_EXTENSION)
     assert open_columns(root)["width.jpg"].tolist() == [width for _, width in SIZES[::-1]]
 
@@ -194,8 +194,8 @@ def test_media_of_appended_shards_that_are_not_like_the_others(tmp_path: Path) -
     report = prepare_dataset(root, append=True, num_workers=0)
     assert len(metadata_of(root)) == 2
     (note,) = report.notes
-    assert note.startswith("of the new samples width, height is not known")
-    assert f"`energon-grain prepare-media {root} --media-metadata-by-extension` has run again" in note
+    assert note.startswith("the columns width, height lack values for the new samples")
+    assert f"`energon-grain prepare-media {root} --media-metadata-by-extension` before you use them" in note
     prepare_media(root, BY_EXTENSION)
     assert open_columns(root)["width"].tolist() == [7, 22]
 
@@ -213,7 +213,7 @@ def test_damaged_headers_are_counted_and_named(tmp_path: Path) -> None:
     width = open_columns(tmp_path)["width"]
     assert np.flatnonzero(np.isnan(width)).tolist() == [5]
     linted = run("lint", tmp_path)
-    assert "Nothing is known of 1 files that should be media: d/005.jpg" in linted.stdout
+    assert "1 file expected to be media, but without metadata: d/005.jpg" in linted.stdout
     with pytest.raises(KeyNotFoundError, match=r"'d/005.jpg' has no media metadata"):
         WebdatasetFileStore(tmp_path).get_media_metadata("d/005.jpg")
 
@@ -328,7 +328,7 @@ def test_plain_folders_are_looked_at(tmp_path: Path) -> None:
     found = metadata_of(tmp_path)
     assert "a/003.jpg" not in found
     assert "b.wav" in found
-    with pytest.raises(DatasetNotFoundError, match="no file in it or in its subfolders is to be looked at"):
+    with pytest.raises(DatasetNotFoundError, match="no file in the folder or its subfolders passes the media filter"):
         prepare_media(tmp_path, MediaFilterConfig.parse("*.mkv", False, False))
 
 

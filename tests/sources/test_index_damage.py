@@ -521,7 +521,7 @@ def test_a_missing_shard_in_a_store(changing: Path, bucket: Bucket) -> None:
     url = bucket.upload(changing, "set")
     bucket.delete("set/shard_002.tar")
     advice = rf"restore it, or exclude it by `energon-grain prepare {url} --force-overwrite`$"
-    with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: there is no such object; .*{advice}"):
+    with pytest.raises(MissingObjectError, match=rf"{url}/shard_002\.tar: no such object; .*{advice}"):
         read_all(WebDatasetSource(url))
 
 
@@ -541,7 +541,7 @@ def test_a_shard_that_shrinks_while_it_is_read(changing: Path) -> None:
     os.truncate(changing / "shard_000.tar", 50_000)
     with pytest.raises(StaleIndexError, match=r"shard_000\.tar: changed during the read"):
         source.read(np.array([0]))
-    with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were asked for"):
+    with pytest.raises(ReadError, match=r"shard_000\.tar ends at byte 50000, but bytes \d+ to \d+ were requested"):
         source.read(np.array([1]))
 
 
@@ -706,7 +706,7 @@ def test_shards_that_were_replaced_by_a_rename_are_read_on(tmp_path: Path) -> No
 
 def test_shards_that_were_replaced_and_must_be_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More shards than stay open."""
-    monkeypatch.setattr(local, "_shared_room", local._Room(40))
+    monkeypatch.setattr(local, "_shared_limit", local._OpenFileLimit(40))
     samples = [{"__key__": f"k{i:03}", "txt": f"text {i:03}"} for i in range(100)]
     for number, sample in enumerate(samples):
         write_tars(tmp_path, [sample], name=f"s-{number:03}.tar")

@@ -60,7 +60,7 @@ def test_data_that_keep_no_columns_are_not_measured(lines: Path, monkeypatch: py
     monkeypatch.setattr(
         kinds, "_other_kinds", lambda: (Kind(name="bare", described="", open=opened, endings=(".lines",)),)
     )
-    with pytest.raises(ConfigError, match=r"x\.lines: data of this kind keep no columns beside them"):
+    with pytest.raises(ConfigError, match=r"x\.lines: this kind of data cannot store columns"):
         measure_dataset(lines, attach={"n": np.arange(8)}, num_workers=0)
 
 

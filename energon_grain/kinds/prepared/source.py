@@ -30,7 +30,7 @@ from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -426,7 +426,7 @@ class IndexedFileStore(MediaFileStore[T_co]):
 
 
 _open_stores: weakref.WeakValueDictionary[Any, IndexedFileStore[Any]] = weakref.WeakValueDictionary()
-_lock = over_forks(threading.Lock())
+_lock = reset_after_fork(threading.Lock())
 
 
 def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: str | None) -> IndexedFileStore[Any]:

@@ -187,7 +187,7 @@ class TableFiles(ABC):
             for number in np.unique(file).tolist():
                 store.expect(self.paths[number], self._versions[number])  # type: ignore[arg-type]
             ranges = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
-            shared_client(store.settings).map(lambda each: store.keep(self.paths[each[0]], *each[1:]), list(ranges))
+            shared_client(store.settings).map(lambda each: store.prefetch(self.paths[each[0]], *each[1:]), list(ranges))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (type(self), self.location, self._cache_dir, self.content_id)

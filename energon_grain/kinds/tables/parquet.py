@@ -21,7 +21,7 @@ from energon_grain.errors import FormatError
 from energon_grain.kinds.tables.files import DAMAGED, MAX_ROWS, BufferedFile, Record, TableFiles
 from energon_grain.kinds.tables.parquet_pages import Chunk, Leaf, Reading, plan_reading
 from energon_grain.kinds.tables.parquet_thrift import number, read_struct, structs
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 from energon_grain.storage.settings import storage_settings
 
 _MAGIC = b"PAR1"
@@ -29,7 +29,7 @@ _TAIL_BYTES = 64 << 10
 _LARGEST_FOOTER_BYTES = 1 << 30
 _PARSED_BYTES = 64 << 20
 """Limit on footers that stay parsed, by their size in files; parsed they take about ten times as much."""
-_parsing = over_forks(threading.Lock())
+_parsing = reset_after_fork(threading.Lock())
 
 
 class ParquetFiles(TableFiles):

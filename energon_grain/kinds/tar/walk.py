@@ -119,7 +119,7 @@ class TarBytes:
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Read exactly `size_bytes` at `offset`. Raises TarError."""
-        data = self.data.alone(offset, size_bytes)
+        data = self.data.read_random(offset, size_bytes)
         if len(data) < size_bytes:
             raise self.truncated(offset, f"expected {size_bytes} bytes")
         return data
@@ -166,7 +166,7 @@ class TarBytes:
     def _check_start(self) -> None:
         if not self.size_bytes:
             raise self.error(0, "the file is empty", "Even a tar without members has two zero blocks: create it again.")
-        start = self.data.alone(0, BLOCK)
+        start = self.data.read_random(0, BLOCK)
         if len(start) == BLOCK and checksum_holds(start):  # a first member may be named `BZh.txt`
             return
         for magic, name in _COMPRESSED.items():
@@ -373,7 +373,7 @@ class HeaderHops:
 
     def __init__(self, tar: TarBytes, *, window: bool) -> None:
         self._tar = tar
-        self._read = tar.data.near if window else tar.data.alone
+        self._read = tar.data.read_sequential if window else tar.data.read_random
         # Includes the header that caused an error: its bad checksum explains more.
         self._headers: list[bytes] = []
         self._offsets: list[int] = []
@@ -542,7 +542,7 @@ class HeaderWalk:
             if walked.error is not None:
                 raise walked.error
             if len(walked.batch):
-                small = (walked.next_offset - offset) < len(walked.batch) * tar.data.pass_over_bytes
+                small = (walked.next_offset - offset) < len(walked.batch) * tar.data.skip_bytes
             offset = walked.next_offset
             if walked.at_end:
                 self._check_tail(offset)
