@@ -406,14 +406,14 @@ def prepare_media(
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location, _kind_of(location))
-    with running(runner, ray_address) as executor, ProgressBar("Looking", shown=progress) as bar:
+    with running(runner, ray_address) as executor, ProgressBar("Reading headers", shown=progress) as bar:
         report = prepare_it(location, media, num_workers=num_workers, progress=shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
         held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
         document: object = with_samples(report)
     else:
         held, document = counted(report.files, "file"), report
-    done = f"Looked at {report.root}: {held}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
+    done = f"Read media headers of {report.root}: {held}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
     return Answer(document=document, lines=[done, *_lines_of_media(report.media)], is_report=True)
 
 
