@@ -301,7 +301,7 @@ def _value(name: str, value: Any, note: str) -> Shown:
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and np.ndim(value)):  # also of torch and JAX
         return _array(name, np.asarray(value), note)
     if isinstance(value, str):
-        letters = f"{len(value):,} letters" if len(value) > 200 else ""
+        letters = f"{len(value):,} characters" if len(value) > 200 else ""
         return Shown(kind="text", name=name, note=", ".join(filter(None, [letters, note])), text=_cut(value))
     text = json.dumps(value, ensure_ascii=False, default=_summary)
     if len(text) > _ONE_LINE:
@@ -363,7 +363,7 @@ def _summary(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text):,} letters)"
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text):,} characters)"
 
 
 def _seconds(seconds: float) -> str:

@@ -190,7 +190,7 @@ def test_wizard_with_proposals(root: Path) -> None:
 
 
 def test_enter_takes_the_proposal_and_the_command_shown_does_the_same(root: Path) -> None:
-    done = prepare(root, answers=["", "", ""])
+    done = prepare(root, "-v", answers=["", "", ""])
     assert done.exit_code == 0, done.output
     assert "Proposal for these parts: CaptioningSample (image from jpg, caption from txt)" in done.output
     made = described(root)

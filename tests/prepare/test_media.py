@@ -207,7 +207,7 @@ def test_damaged_headers_are_counted_and_named(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "metadata of 12 files" in done.stdout
-    assert "1 file with a damaged header, of which nothing is known" in done.stdout
+    assert "no metadata of 1 file with a damaged header" in done.stdout
     assert "shard_001.tar: d/005.jpg has no readable header of an image" in done.stdout
     assert "d/005.jpg" not in metadata_of(tmp_path)
     width = open_columns(tmp_path)["width"]
