@@ -35,6 +35,7 @@ SLICED = frozenset(
         "tests/datasets/test_where.py",
         "tests/docs/test_code_blocks.py",
         "tests/examples/test_jax_trainers.py",
+        "tests/examples/test_programs.py",
         "tests/examples/test_trainers.py",
         "tests/formats/test_array_record.py",
         "tests/formats/test_columnar.py",
