@@ -76,13 +76,16 @@ class CodeBlock:
     title: str | None
     code: str
     line: int  # of the first line of code
+    unseen: bool = False  # in a comment
 
 
 def code_blocks(text: str) -> Iterator[CodeBlock]:
     """The blocks of a page, in order."""
     for match in BLOCK.finditer(text):
         if match["before"] is not None:
-            yield CodeBlock("python", None, match["before"], text.count("\n", 0, match.start("before")) + 1)
+            yield CodeBlock(
+                "python", None, match["before"], text.count("\n", 0, match.start("before")) + 1, unseen=True
+            )
             continue
         language, _, attributes = match["info"].strip().partition(" ")
         title = re.search(r'title="([^"]+)"', attributes)
@@ -211,7 +214,7 @@ def test_blocks_are_found_and_told_apart() -> None:
         """
     )
     assert list(code_blocks(page)) == [
-        CodeBlock("python", None, " x = 1 ", 1),
+        CodeBlock("python", None, " x = 1 ", 1, unseen=True),
         CodeBlock("python", None, "y = 2\n", 3),
         CodeBlock("yaml", "a/b.yaml", "key: value\n", 8),
         CodeBlock("text", None, "```python\n", 11),
