@@ -31,7 +31,7 @@ def _expanded(entries: list[Any]) -> list[Any]:
 
 def _pages(folder: str) -> list[Any]:
     pages = sorted((DOCS / folder).glob("*.md"), key=lambda page: (page.name != "index.md", _title(page)))
-    return [f"{folder}{page.name}" if page.name == "index.md" else {_title(page): f"{folder}{page.name}"} for page in pages]
+    return [{_title(page): f"{folder}{page.name}"} for page in pages]
 
 
 def _title(page: Path) -> str:

@@ -42,7 +42,8 @@ def name(page: Path) -> str:
 
 
 def test_words_are_counted() -> None:
-    page = "# A title\n\n<!-- not\nthis -->\n```python\nnor = this\n```\n--8<-- 'nor this'\n\n* [two words](a.md) | `x` – y\n"
+    page = "# A title\n\n<!-- not\nthis -->\n```python\nnor = this\n```\n--8<-- 'nor this'\n\n"
+    page += "* [two words](page.md) | `code` – counted\n"
     assert words(page) == 2 + 4
 
 
