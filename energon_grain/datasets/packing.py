@@ -19,18 +19,18 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
+    CombiningLanes,
+    HookRunner,
     Item,
     Items,
     ItemsOver,
     Lane,
-    MadeOfSeveral,
-    Making,
     Members,
     NumberOf,
     Reference,
     State,
 )
-from energon_grain.stream.state import Form, Later, Many, Number
+from energon_grain.stream.state import Deferred, Form, ListOf, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
 _TYPICAL_GROUP = 8
@@ -107,7 +107,7 @@ class PackingDataset(SavableDataset):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackLanes(MadeOfSeveral):
+class PackLanes(CombiningLanes):
     """Items packed into one.
 
     A lane fills its buffer, hands it to `selector` and packs the groups that come back, one after the other; meanwhile
@@ -150,25 +150,25 @@ class PackLanes(MadeOfSeveral):
 
     def open(self, lane: Lane, state: State | None) -> Items:
         if state is None:
-            return _Pack(self, lane, self.child.open(lane, None), Making(self, lane, None))
-        below, making, rounds, buffer, groups = state
-        operator = _Pack(self, lane, self.child.open(lane, below), Making(self, lane, making))
+            return _Pack(self, lane, self.child.open(lane, None), HookRunner(self, lane, None))
+        below, runner, rounds, buffer, groups = state
+        operator = _Pack(self, lane, self.child.open(lane, below), HookRunner(self, lane, runner))
         operator.fill(rounds, buffer, groups)
         return operator
 
     @property
     def state_form(self) -> Form:
         """The state below, that of the making, calls of the selector, buffer, and groups that wait."""
-        held = Later(self.members_form), Later(Many(self.members_form))
-        return self.child.state_form, self.making_form, Number(), *held
+        held = Deferred(self.members_form), Deferred(ListOf(self.members_form))
+        return self.child.state_form, self.runner_form, Number(), *held
 
 
 class _Pack(ItemsOver[PackLanes]):
-    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_making", "_rounds", "_waiting")
+    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_rounds", "_runner", "_waiting")
 
-    def __init__(self, node: PackLanes, lane: Lane, child: Items, making: Making) -> None:
+    def __init__(self, node: PackLanes, lane: Lane, child: Items, runner: HookRunner) -> None:
         super().__init__(node, lane, child)
-        self._making = making
+        self._runner = runner
         self._encoder_key = node.encoder_key(lane)
         self._rounds = 0
         self._held: Members = ()  # of a restored state: first in the buffer, and read when they are selected from
@@ -185,7 +185,7 @@ class _Pack(ItemsOver[PackLanes]):
 
     def next(self) -> Item | None:
         while True:
-            item = self._making.next()
+            item = self._runner.next()
             if item is not None:
                 return item
             if not self._groups:
@@ -254,7 +254,7 @@ class _Pack(ItemsOver[PackLanes]):
     def _pack(self, group: list[Item]) -> None:
         node = self._node
         if node.encoder is None:
-            self._making.start(tuple([reference for reference, _ in group]), [value for _, value in group])
+            self._runner.start(tuple([reference for reference, _ in group]), [value for _, value in group])
             return
         members: list[Reference] = []
         values: list[Any] = []
@@ -266,10 +266,10 @@ class _Pack(ItemsOver[PackLanes]):
                 continue
             members.append(reference)
         if members:
-            self._making.start(tuple(members), values)
+            self._runner.start(tuple(members), values)
 
     def begin(self, pass_number: int) -> None:
-        self._making.stop()
+        self._runner.stop()
         self._held = ()
         self._buffer.clear()
         self._groups.clear()
@@ -284,7 +284,7 @@ class _Pack(ItemsOver[PackLanes]):
                 for group in self._groups
             ]
         )
-        return self._child.state(), self._making.state(), self._rounds, buffer, groups
+        return self._child.state(), self._runner.state(), self._rounds, buffer, groups
 
     def expect(self, items: float) -> None:
         room = self._node.size - len(self._held) - len(self._buffer) - self._waiting

@@ -140,7 +140,7 @@ class LimitDataset(SavableDataset):
         mixture = {"limit": self.length, "of": part.mixture}
         if isinstance(part, LanePart) or part.drops:
             below = to.operator(part, endless=False)
-            cut = CutLanes(below, self.length, to.lanes, goes_on=not below.finite)
+            cut = CutLanes(below, self.length, to.lanes, continues=not below.finite)
             return LanePart(cut, mixture, part.batches)
         if part.passes is None:
             part.passes = EqualPasses(self.length)
@@ -201,7 +201,7 @@ class EpochizeDataset(SavableDataset):
         length = self._length_over(part.items())
         mixture = {"epochs": length, "of": part.mixture}
         if isinstance(part, LanePart) or part.drops:
-            cut = CutLanes(to.operator(part, endless=True), length, to.lanes, goes_on=True)
+            cut = CutLanes(to.operator(part, endless=True), length, to.lanes, continues=True)
             return LanePart(cut, mixture, part.batches)
         part.passes, part.mixture, part.same_pass = EqualPasses(length), mixture, False
         return part
@@ -253,7 +253,7 @@ def _for_ever(child: LaneOperator) -> LaneOperator:
 
 def _repeated_up_to(child: LaneOperator, items: int, lanes: int) -> LaneOperator:
     # Each pass of it has an item, at least; and it may be that one lane alone has any.
-    return CutLanes(RepeatLanes(child, items), items * lanes, lanes, goes_on=False)
+    return CutLanes(RepeatLanes(child, items), items * lanes, lanes, continues=False)
 
 
 class _Repeat(ItemsOver[RepeatLanes]):
@@ -299,22 +299,22 @@ class CutLanes(LaneOperator):
     child: LaneOperator
     length: int
     lanes: int
-    goes_on: bool
+    continues: bool
 
     @property
     def finite(self) -> bool:
         return True
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         return False
 
     def items(self) -> int:
-        return self.length if self.goes_on else min(self.length, self.child.items())
+        return self.length if self.continues else min(self.length, self.child.items())
 
     @property
-    def outlives_passes(self) -> bool:
-        return self.goes_on or self.child.outlives_passes
+    def spans_passes(self) -> bool:
+        return self.continues or self.child.spans_passes
 
     def open(self, lane: Lane, state: State | None) -> Items:
         below = self._below(lane)
@@ -328,7 +328,7 @@ class CutLanes(LaneOperator):
 
     def _below(self, lane: Lane) -> Lane:
         """The lane as the child sees it: what goes on knows no passes of what cuts it."""
-        return lane.at_pass(0) if self.goes_on else lane
+        return lane.at_pass(0) if self.continues else lane
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         return self.child.rebuild(reference, self._below(lane))
@@ -347,7 +347,7 @@ class _Cut(ItemsOver[CutLanes]):
         if self._made >= self._count:
             return None
         while (item := self._child.next()) is None:
-            if not self._node.goes_on:
+            if not self._node.continues:
                 return None
             self._lane.count_pass()
             self._pass += 1
@@ -357,7 +357,7 @@ class _Cut(ItemsOver[CutLanes]):
 
     def begin(self, pass_number: int) -> None:
         self._made = 0
-        if not self._node.goes_on:
+        if not self._node.continues:
             self._pass = pass_number
             self._child.begin(pass_number)
 

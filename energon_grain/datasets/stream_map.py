@@ -15,7 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.storage.cancellation import Cancelled
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
 from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.state import Form, Many, Marked, Number, Same
+from energon_grain.stream.state import Form, ListOf, Number, Same, WithExtra
 from energon_grain.stream.worker_config import WorkerConfig
 
 
@@ -121,7 +121,7 @@ class IterateLanes(LaneOperator):
             child = again.reopen(self.child, began)
             running = lane.replays[self.key, call] = [0, _Iterate(self, again, child, call, 0)]
         # Items of one call that are held together come out of one call, one after the other.
-        with lane.around.replay():
+        with lane.context.replay():
             value: Any = None
             while running[0] <= made:
                 item = running[1].next()
@@ -181,7 +181,7 @@ class _Iterate(ItemsOver[IterateLanes]):
         self._inputs: _Inputs | None = None
         self._outputs: HookGenerator | None = None
         if made:
-            with lane.around.replay():
+            with lane.context.replay():
                 self._start()
                 if self._outputs is None:
                     raise StateError("the inputs of a function from stream to stream are not there any more")
@@ -242,8 +242,8 @@ class _Iterate(ItemsOver[IterateLanes]):
                 continue
             self._require_inputs()
             self._made += 1
-            if self._lane.around.failing:
-                self._lane.around.succeeded(self._node.hook.name)
+            if self._lane.context.failing:
+                self._lane.context.succeeded(self._node.hook.name)
             return (self._made - 1, self._call, self._began), value
 
     def begin(self, pass_number: int) -> None:
@@ -288,12 +288,12 @@ class GenerateLanes(LaneOperator):
     @property
     def state_form(self) -> Form:
         """The state below, and of a generator that runs the reference of what it makes next."""
-        return self.child.state_form, Many(self.reference_form)
+        return self.child.state_form, ListOf(self.reference_form)
 
     @property
     def reference_form(self) -> Form:
         """A number among what came of one item, that item's, and where the hook asked: numbers and batches."""
-        return Marked(self.child.reference_form, Many((Number(), Number())))
+        return WithExtra(self.child.reference_form, ListOf((Number(), Number())))
 
     def number(self, reference: Reference) -> int:
         return fold(self.child.number(reference[1]), reference[0])
@@ -310,8 +310,8 @@ class GenerateLanes(LaneOperator):
 
     def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
         """Call the hook on an item from below; `batches`: what it is told, where it was told before."""
-        maker = lane.around if self.knows_batches else None
-        return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
+        context = lane.context if self.knows_batches else None
+        return lane.run(self.hook, key, NumberOf(self.child, source), value, context=context, batches=batches)
 
 
 class _Generate(ItemsOver[GenerateLanes]):
@@ -357,8 +357,8 @@ class _Generate(ItemsOver[GenerateLanes]):
                 self._lane.drop(self._node.child, source, self._node.hook, error, value)
                 continue
             self._made += 1
-            if self._lane.around.failing:
-                self._lane.around.succeeded(self._node.hook.name)
+            if self._lane.context.failing:
+                self._lane.context.succeeded(self._node.hook.name)
             return (self._made - 1, self._source, self._generator.draw.batches), value
 
     def _finish(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what a stream delivers, what takes the time, and what was dropped and why.
+"""Counts the deliveries of a stream, the time of its stages, and drops with their reasons.
 
-The numbers themselves, and what they say, are in `watch.loader_stats`.
+The numbers and their interpretation are in `watch.loader_stats`.
 """
 
 from __future__ import annotations
@@ -21,54 +21,53 @@ from energon_grain.storage.traffic import Traffic, traffic
 from energon_grain.stream.clock import Kind, Place, Span, Work
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.observer import Awaited, Observer
+from energon_grain.stream.observer import ObservedStream, Observer
 from energon_grain.stream.passes import Progress
 from energon_grain.watch.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
-from energon_grain.watch.sampling import MakingClock, WaitClock
+from energon_grain.watch.sampling import BatchClock, WaitClock
 
 Drops = Counter[tuple[int, str, str]]
-"""How many were dropped, by leaf (-1: batches), hook and reason."""
+"""Number of drops, by leaf (-1: batches), hook and reason."""
 _HELD_NS = 1_000_000
-"""A thread that waits so long for Python's lock waits for one that computes: Python takes it from that after 5 ms."""
+"""A thread that waits this long for the GIL waits for a thread that computes: Python interrupts that after 5 ms."""
 
 
 class Shares(Protocol):
-    """What a blend promises of its leaves in something else than samples: `planning.cost_shares.CostShares`."""
+    """Target shares of a blend in a unit other than samples: `planning.cost_shares.CostShares`."""
 
     def of(self, draws: Draws) -> npt.NDArray[np.float64]:
-        """(leaves,) how much samples of each leaf count together."""
+        """(leaves,) total cost of the samples of each leaf."""
         ...
 
     def targets(
-        self, cost: npt.NDArray[np.float64], samples: npt.NDArray[np.int64], asked: npt.NDArray[np.float64] | None
+        self, cost: npt.NDArray[np.float64], samples: npt.NDArray[np.int64], requested: npt.NDArray[np.float64] | None
     ) -> list[float | None]:
-        """What each leaf should have of all that was read; None: it is not known."""
+        """Target share of each leaf of everything that was read; None: unknown."""
         ...
 
 
 class Statistics(Observer):
     """Counts of one stream.
 
-    Drops are counted when the step is delivered that they made room in, so that the report does not depend on who read
-    ahead how far, and what was read ahead in vain is not counted twice.
+    Drops are counted when the step that they were dropped for is delivered. So the counts do not depend on how far
+    workers read ahead, and discarded steps are not counted twice.
 
-    Times are counted when a chunk comes to the thread that makes batches, whoever made it.
+    Times are counted when the thread that makes batches receives a chunk, whichever worker made it.
 
     Args:
         leaf_names: Name of each leaf.
-        setup: What the numbers are of.
-        expected: How many samples of each leaf the positions from one to another ask for, one entry a leaf; None: only
-            data could say.
-        shares: Where the outermost blend is by cost, what it promises.
+        setup: The configuration of the loader.
+        expected: Expected number of samples of each leaf in a range of positions; None: depends on data.
+        shares: Target shares of the outermost blend, if it is by cost.
 
     Attributes:
-        setup: As given; a stream learns how many workers it has when they are started.
+        setup: As given. The number of workers is known once they are started.
         waits: How long the program waited for steps.
-        samples: That were delivered, before the step that `passed` was called with last.
-        batches: That were delivered, counted in the same way.
-        lock: To hold where what is counted changes.
-        stepped: Gives a function that is called with the steps that came since the last call, about how many samples
-            they had, and seconds that the program waited for them; None: no function is there any more.
+        samples: Delivered samples, up to the last call of `passed`.
+        batches: Delivered batches, counted in the same way.
+        lock: Held while counts change.
+        stepped: Returns a function to call with the number of steps delivered since its last call, their approximate
+            number of samples, and the seconds that the program waited for them; None: no function.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class Statistics(Observer):
         self._leaf_names = leaf_names
         self.setup = setup or Setup()
         self._expected = expected
-        self._asked: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
-        self._from = 0, 0  # position, and samples that were read before
+        self._requested: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
+        self._from = 0, 0  # position, and samples read before it
         self._read = np.zeros(len(leaf_names), np.int64)
         self._shares = shares
         self._cost = np.zeros(len(leaf_names))
@@ -91,43 +90,43 @@ class Statistics(Observer):
         self._by_worker: dict[str, list[int]] = {}
         self._traffic, self._of_workers = traffic(), Traffic()
         self.waits = WaitClock()
-        self._making = MakingClock(0)
-        self._asked_ns = self._apart_ns = 0
+        self._batch_clock = BatchClock(0)
+        self._requested_ns = self._long_wait_ns = 0
         self.stepped: Callable[[], Callable[[int, int, float], object] | None] = lambda: None
         self.samples = self.batches = 0
         self.due = True
         self._lock_tries = self._lock_held = 0
         self._dropped: Drops = Counter()
         self._open: defaultdict[int, Drops] = defaultdict(Counter)  # by the step that they were dropped for
-        self._missing: dict[int, int] = {}  # samples, of steps that have fewer than others
+        self._missing: dict[int, int] = {}  # missing samples of short steps
         self._passed = 0  # steps
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
-        self.lock = threading.RLock()  # a signal handler may ask for the numbers
+        self.lock = threading.RLock()  # a signal handler may read the numbers
 
-    def begin(self, stream: Awaited, place: Progress) -> None:
+    def begin(self, stream: ObservedStream, place: Progress) -> None:
         del stream
         with self.lock:
-            self._asked = self._asked_until_now()
+            self._requested = self._requested_until_now()
             self._from = place.item, int(self._read.sum())
             self._forget(place.step)
-        self._making = MakingClock(place.step)
+        self._batch_clock = BatchClock(place.step)
         self.due = True
 
-    def end(self, come: int, failed: int | None) -> None:
-        self.waits.stop(come)
-        if failed is not None:  # report what it dropped, until another one is delivered
+    def end(self, delivered: int, failed: int | None) -> None:
+        self.waits.stop(delivered)
+        if failed is not None:  # report its drops until another step is delivered
             with self.lock:
                 self._failed = self._open.pop(failed, Counter())
 
     def _forget(self, first: int) -> None:
-        """What was made from this step on is made once more, or never."""
+        """Discard counts of this step and later ones. They are made again, or never."""
         for counted in (self._open, self._missing):
             for step in [step for step in counted if step >= first]:
                 del counted[step]
 
-    def jumped(self, step: int, *, over: bool) -> None:
+    def jumped(self, step: int, *, pass_ended: bool) -> None:
         with self.lock:
-            if over:
+            if pass_ended:
                 self.settle()
             self._forget(0)
             self._passed = step
@@ -148,22 +147,22 @@ class Statistics(Observer):
             for each in drops:
                 self._dropped.update(each)
 
-    def asked(self, ready: int) -> None:
+    def requested(self, ready: int) -> None:
         del ready
-        self._asked_ns, self._apart_ns = time.perf_counter_ns(), self.waits.apart_ns
+        self._requested_ns, self._long_wait_ns = time.perf_counter_ns(), self.waits.long_wait_ns
 
     def waited(self, began_ns: int) -> None:
-        self.waits.waited_apart(began_ns)
+        self.waits.add_long_wait(began_ns)
 
-    def came(self, step: int, samples: int) -> int:
-        steps, waited_ns = self.waits.timed(step, self._asked_ns, self._apart_ns)
+    def delivered(self, step: int, samples: int) -> int:
+        steps, waited_ns = self.waits.timed(step, self._requested_ns, self._long_wait_ns)
         if self._failed:
             with self.lock:
                 self._failed.clear()
         stepped = self.stepped()
         if stepped is not None:
             stepped(steps, samples * steps, waited_ns / 1e9)
-        self.due = self._making.due()
+        self.due = self._batch_clock.due()
         return self.waits.left_out()
 
     def dropped(self, step: int, dropped: Dropped) -> None:
@@ -182,12 +181,12 @@ class Statistics(Observer):
         if not work.of_chunk:
             self._add_all(work.spans)
             return
-        elsewhere = work.process != os.getpid()
+        in_other_process = work.process != os.getpid()
         with self.lock:
             own = self._by_worker.setdefault(work.worker, [0, 0])
             for span in work.spans:
                 # Hooks of one process take turns; those of several do not wait for each other.
-                self._add(span, "workers" if elsewhere and span.place != "main" else span.place)
+                self._add(span, "workers" if in_other_process and span.place != "main" else span.place)
                 own[0] += span.wall_ns
                 if span.name == "read":
                     own[1] += span.samples
@@ -199,17 +198,17 @@ class Statistics(Observer):
 
     def made(self, step: int, assembled: Sequence[Span], batched: Sequence[Span], chunks_ns: int) -> None:
         spans = [*assembled, *batched]
-        self._add_all(spans, self._making.done(step, sum(span.wall_ns for span in spans), chunks_ns))
+        self._add_all(spans, self._batch_clock.done(step, sum(span.wall_ns for span in spans), chunks_ns))
         self.due = False
 
     def work_seconds(self) -> tuple[float, float]:
-        """Seconds that workers spent on samples so far, all of them together, and seconds that cores ran them."""
+        """Total time that workers spent on samples so far, and its CPU time, in seconds."""
         with self.lock:
             times = [time for (kind, _, place), time in self._times.items() if kind == "work" and place != "main"]
         return sum(time[0] for time in times) / 1e9, sum(time[1] for time in times) / 1e9
 
     def _add_all(self, spans: Iterable[Span], weight: float = 1) -> None:
-        """Add times, of which each stands for `weight` such."""
+        """Add times, each with a weight."""
         with self.lock:
             for span in spans:
                 self._add(span, span.place, weight)
@@ -222,31 +221,31 @@ class Statistics(Observer):
         total[1] += int(span.cpu_ns * weight)
         total[2] += int(span.samples * weight)
 
-    def _asked_until_now(self) -> npt.NDArray[np.float64] | None:
-        """Samples of each leaf that the positions read so far ask for."""
+    def _requested_until_now(self) -> npt.NDArray[np.float64] | None:
+        """Expected number of samples of each leaf at the positions read so far."""
         first, before = self._from
         read = int(self._read.sum()) - before
         if not read:
-            return self._asked
-        asked = self._expected(first, first + read * self.setup.hosts)
-        if self._asked is None or asked is None:
+            return self._requested
+        requested = self._expected(first, first + read * self.setup.hosts)
+        if self._requested is None or requested is None:
             return None
-        return self._asked + np.asarray(asked) / self.setup.hosts
+        return self._requested + np.asarray(requested) / self.setup.hosts
 
     def settle(self) -> None:
-        """Count what was dropped so far, where no step follows it."""
+        """Count drops that no further step follows."""
         with self.lock:
             for step in [*self._open]:
                 self._dropped.update(self._open.pop(step, Counter()))
 
-    def report(self, queued: int = 0, workers: int = 0, come: int = 0, ready: int = 0) -> LoaderStats:
-        """The numbers as they are now.
+    def report(self, queued: int = 0, workers: int = 0, delivered: int = 0, ready: int = 0) -> LoaderStats:
+        """The current numbers.
 
         Args:
             queued: Batches that are ready.
-            workers: That are at work.
-            come: Steps that came, delivered or not, as `came` counts them.
-            ready: How many steps were ready when one was asked for, added up.
+            workers: Running workers.
+            delivered: Steps delivered or discarded, as counted by the method `delivered`.
+            ready: Sum over all requests of the steps that were ready.
         """
         with self.lock:
             dropped: dict[str, dict[str, int]] = {}
@@ -254,16 +253,16 @@ class Statistics(Observer):
             for (leaf, hook, reason), count in sorted(drops.items()):
                 name = "batches" if leaf < 0 else self._leaf_names[leaf]
                 dropped.setdefault(name, {})[f"{hook}: {reason}"] = count
-            asked = self._asked_until_now()
+            requested = self._requested_until_now()
             unknown: list[float | None] = [None] * len(self._read)
-            expected = unknown if asked is None else asked.tolist()
+            expected = unknown if requested is None else requested.tolist()
             cost, targets = unknown, unknown
             if self._shares is not None:
-                cost, targets = self._cost.tolist(), self._shares.targets(self._cost, self._read, asked)
+                cost, targets = self._cost.tolist(), self._shares.targets(self._cost, self._read, requested)
             leaves = zip(self._leaf_names, self._read.tolist(), expected, cost, targets, strict=True)
             return LoaderStats(
                 setup=replace(self.setup, workers=workers),
-                seconds=self.waits.ran_ns(come) / 1e9,
+                seconds=self.waits.ran_ns(delivered) / 1e9,
                 waiting_s=self.waits.waiting_ns / 1e9,
                 starting_s=self.waits.starting_ns / 1e9,
                 batches=self.batches,

@@ -134,7 +134,7 @@ def test_a_line_that_cannot_be_written_ends_the_iteration(path: Path, tmp_path: 
         raise ValueError("no keys here")
 
     dataset = LogSampleDataset(train(path, config()), "train", logging_to(tmp_path), fails)
-    with pytest.raises(FatalSampleError, match="LogSampleDataset cannot note an item: ValueError: no keys here"):
+    with pytest.raises(FatalSampleError, match="LogSampleDataset cannot log an item: ValueError: no keys here"):
         next(iter(dataset))
 
 
@@ -184,8 +184,8 @@ def test_lines_of_one_process(tmp_path: Path) -> None:
 def test_processes_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from energon_grain.stream.worker_config import WorkerLog, this_is_worker\n"
-        "this_is_worker(int(sys.argv[1]))\n"
+        "from energon_grain.stream.worker_config import WorkerLog, set_worker_number\n"
+        "set_worker_number(int(sys.argv[1]))\n"
         "log = WorkerLog(sys.argv[2], rank=0, num_workers=3)\n"
         "for n in range(300):\n"
         "    log.write({'worker': log.worker_id, 'n': n, 'text': 'x' * 20_000})\n"
