@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import PYTHONPATH
+from page_code import BLOCK, blocks_of
 from patience import PATIENCE_S
-from test_code_blocks import BLOCK, blocks_of
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
