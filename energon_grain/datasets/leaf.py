@@ -13,7 +13,7 @@ from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
-from energon_grain.forms import Place, asked_at
+from energon_grain.forms import Place, errors_at
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset, part_of
@@ -202,7 +202,7 @@ class LeafDataset(SavableDataset):
             EmptyDatasetError: No sample is left.
             KeyNotFoundError: There is no column that `where` asks for.
         """
-        with asked_at(self.place):
+        with errors_at(self.place):
             pinned = shared_client(storage_settings()).pinned(self.path) if is_url(self.path) else self.path
             leaf = self if pinned == self.path else replace(self, path=pinned)
             content = open_leaf(leaf, whole)
@@ -221,7 +221,7 @@ class LeafDataset(SavableDataset):
     def check(self, *, whole: bool = False) -> None:
         """Raise what `resolve` would, as far as it can be told without an index, and without asking a store."""
         if not is_url(self.path):
-            with asked_at(self.place):
+            with errors_at(self.place):
                 kind = self.kind_there
                 opener: Opener | None = opener_of(kind)
                 _check_files(self, kind) if opener is None else opener.check(self, whole)

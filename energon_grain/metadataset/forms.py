@@ -599,7 +599,7 @@ Joined: TypeAlias = tuple[str | None, JoinDatasetReference | JoinArrayReference]
 def _joined(value: Any, place: Place) -> tuple[Joined, ...]:
     """The members of a join, which are listed or named."""
     if not isinstance(value, list | tuple | Mapping):
-        raise wrong(place, expected("a list of datasets, or a mapping of names to them,", value))
+        raise wrong(place, expected("a list of datasets, or a mapping of names to them", value))
     if not value:
         raise wrong(place, "there is no dataset to join")
     if isinstance(value, Mapping):

@@ -21,7 +21,7 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_files import BETWEEN
 from energon_grain.formats.nv_meta import not_prepared
-from energon_grain.forms import Place, asked_at, wrong
+from energon_grain.forms import Place, errors_at, wrong
 from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.kinds.joins.members import Keys
 from energon_grain.kinds.prepared.kind import FILESYSTEM, of_plain_folder
@@ -299,12 +299,12 @@ class Resolver:
 
 
 def _absolute(written: str, folder: str, place: Place) -> str:
-    with asked_at(place):  # of a path that leads out of a bucket
+    with errors_at(place):  # of a path that leads out of a bucket
         return BETWEEN.join(piece and absolute(piece, folder) for piece in str(written).split(BETWEEN))
 
 
 def _kind_at(path: str, place: Place) -> Kind:
-    with asked_at(place):  # of a store that cannot be read
+    with errors_at(place):  # of a store that cannot be read
         return kind_at(path)
 
 
@@ -322,7 +322,7 @@ def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: boo
 
 
 def _where(node: Conditional, inherited: Inherited) -> Expression | None:
-    with asked_at(node.at):
+    with errors_at(node.at):
         return combine_expressions(node.where, inherited.where)
 
 

@@ -404,8 +404,8 @@ def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixtur
     budget = CostBudget("tokens", CAPACITY)
     for options, message in (
         ({"packing": PLAN, "task_encoder": TaskEncoder()}, "has no pack_selected_samples"),
-        ({"packing": PLAN, "packing_buffer_size": 9}, "packs are made in one way"),
-        ({"packing": PLAN, "batch_size": budget}, "packs are made in one way"),
+        ({"packing": PLAN, "packing_buffer_size": 9}, "both define the packs"),
+        ({"packing": PLAN, "batch_size": budget}, "both define the packs"),
         ({"packing": split, "task_encoder": Whole()}, "declare `ranges`"),
         ({"packing": PLAN, "task_encoder": Several()}, "is a generator function"),
         ({"packing": 4096}, "expected a plan, such as"),
