@@ -172,9 +172,8 @@ _SPECIAL = ("__init__", "__call__", "__getitem__", "__getitems__", "__iter__", "
 def shorten(error: EnergonGrainError) -> None:
     """Remove library frames from an error that leaves the library, and from its causes. Then `raise` it bare.
 
-    Frames of the program stay: for a failed hook, its own frame and all frames below. An error raised before the
-    program called the library is not changed. A cause without program frames stays if it adds information to the
-    message.
+    Frames of the program stay: for a failed hook, its own frame and all frames below. Errors raised before the program
+    called the library are not changed. A cause without program frames stays if it adds information.
     """
     if os.environ.get("ENERGON_GRAIN_TRACEBACK") == "full":
         return

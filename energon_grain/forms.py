@@ -46,8 +46,7 @@ class Form(Generic[T]):
     Args:
         of: The type. Create the form at import, in the module that defines the type, when the types inside it are
             known.
-        convert: Converts a type that msgspec does not know, for `from_value` and `read`: takes the type and the written
-            value. It raises a ValueError without the place.
+        convert: Converts types unknown to msgspec: takes the type and the written value; raises ValueError, no place.
 
     Attributes:
         of: The type.

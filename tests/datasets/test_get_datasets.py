@@ -135,7 +135,9 @@ def test_what_is_wrong_is_said_by_the_call(
 
 @pytest.mark.parametrize("backend", [energon_grain, energon_grain_torch])
 def test_arguments_that_are_missing(backend: Any) -> None:
-    with pytest.raises(TypeError, match=r"write shuffle_buffer_size=None, max_samples_per_sequence=None\. None for both"):
+    with pytest.raises(
+        TypeError, match=r"write shuffle_buffer_size=None, max_samples_per_sequence=None\. None for both"
+    ):
         backend.get_train_dataset("nowhere", batch_size=2)
     with pytest.raises(TypeError, match=r"needs batch_size: write batch_size=32"):
         backend.get_val_dataset("nowhere")

@@ -847,7 +847,7 @@ def test_parts_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
         ),
         ([{"path": "x.parquet"}, {"path": "x.parquet", "keys": "n"}], ConfigError, "10 of 10 keys of .* are not in"),
         ([{"path": "ids.bin", "keys": "n"}], ConfigError, "its keys are numbers; leave `keys` out"),
-        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset; join the datasets in it"),
+        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset: join the datasets in it"),
         ([{"path": "tars", "by": "row"}], ConfigError, "its samples have keys"),
     ],
 )
