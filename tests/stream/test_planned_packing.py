@@ -248,7 +248,7 @@ def test_large_samples_are_left_out_or_alone(long_tokens: Path, caplog: pytest.L
 
 
 def test_a_sample_that_is_too_large_is_named(long_tokens: Path) -> None:
-    with pytest.raises(ConfigError, match=r"shard_00\d.tar: 000\d+: tokens is \d+, and a pack holds 64: .*'split'"):
+    with pytest.raises(ConfigError, match=r"shard_00\d.tar: 000\d+: tokens is \d+, but a pack holds 64: .*'split'"):
         stream_of(long_tokens, packing=PLAN)
     with pytest.raises(ConfigError, match=r"a batch holds 64: .*'drop'.*'alone'") as told:
         stream_of(long_tokens, batch_size=CostBudget("tokens", CAPACITY))
@@ -425,9 +425,9 @@ def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"costs": "tokens"}, "give one cost and its capacity"),
-        ({"costs": {"tokens": 3}, "capacity": 3}, "give one cost and its capacity"),
-        ({"costs": {}}, "give one cost and its capacity"),
+        ({"costs": "tokens"}, "expected one cost and its capacity"),
+        ({"costs": {"tokens": 3}, "capacity": 3}, "expected one cost and its capacity"),
+        ({"costs": {}}, "expected one cost and its capacity"),
         ({"costs": "tokens", "capacity": 0}, "capacity of tokens is 0"),
         ({"costs": "tokens +", "capacity": 5}, "PackingPlan"),
         ({"costs": "tokens", "capacity": 5, "window": 0}, "window is 0"),
