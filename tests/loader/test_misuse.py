@@ -190,7 +190,7 @@ def test_a_mixture_does_not_read_what_is_no_list_of_datasets(train: Train) -> No
 def test_what_is_no_loader(train: Train) -> None:
     with pytest.raises(ConfigError, match=r"not a SeededDataset; pass get_savable_loader\(dataset\)"):
         to_device(train())
-    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+ gave, not a energon_grain_torch\.SavableDataLoader"):
+    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+, got a energon_grain_torch\.SavableDataLoader"):
         to_device(energon_grain_torch.get_loader(train()))
 
 
