@@ -307,8 +307,8 @@ def _read(stage: PureStage, chunks: Iterable[Chunk], seconds: float) -> tuple[li
     read: list[Chunk] = []
     began = time.perf_counter()
     for chunk in chunks:
-        if chunk.arrival is not None:
-            chunk.arrival.wait()
+        if chunk.prefetched is not None:
+            chunk.prefetched.wait()
         stage.read(chunk.draws)
         read.append(chunk)
         if time.perf_counter() - began >= seconds:

@@ -26,7 +26,7 @@ PYTHONPATH = f"{_ROOT}{os.pathsep}{_ROOT / 'adapters'}"
 
 os.environ.setdefault("ENERGON_GRAIN_TRACEBACK", "full")  # a test that fails shows where, in workers too
 
-# `HYPOTHESIS_PROFILE=night` searches longer; tests that state a number of examples keep it in both.
+# `HYPOTHESIS_PROFILE=night` searches longer; most tests that state a number of examples keep it in both.
 _NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", _NO_DEADLINE, max_examples=50)
 settings.register_profile("night", _NO_DEADLINE, max_examples=200)

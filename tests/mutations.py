@@ -172,8 +172,8 @@ FAULTS = [
     ),
     Fault(
         area="pools: the order of chunks",
-        before="task = self._under_way[0]\n",
-        after="task = self._under_way[-1]\n",
+        before="task = self._in_flight[0]\n",
+        after="task = self._in_flight[-1]\n",
         tests="test_kits.py",
     ),
     Fault(

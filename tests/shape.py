@@ -38,7 +38,7 @@ KERNEL = (
     *("errors", "forms", "lazy_names", "extras", "_version"),
     *("samplers", "samples", "storage", "transforms", "sources", "stream", "datasets"),
 )
-MAY_NAME_KINDS = ("energon_grain.kinds", "energon_grain.extras")
+MAY_NAME_KINDS = ("energon_grain.kinds.own", "energon_grain.extras")
 # Package below `energon_grain.kinds` to the words that are its own. Words that only look like these are left out:
 # `narrow`, `TarRows`, the library `pyarrow`, Energon's `mds_path` (of a metadataset) and `CrudeJsonlDatasetFactory` (a
 # public name, of a class that asks the kind), and `web_identity_token_file` (of AWS).

@@ -85,7 +85,7 @@ class Fleet:
 
     def look_ahead(self, steps: int) -> None:
         """Read steps ahead on all hosts."""
-        self._each(lambda stream: stream.coming(steps))
+        self._each(lambda stream: stream.peek(steps))
 
     def begin(self) -> None:
         """The next pass, if this one is over."""

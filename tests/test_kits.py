@@ -44,7 +44,6 @@ from energon_grain import (
     homogeneous_concat_mix,
 )
 from energon_grain.errors import KeyNotFoundError
-from energon_grain.kinds import OWN
 from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.arrays.source import ArrayGroupRows, ArraySource
 from energon_grain.kinds.joins.build import build_join
@@ -52,6 +51,7 @@ from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset
 from energon_grain.kinds.joins.source import JoinedSource
 from energon_grain.kinds.jsonl.kind import JSONL
 from energon_grain.kinds.jsonl.source import JsonlFileStore, JsonlRows
+from energon_grain.kinds.own import OWN
 from energon_grain.kinds.tables.arrow_files import ArrowFiles
 from energon_grain.kinds.tables.mds_files import MdsFiles
 from energon_grain.kinds.tables.parquet import ParquetFiles
@@ -239,7 +239,7 @@ class NoStore(JsonlFileStore):
 )
 def test_broken_kinds_are_found(data: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], says: str) -> None:
     kind = replace(JSONL, **wrong)
-    monkeypatch.setattr(kinds, "_own_kinds", lambda: (kind,))
+    monkeypatch.setattr(kinds, "own_kinds", lambda: (kind,))
     monkeypatch.setattr(kinds, "_other_kinds", lambda: ())
     with pytest.raises(AssertionError, match=says):
         check_kind(kind, data / "x.jsonl", fork=False)

@@ -41,7 +41,7 @@ from energon_grain.samples.subscripts import Item
 from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
 from energon_grain.stream.stream import Stream
-from energon_grain.stream.worker_config import this_is_worker
+from energon_grain.stream.worker_config import set_worker_number
 from energon_grain.transforms.batching import generic_batch
 from energon_grain_torch.task_encoder import DefaultTaskEncoder
 from energon_grain_torch.worker_config import WorkerConfig
@@ -180,7 +180,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         if worker is not None:
             if worker >= _MOST_WORKERS:
                 raise ConfigError(f"num_workers={workers}: a DataLoader of this dataset has at most {_MOST_WORKERS}")
-            this_is_worker(worker)
+            set_worker_number(worker)
         epoch, step = self._beginnings.begin(worker)
         before = self._last.pop() if self._last else None
         batches = _Batches(self, worker or 0, workers)
@@ -269,7 +269,7 @@ class _Batches:
             self._left = max(0, -(-(plan.steps - self._worker) // self._workers))
         program = self._spec.program
         assert program is not None
-        if epoch == 0 or not (self._spec.endless or program.root.outlives_passes):
+        if epoch == 0 or not (self._spec.endless or program.root.spans_passes):
             self._open_lanes()
             drops = np.zeros(self.stream.share.local_lanes, np.int64)
             progress = Progress(pass_number=epoch, drops=drops, history=((0, 0, 0, 0, plan.global_batch),))

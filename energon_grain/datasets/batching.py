@@ -18,12 +18,12 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.stream.extensions import EQUAL_WORK, extension
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
+    CombiningLanes,
+    HookRunner,
     Item,
     Items,
     ItemsOver,
     Lane,
-    MadeOfSeveral,
-    Making,
     Reference,
     State,
 )
@@ -245,7 +245,7 @@ class OneByOne:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchLanes(MadeOfSeveral):
+class BatchLanes(CombiningLanes):
     """Groups each `size` consecutive items of a lane into one item.
 
     A hook that is a generator function makes several items from each group.
@@ -259,7 +259,7 @@ class BatchLanes(MadeOfSeveral):
     drop_last: bool
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         """Whether the number of batches depends on the hook."""
         return self.generates
 
@@ -268,25 +268,25 @@ class BatchLanes(MadeOfSeveral):
         return count // self.size if self.drop_last else -(-count // self.size)
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        below, making = (None, None) if state is None else state
-        return _Batch(self, lane, self.child.open(lane, below), Making(self, lane, making))
+        below, runner = (None, None) if state is None else state
+        return _Batch(self, lane, self.child.open(lane, below), HookRunner(self, lane, runner))
 
     @property
     def state_form(self) -> Form:
         """The states of the child and of the current call."""
-        return self.child.state_form, self.making_form
+        return self.child.state_form, self.runner_form
 
 
 class _Batch(ItemsOver[BatchLanes]):
-    __slots__ = ("_making",)
+    __slots__ = ("_runner",)
 
-    def __init__(self, node: BatchLanes, lane: Lane, child: Items, making: Making) -> None:
+    def __init__(self, node: BatchLanes, lane: Lane, child: Items, runner: HookRunner) -> None:
         super().__init__(node, lane, child)
-        self._making = making
+        self._runner = runner
 
     def next(self) -> Item | None:
         while True:
-            item = self._making.next()
+            item = self._runner.next()
             if item is not None:
                 return item
             references: list[Reference] = []
@@ -299,14 +299,14 @@ class _Batch(ItemsOver[BatchLanes]):
                 values.append(item[1])
             if not values or (self._node.drop_last and len(values) < self._node.size):
                 return None
-            self._making.start(tuple(references), values)
+            self._runner.start(tuple(references), values)
 
     def begin(self, pass_number: int) -> None:
-        self._making.stop()
+        self._runner.stop()
         self._child.begin(pass_number)
 
     def state(self) -> State:
-        return self._child.state(), self._making.state()
+        return self._child.state(), self._runner.state()
 
     def expect(self, items: float) -> None:
         self._child.expect(items * self._node.size)

@@ -19,7 +19,7 @@ from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.passes import first_pass_steps
-from energon_grain.stream.spec import StreamSpec, names_of_leaves, no_dataset
+from energon_grain.stream.spec import StreamSpec, names_of_leaves, not_a_dataset
 from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 
@@ -170,7 +170,7 @@ def settle(node: SavableDataset, below: SavableDataset) -> None:
 def check_dataset(node: SavableDataset, below: Any) -> None:
     """Check that a node is built on a dataset. Raises ConfigError otherwise."""
     if not isinstance(below, SavableDataset):
-        raise ConfigError(f"{type(node).__name__}: {no_dataset(below)}")
+        raise ConfigError(f"{type(node).__name__}: {not_a_dataset(below)}")
 
 
 def check_function(

@@ -14,12 +14,12 @@ from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
+    CombiningLanes,
+    HookRunner,
     Item,
     Items,
     ItemsOver,
     Lane,
-    MadeOfSeveral,
-    Making,
     NumberOf,
     Reference,
     State,
@@ -89,7 +89,7 @@ class GroupBatchDataset(SavableDataset):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupLanes(MadeOfSeveral):
+class GroupLanes(CombiningLanes):
     """Batches of items with a common key: one bucket per key, delivered when full.
 
     Buckets that are incomplete at the end of a pass are delivered in order of creation.
@@ -110,8 +110,8 @@ class GroupLanes(MadeOfSeveral):
         yield from self.child.buffers()
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        below, making, buckets = (None, None, ()) if state is None else state
-        operator = _Buckets(self, lane, self.child.open(lane, below), Making(self, lane, making))
+        below, runner, buckets = (None, None, ()) if state is None else state
+        operator = _Buckets(self, lane, self.child.open(lane, below), HookRunner(self, lane, runner))
         for references in buckets:
             operator.fill((reference, self.child.rebuild(reference, lane)) for reference in references)
         return operator
@@ -119,7 +119,7 @@ class GroupLanes(MadeOfSeveral):
     @property
     def state_form(self) -> Form:
         """The states of the child and of the current call, and the buckets."""
-        return self.child.state_form, self.making_form, Many(self.members_form)
+        return self.child.state_form, self.runner_form, Many(self.members_form)
 
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
         """Return an item after the criterion ran on it, because the criterion may modify it."""
@@ -146,11 +146,11 @@ class _Bucket:
 class _Buckets(ItemsOver[GroupLanes]):
     """One bucket per key, in order of creation."""
 
-    __slots__ = ("_buckets", "_key", "_making")
+    __slots__ = ("_buckets", "_key", "_runner")
 
-    def __init__(self, node: GroupLanes, lane: Lane, child: Items, making: Making) -> None:
+    def __init__(self, node: GroupLanes, lane: Lane, child: Items, runner: HookRunner) -> None:
         super().__init__(node, lane, child)
-        self._making = making
+        self._runner = runner
         self._key = node.criterion_key(lane)
         self._buckets: dict[Hashable, _Bucket] = {}
 
@@ -200,7 +200,7 @@ class _Buckets(ItemsOver[GroupLanes]):
     def next(self) -> Item | None:
         node = self._node
         while True:
-            item = self._making.next()
+            item = self._runner.next()
             if item is not None:
                 return item
             item = self._child.next()
@@ -220,16 +220,16 @@ class _Buckets(ItemsOver[GroupLanes]):
                 self._start(criterion)
 
     def _start(self, criterion: Hashable) -> None:
-        self._making.start(*self._buckets.pop(criterion).take())
+        self._runner.start(*self._buckets.pop(criterion).take())
 
     def begin(self, pass_number: int) -> None:
-        self._making.stop()
+        self._runner.stop()
         self._buckets.clear()
         self._child.begin(pass_number)
 
     def state(self) -> State:
         buckets = tuple(tuple(bucket.references) for bucket in self._buckets.values())
-        return self._child.state(), self._making.state(), buckets
+        return self._child.state(), self._runner.state(), buckets
 
     def expect(self, items: float) -> None:
         self._child.expect(items * (self._node.size or _BUCKETS))

@@ -226,7 +226,7 @@ class LeafDataset(SavableDataset):
                 opener: Opener | None = opener_of(kind)
                 _check_files(self, kind) if opener is None else opener.check(self, whole)
 
-    def ordering(self, overrides: Mapping[str, Any] | None = None, said_by: str = "") -> Ordering:
+    def ordering(self, overrides: Mapping[str, Any] | None = None, error_prefix: str = "") -> Ordering:
         """Return the order of samples as set by the program, with the `overrides` of the dataset's own configuration.
 
         Raises ConfigError if a number is invalid.
@@ -238,10 +238,10 @@ class LeafDataset(SavableDataset):
             "parallel_shard_iters": self.parallel_shard_iters,
         }
         if overrides:
-            said_by = f"{self.path}: "
+            error_prefix = f"{self.path}: "
             asked |= {name: overrides[name] for name in asked if name in overrides}
         return Ordering(
-            said_by=said_by,
+            error_prefix=error_prefix,
             training=bool(asked["training"]),
             passes=asked["shuffle_over_epochs"],
             block=asked["max_samples_per_sequence"],

@@ -173,7 +173,7 @@ class MapLanes(LaneOperator):
     outermost: bool = False
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         """Whether the hook is a filter. Drops of other hooks do not affect the order."""
         return self.hook.filters
 
@@ -183,7 +183,7 @@ class MapLanes(LaneOperator):
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         value = self.child.rebuild(reference, lane)
         key = fold(self.key, lane.number, lane.pass_number)
-        batch = lane.around.batch if self.outermost else None
+        batch = lane.context.batch if self.outermost else None
         return lane.call(self.hook, key, NumberOf(self.child, reference), value, batch=batch)
 
 
@@ -201,7 +201,7 @@ class _Map(ItemsOver[MapLanes]):
             if item is None:
                 return None
             reference, value = item
-            batch = lane.around.batch if node.outermost else None
+            batch = lane.context.batch if node.outermost else None
             try:
                 return reference, lane.call(node.hook, self._key, NumberOf(node.child, reference), value, batch=batch)
             except Exception as error:

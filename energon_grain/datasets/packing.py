@@ -19,12 +19,12 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.lanes import (
+    CombiningLanes,
+    HookRunner,
     Item,
     Items,
     ItemsOver,
     Lane,
-    MadeOfSeveral,
-    Making,
     Members,
     NumberOf,
     Reference,
@@ -107,7 +107,7 @@ class PackingDataset(SavableDataset):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackLanes(MadeOfSeveral):
+class PackLanes(CombiningLanes):
     """Packs items.
 
     A lane fills its buffer, passes it to `selector`, and packs the returned groups in turn while the buffer fills
@@ -150,9 +150,9 @@ class PackLanes(MadeOfSeveral):
 
     def open(self, lane: Lane, state: State | None) -> Items:
         if state is None:
-            return _Pack(self, lane, self.child.open(lane, None), Making(self, lane, None))
-        below, making, rounds, buffer, groups = state
-        operator = _Pack(self, lane, self.child.open(lane, below), Making(self, lane, making))
+            return _Pack(self, lane, self.child.open(lane, None), HookRunner(self, lane, None))
+        below, runner, rounds, buffer, groups = state
+        operator = _Pack(self, lane, self.child.open(lane, below), HookRunner(self, lane, runner))
         operator.fill(rounds, buffer, groups)
         return operator
 
@@ -160,15 +160,15 @@ class PackLanes(MadeOfSeveral):
     def state_form(self) -> Form:
         """The states of the child and of the current call, the selector calls, the buffer, and the pending groups."""
         held = Later(self.members_form), Later(Many(self.members_form))
-        return self.child.state_form, self.making_form, Number(), *held
+        return self.child.state_form, self.runner_form, Number(), *held
 
 
 class _Pack(ItemsOver[PackLanes]):
-    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_making", "_rounds", "_waiting")
+    __slots__ = ("_buffer", "_encoder_key", "_groups", "_held", "_rounds", "_runner", "_waiting")
 
-    def __init__(self, node: PackLanes, lane: Lane, child: Items, making: Making) -> None:
+    def __init__(self, node: PackLanes, lane: Lane, child: Items, runner: HookRunner) -> None:
         super().__init__(node, lane, child)
-        self._making = making
+        self._runner = runner
         self._encoder_key = node.encoder_key(lane)
         self._rounds = 0
         self._held: Members = ()  # from a restored state: first in the buffer, read when the selector runs
@@ -185,7 +185,7 @@ class _Pack(ItemsOver[PackLanes]):
 
     def next(self) -> Item | None:
         while True:
-            item = self._making.next()
+            item = self._runner.next()
             if item is not None:
                 return item
             if not self._groups:
@@ -254,7 +254,7 @@ class _Pack(ItemsOver[PackLanes]):
     def _pack(self, group: list[Item]) -> None:
         node = self._node
         if node.encoder is None:
-            self._making.start(tuple([reference for reference, _ in group]), [value for _, value in group])
+            self._runner.start(tuple([reference for reference, _ in group]), [value for _, value in group])
             return
         members: list[Reference] = []
         values: list[Any] = []
@@ -266,10 +266,10 @@ class _Pack(ItemsOver[PackLanes]):
                 continue
             members.append(reference)
         if members:
-            self._making.start(tuple(members), values)
+            self._runner.start(tuple(members), values)
 
     def begin(self, pass_number: int) -> None:
-        self._making.stop()
+        self._runner.stop()
         self._held = ()
         self._buffer.clear()
         self._groups.clear()
@@ -284,7 +284,7 @@ class _Pack(ItemsOver[PackLanes]):
                 for group in self._groups
             ]
         )
-        return self._child.state(), self._making.state(), self._rounds, buffer, groups
+        return self._child.state(), self._runner.state(), self._rounds, buffer, groups
 
     def expect(self, items: float) -> None:
         free = self._node.size - len(self._held) - len(self._buffer) - self._waiting

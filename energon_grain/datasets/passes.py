@@ -306,15 +306,15 @@ class CutLanes(LaneOperator):
         return True
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         return False
 
     def items(self) -> int:
         return self.length if self.continues else min(self.length, self.child.items())
 
     @property
-    def outlives_passes(self) -> bool:
-        return self.continues or self.child.outlives_passes
+    def spans_passes(self) -> bool:
+        return self.continues or self.child.spans_passes
 
     def open(self, lane: Lane, state: State | None) -> Items:
         below = self._below(lane)

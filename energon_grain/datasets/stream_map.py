@@ -121,7 +121,7 @@ class IterateLanes(LaneOperator):
             child = again.reopen(self.child, began)
             running = lane.replays[self.key, call] = [0, _Iterate(self, again, child, call, 0)]
         # Buffered outputs of one call come from a single replay, in order.
-        with lane.around.replay():
+        with lane.context.replay():
             value: Any = None
             while running[0] <= made:
                 item = running[1].next()
@@ -181,7 +181,7 @@ class _Iterate(ItemsOver[IterateLanes]):
         self._inputs: _Inputs | None = None
         self._outputs: HookGenerator | None = None
         if made:
-            with lane.around.replay():
+            with lane.context.replay():
                 self._start()
                 if self._outputs is None:
                     raise StateError("the inputs of an IterMapDataset have changed since the state was saved")
@@ -242,8 +242,8 @@ class _Iterate(ItemsOver[IterateLanes]):
                 continue
             self._require_inputs()
             self._made += 1
-            if self._lane.around.failing:
-                self._lane.around.succeeded(self._node.hook.name)
+            if self._lane.context.failing:
+                self._lane.context.succeeded(self._node.hook.name)
             return (self._made - 1, self._call, self._began), value
 
     def begin(self, pass_number: int) -> None:
@@ -310,8 +310,8 @@ class GenerateLanes(LaneOperator):
 
     def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
         """Call the hook on an item from below; `batches`: batch numbers that it received before."""
-        maker = lane.around if self.knows_batches else None
-        return lane.run(self.hook, key, NumberOf(self.child, source), value, maker=maker, batches=batches)
+        context = lane.context if self.knows_batches else None
+        return lane.run(self.hook, key, NumberOf(self.child, source), value, context=context, batches=batches)
 
 
 class _Generate(ItemsOver[GenerateLanes]):
@@ -357,8 +357,8 @@ class _Generate(ItemsOver[GenerateLanes]):
                 self._lane.drop(self._node.child, source, self._node.hook, error, value)
                 continue
             self._made += 1
-            if self._lane.around.failing:
-                self._lane.around.succeeded(self._node.hook.name)
+            if self._lane.context.failing:
+                self._lane.context.succeeded(self._node.hook.name)
             return (self._made - 1, self._source, self._generator.draw.batches), value
 
     def _finish(self) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 
 from energon_grain.errors import StateError
 from energon_grain.sources.cache_pool import using_cache
-from energon_grain.stream.assembly import rebuild_item, surroundings
+from energon_grain.stream.assembly import lane_context, rebuild_item
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, ChunkPace
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.index_map import Draws, IndexMap, Items
 from energon_grain.stream.run import Run
 from energon_grain.stream.spec import StreamSpec
@@ -158,16 +158,16 @@ class SampleRestorer:
         """The only item of draws."""
         chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=step or 0, batch_size=0 if step is None else 1)
         outcome = self._stage.run(chunk).outcomes[0]
-        outcome = outcome.value if type(outcome) is Holed else outcome
+        outcome = outcome.value if type(outcome) is PartialItem else outcome
         if type(outcome) is Dropped:
-            self._tell(outcome)
+            self._report(outcome)
             raise StateError(
                 f"{outcome.where} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
                 f"{outcome.error}); hooks must do the same whenever they see a sample"
             ) from outcome.error
         return outcome
 
-    def _tell(self, dropped: Dropped) -> None:
+    def _report(self, dropped: Dropped) -> None:
         try:
             self._on_error(dropped.error, dropped.sample, dropped.sources)
         except Exception as error:
@@ -186,11 +186,11 @@ class SampleRestorer:
 
     def _item(self, pass_number: int, lane: int, reference: Any, *, step: int | None) -> Any:
         assert self._spec.program is not None
-        around = surroundings(
+        context = lane_context(
             self._spec.program, self._stage, ChunkPace(first=1), self._drops, self._on_error, _PATIENCE
         )
-        around.batch = step
-        return rebuild_item(self._spec.program, around, pass_number, lane, reference)
+        context.batch = step
+        return rebuild_item(self._spec.program, context, pass_number, lane, reference)
 
     def _batch(self, pass_number: int, step: int, item: int, padding: tuple[int, ...] | None, *keys: Any) -> Any:
         valid = None

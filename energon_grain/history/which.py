@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StateError
-from energon_grain.history.remaking import Entry, Walk
+from energon_grain.history.recompute import Entry, Walk
 from energon_grain.stream.cursor import restored
 from energon_grain.stream.index_map import Draws
 from energon_grain.stream.lanes import LaneOperator
@@ -28,8 +28,8 @@ from energon_grain.stream.run import Run, SampleRecord, StepSamples
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
 
-_MOST_READ = 1 << 20
-_MOST_REPLAYED = 1 << 24
+_MAX_READ = 1 << 20
+_MAX_REPLAYED = 1 << 24
 """Items that are made again, or gone through, for one answer: some minutes."""
 
 
@@ -262,7 +262,7 @@ class _Question:
         """Check that an answer takes some minutes at most."""
         until = self.step if check is None else max(self.step, check.step)
         items = (until - begin) * max(segment[4] for segment in segments)
-        most = _MOST_READ if read else _MOST_REPLAYED
+        most = _MAX_READ if read else _MAX_REPLAYED
         if items > most:
             what = "read and made" if read else "gone through"
             raise StateError(
@@ -300,11 +300,11 @@ def _filtered(spec: StreamSpec) -> bool:
 def _looks(spec: StreamSpec) -> bool:
     """Whether items depend on what is in samples."""
     assert spec.program is not None
-    return _filtered(spec) or _operator_looks(spec.program.root)
+    return _filtered(spec) or _inspects_items(spec.program.root)
 
 
-def _operator_looks(operator: LaneOperator) -> bool:
-    return operator.looks or any(map(_operator_looks, operator.children))
+def _inspects_items(operator: LaneOperator) -> bool:
+    return operator.inspects_items or any(map(_inspects_items, operator.children))
 
 
 def _hides(form: Form) -> bool:

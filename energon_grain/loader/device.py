@@ -84,10 +84,10 @@ class DeviceLoader(SavableDataLoader[Item]):
 
     def _place_ahead(self) -> None:
         """Place the next batches. The failure of a later batch is raised when it is the first."""
-        coming = self._stream.coming(self._buffer_size)
-        while self._placed and (not coming or self._placed[0][0] is not coming[0]):
+        upcoming = self._stream.peek(self._buffer_size)
+        while self._placed and (not upcoming or self._placed[0][0] is not upcoming[0]):
             self._placed.popleft()  # delivered by the loader itself, or from another position in the stream
-        for batch in coming[len(self._placed) :]:
+        for batch in upcoming[len(self._placed) :]:
             register_value(batch)
             try:
                 self._placed.append((batch, self._place(batch)))

@@ -24,7 +24,7 @@ from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.cursor import with_agreement
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.observer import Outlet
 from energon_grain.stream.passes import PassPlan, Share, places_of
@@ -237,7 +237,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         """Count all drops and return the outcomes, with partial packs unwrapped."""
         samples: list[Any] = []
         for outcome in outcomes:
-            if type(outcome) is Holed:
+            if type(outcome) is PartialItem:
                 for hole in outcome.dropped:
                     self._drops.drop(hole)
                 outcome = outcome.value

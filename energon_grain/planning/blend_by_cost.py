@@ -20,8 +20,8 @@ def blend_by_cost(
 ) -> Part:
     """Return the blend of parts by sample costs. Raises ConfigError if the costs are not known in advance."""
     arithmetic = _require_known(parts, unit)
-    said_by = f"weight_unit='{unit}'"
-    costs = [[Costs(leaf.resolved.source, unit, said_by) for leaf in part.leaves] for part in arithmetic]
+    requested_by = f"weight_unit='{unit}'"
+    costs = [[Costs(leaf.resolved.source, unit, requested_by) for leaf in part.leaves] for part in arithmetic]
     router = CostBlend(
         schedule,
         [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],

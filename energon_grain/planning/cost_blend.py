@@ -121,7 +121,7 @@ class CostBlend:
 
     __slots__ = ("_ahead", "_costs", "_fold", "_key", "_trees", "_window", "means", "starts", "weights")
 
-    hands_down_runs: ClassVar[bool] = False
+    preserves_runs: ClassVar[bool] = False
 
     def __init__(self, schedule: Schedule, costs: Sequence[ChildCosts], *, key: int) -> None:
         self.starts = tuple(start for start, _ in schedule)
@@ -161,7 +161,7 @@ class CostBlend:
 
     def remember(self, carry: Carry, position: int, saved: SavedCarries) -> None:
         """See `FoldingRouter.remember`."""
-        saved.give(self._fold, carry, position)
+        saved.restore(self._fold, carry, position)
 
     def counts(self, carry: Carry) -> Sequence[int]:
         """Return the positions of each child before a carry. Raises ValueError if its number of children differs."""

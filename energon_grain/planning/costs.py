@@ -33,7 +33,7 @@ class Costs:
 
     source: Source
     expression: Expression
-    said_by: str
+    requested_by: str
 
     def of(self, indices: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
         """Return (n,) costs of samples, in 1/1024.
@@ -52,8 +52,8 @@ class Costs:
     def _refuse(self, place: int, indices: npt.NDArray[np.int64] | slice, found: npt.NDArray[np.generic]) -> None:
         index = range(len(self.source))[indices][place] if isinstance(indices, slice) else int(indices[place])
         raise ConfigError(
-            f"{self.said_by}: {self.source.path}: {self.source.place_of(index)}: {self.expression} is {found[place]}; "
-            f"the cost of a sample must be a number from 0 to 2**42. Leave such samples out (`where: "
+            f"{self.requested_by}: {self.source.path}: {self.source.place_of(index)}: {self.expression} is "
+            f"{found[place]}; the cost of a sample must be a number from 0 to 2**42. Leave such samples out (`where: "
             f"{self.expression} >= 0`), or measure the column again"
         )
 

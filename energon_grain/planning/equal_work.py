@@ -142,7 +142,7 @@ class EqualPlaces:
         ) % self._share.hosts
         return hosts
 
-    def stand_ins(self, item: int) -> Int64Array:
+    def substitutes(self, item: int) -> Int64Array:
         """Return the other items of an item's step, in the order in which they replace it."""
         first = item - (item - self._first) % self._plan.global_batch
         length, count = self._plan.length, self._plan.global_batch

@@ -16,7 +16,7 @@ from energon_grain.errors import SkipSample
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.drops import Dropped, Holed, raise_if_fatal, release_frames
+from energon_grain.stream.drops import Dropped, PartialItem, raise_if_fatal, release_frames
 from energon_grain.stream.hooks import call_hook
 from energon_grain.stream.index_map import PASS_BITS, Items
 from energon_grain.stream.spec import ItemSpec
@@ -52,7 +52,7 @@ class PackMaker:
             batch = None if batch_of is None else batch_of(place)
             keys.append(("pack", maker, number, tuple(members[begin:end]), ranges))
             outcomes.append(self._item(keys[-1], samples[begin:end], batch, clock))
-        drops = sum(type(outcome) in (Dropped, Holed) for outcome in outcomes)
+        drops = sum(type(outcome) in (Dropped, PartialItem) for outcome in outcomes)
         return outcomes, keys, drops
 
     def _item(self, key: RestoreKey, samples: list[Any], batch: int | None, clock: Clock) -> Any:
@@ -67,7 +67,7 @@ class PackMaker:
         outcome = self._made(self._specs[maker], samples, units, number, members[0][0], batch, clock)
         if type(outcome) is not Dropped:
             outcome = with_restore_key(outcome, key)
-        return Holed(outcome, dropped) if dropped else outcome
+        return PartialItem(outcome, dropped) if dropped else outcome
 
     def _made(
         self,
@@ -90,7 +90,7 @@ class PackMaker:
                 if ranges is not None:
                     call = dataclasses.replace(hook, function=partial(cast("Any", hook.function), ranges=ranges))
                     ranges = None
-                lock = clock.around(hook, nullcontext() if hook.concurrent else self._lock)
+                lock = clock.timing(hook, nullcontext() if hook.concurrent else self._lock)
                 value = call_hook(call, key, [number], value, lock, epoch=number >> PASS_BITS, batch=batch)
         except Exception as error:
             raise_if_fatal(error, hook.name, f"a pack of {len(samples)} samples")

@@ -420,7 +420,7 @@ class PlannedPacks:
         if first >> PASS_BITS != pass_number or max(rest[1:], default=-1) >= rest[0]:
             raise ValueError("a plan belongs to another pass, or carries over samples that it has not reached")
         self.child.remember(saved, self._below(pass_number, rest))
-        saved.give(self._fold(pass_number), (first - (pass_number << PASS_BITS), *rest), item)
+        saved.restore(self._fold(pass_number), (first - (pass_number << PASS_BITS), *rest), item)
 
     def length(self, pass_number: int) -> int:
         """Return the packs of a finite pass, which is planned once as a whole."""

@@ -18,7 +18,7 @@ from energon_grain.formats.data_folder import DataFolder, open_folder
 from energon_grain.formats.nv_meta import META_FOLDER, is_prepared, not_indexed
 from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import ShardScan
-from energon_grain.sources.kinds import Kind, all_kinds, kind_at
+from energon_grain.sources.kinds import Kind, all_kinds, kind_at, own_kinds
 from energon_grain.sources.source import Source
 from energon_grain.storage.location import located
 from energon_grain.storage.scanned_bytes import ScannedBytes
@@ -139,10 +139,6 @@ class Container(ABC):
         return name.endswith(self.suffix)
 
     @abstractmethod
-    def source(self, folder: DataFolder, **options: Any) -> Any:
-        """Open a dataset of such files as a `PreparedSource`; `options` are `SourceOptions`."""
-
-    @abstractmethod
     def scan(self, path: str, encoding: RecordEncoding | None, *, first: int) -> ShardScan:
         """Scan a file or object; `first` is the number in the dataset of its first sample."""
 
@@ -195,11 +191,13 @@ class Shards:
     """The shards of a kind of data.
 
     Attributes:
-        container: What they are.
+        container: Their file format.
+        source: Opens them; called with a `DataFolder` and `SourceOptions`.
         open_folder: Says where a dataset and its index are; bare shards are indexed first.
     """
 
     container: Container
+    source: Callable[..., Any]  # a `PreparedSource`
     open_folder: Callable[[str], DataFolder] = open_folder
 
 
@@ -216,12 +214,18 @@ def containers() -> Iterator[Container]:
 
 def container_in(root: str | os.PathLike[str]) -> Container:
     """The container of the shards of the dataset at a folder of this machine; of none the one without a marker."""
+    return _shards_in(root).container
+
+
+def _shards_in(root: str | os.PathLike[str]) -> Shards:
+    # Only our own: what is prepared is of a kind of ours, see `kind_at`.
+    own = [shards for shards in map(shards_of, own_kinds()) if shards is not None]
     if is_prepared(root):
         meta = os.path.join(root, META_FOLDER, "")
-        for container in containers():
-            if container.marker and isfile(meta + container.marker):
-                return container
-    return container_of(None)
+        for shards in own:
+            if shards.container.marker and isfile(meta + shards.container.marker):
+                return shards
+    return next(each for each in own if not each.container.encodings)
 
 
 def container_of(encoding: RecordEncoding | None) -> Container:
@@ -252,4 +256,4 @@ def open_prepared(path: str | os.PathLike[str] | DataFolder, **options: Any) -> 
     What is not there, or not prepared, is opened as shards of the kind without a marker, and the error says so.
     """
     folder = open_folder(path)
-    return container_in(folder.local).source(folder, **options)
+    return _shards_in(folder.local).source(folder, **options)

@@ -28,7 +28,7 @@ from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.formats.seek_table import write_seek_table
 from energon_grain.media.headers import HEADER_BYTES, HEADER_FUNCTION, HEADER_VERSION, MediaFilterConfig, read_header
 from energon_grain.media.seek_index import missing_index
-from energon_grain.prepare.containers import Container, container_in
+from energon_grain.prepare.containers import Container, container_in, open_prepared
 from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata, serialize_media_metadata
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.location import is_url, join
@@ -332,7 +332,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
             f"{folder.location}: records of {container.file}s are read whole, so an index of their videos is of no "
             f"use; clips of long videos want tars"
         )
-    source = container.source(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
+    source = open_prepared(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
     shards = {name: number for number, name in enumerate(source.all_shards)}
 
     def lacking(first: int) -> list[tuple[int, int, int, int, bytes]]:

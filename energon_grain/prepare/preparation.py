@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from energon_grain.errors import DatasetNotFoundError, DuplicateKeyError, public
+from energon_grain.errors import DuplicateKeyError, public
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
@@ -584,11 +584,3 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
         yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
-
-
-def existing_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that is there. Raises DatasetNotFoundError when it is not."""
-    path = Path(path)
-    if not path.is_file():
-        raise DatasetNotFoundError(f"{path}: no such file")
-    return path

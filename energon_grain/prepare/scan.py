@@ -44,7 +44,7 @@ from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import MediaRows, ShardScan
 from energon_grain.forms import Form
 from energon_grain.media.headers import MediaFilterConfig
-from energon_grain.prepare.containers import container_of
+from energon_grain.prepare.containers import Container, container_of
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.listing import printable
 from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_shard
@@ -337,18 +337,21 @@ class ScanLog(RecordLog):
             ) from error
 
 
-def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = None) -> bytes | Exception:
+def scan_shard(
+    root: str, task: ShardTask, storage: StorageSettings | None = None, container: Container | None = None
+) -> bytes | Exception:
     """Scan a shard and return its record; writes nothing, here or elsewhere.
 
     What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
     `root` is an absolute path or a URL; `storage` says how object stores are reached, None leaves what the worker has.
+    `container` is the one of `task.records`; a worker that is given it need not load all kinds to find it.
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
     path = join(root, task.name)
     try:
         found = None if is_url(root) else looks(root, task)
-        scan, failures, failed = _scan_media(root, task)
+        scan, failures, failed = _scan_media(root, task, container or container_of(task.records))
         shard = scanned(task, scan, found, failures, failed)
         if found is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
             raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
@@ -362,21 +365,20 @@ def scan_shard(root: str, task: ShardTask, storage: StorageSettings | None = Non
         return error
 
 
-def _scan_media(root: str, task: ShardTask) -> tuple[ShardScan, int, list[str]]:
+def _scan_media(root: str, task: ShardTask, container: Container) -> tuple[ShardScan, int, list[str]]:
     """Scan a shard, or plain files, and look for media where they are wanted: how many are damaged, and the first."""
     if task.files:
         assert task.media is not None
         return media_in_files(root, task.files, task.media)
     path = join(root, task.name)
-    scan = _scan(path, task)
+    scan = _scan(path, task, container)
     if task.media is None:
         return scan, 0, []
-    media, failures, failed = media_in_shard(container_of(task.records), path, scan, task.media)
+    media, failures, failed = media_in_shard(container, path, scan, task.media)
     return dataclasses.replace(scan, media=media), failures, [f"{task.name}: {each}" for each in failed]
 
 
-def _scan(path: str, task: ShardTask) -> ShardScan:
-    container = container_of(task.records)
+def _scan(path: str, task: ShardTask, container: Container) -> ShardScan:
     scan = container.scan(path, task.records, first=task.first)
     if len(scan) == 0:
         error, rule = container.no_sample
@@ -621,7 +623,7 @@ def _scans(
     where = root if is_url(root) else os.path.join(os.getcwd(), root)
     storage = storage_settings() if is_url(root) else None
     results = outcomes(
-        lambda task: executor.submit(scan_shard, where, task, storage),
+        lambda task: executor.submit(scan_shard, where, task, storage, container_of(task.records)),
         deque(tasks),
         ahead=ahead,
         named=lambda task: f"{join(where, task.name)}: its scan",

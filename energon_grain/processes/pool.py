@@ -32,7 +32,7 @@ from energon_grain.stream.clock import Span
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import OrderedWorkers, most_under_way
+from energon_grain.stream.workers import OrderedWorkers, max_in_flight
 
 PROGRAM = (
     "from energon_grain.processes.start import main; main()\n"
@@ -42,7 +42,7 @@ PROGRAM = (
 _END_SECONDS = 5.0
 _PATIENCE_SECONDS = 0.5
 """For the chunks in hand. With the next number it is less than the second within which a program should end."""
-_LEAVE_SECONDS = 0.3
+_EXIT_SECONDS = 0.3
 
 
 class StartedProcess(Protocol):
@@ -155,7 +155,7 @@ class ProcessPool:
         processes = [*self._processes.values()]  # a signal handler may do the same, in the middle of this
         for process in processes:
             process.dismiss()
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        deadline = time.monotonic() + _EXIT_SECONDS
         for process in processes:
             process.close(max(0.0, deadline - time.monotonic()))
         self._processes.clear()
@@ -185,7 +185,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         self._pace = pace
         self._choosing = threading.Lock()
         self._chunks_of = dict.fromkeys(processes, 0)
-        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, most_under_way(len(processes)))
+        super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, max_in_flight(len(processes)))
 
     def _run(self, chunk: Chunk) -> _Answer:
         """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""
@@ -253,8 +253,8 @@ class WorkerProcess:
 
         Raises WorkerError if the worker died, or this process may not have one more file open.
         """
-        if chunk.arrival is not None:
-            chunk.arrival.wait()
+        if chunk.prefetched is not None:
+            chunk.prefetched.wait()
         message = pickle.dumps(chunk, protocol=5)
         file = self._files.take()
         try:
@@ -264,20 +264,20 @@ class WorkerProcess:
             with self._turn:
                 self._turn.wait_for(lambda: self._answered == place or self._lost)
             answer, _ = self._channel.receive()
-            self._tell(answered=1)
+            self._report(answered=1)
         except (EOFError, ConnectionError) as error:
-            self._tell(lost=True)
+            self._report(lost=True)
             self._process.ended(_END_SECONDS)
             dead = self._number, self._process.pid or 0, self._process.code
             raise worker_death([dead], import_script=self._import_script) from error
         except BaseException:
-            self._tell(lost=True)
+            self._report(lost=True)
             self._process.kill()  # nobody knows where the next answer begins
             raise
         sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
         return self._files.parts(file, sizes), began_ns, ended_ns
 
-    def _tell(self, *, answered: int = 0, lost: bool = False) -> None:
+    def _report(self, *, answered: int = 0, lost: bool = False) -> None:
         with self._turn:
             self._answered += answered
             self._lost = self._lost or lost
@@ -302,7 +302,7 @@ class WorkerProcess:
             self._channel.send(b"")
         self._channel.close()
 
-    def close(self, patience_s: float = _LEAVE_SECONDS) -> None:
+    def close(self, patience_s: float = _EXIT_SECONDS) -> None:
         self.dismiss()
         if not self._process.ended(patience_s):
             self._process.kill()
@@ -317,7 +317,7 @@ def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: 
         import_script: Whether such processes begin by importing the user's script.
     """
     dead = tuple(dead)
-    told = ", ".join(f"worker process {number} (pid {pid}) {_how(code)}" for number, pid, code in dead)
+    listed = ", ".join(f"worker process {number} (pid {pid}) {_how(code)}" for number, pid, code in dead)
     codes = {code for _, _, code in dead}
     advice = ""
     if codes & {None, -9}:
@@ -328,8 +328,8 @@ def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: 
             "below `if __name__ == '__main__':`."
         )
     return WorkerError(
-        f"{told} while it was needed; its own messages are on stderr.{advice} The loader goes on from here with a new "
-        f"one"
+        f"{listed} while it was needed; its own messages are on stderr.{advice} The loader goes on from here with a "
+        f"new one"
     )
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _CLOSED_SECONDS = 0.05
 """The system closes what a process that ends had open a moment before its children have another parent."""
 
@@ -26,7 +26,7 @@ def end_with(parent: int) -> None:
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     os._exit(1)
 
 

@@ -52,11 +52,11 @@ from energon_grain.storage.traffic import traffic
 from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.drops import Dropped, Holed
+from energon_grain.stream.drops import Dropped, PartialItem
 from energon_grain.stream.memory import paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.worker_config import IN_A_WORKER, this_is_worker
+from energon_grain.stream.worker_config import IN_A_WORKER, set_worker_number
 from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
@@ -150,8 +150,8 @@ def with_portable_errors(encoded: Encoded) -> Encoded:
 
 
 def _portable(outcome: Any) -> Any:
-    if type(outcome) is Holed:
-        return Holed(_portable(outcome.value), tuple(map(_portable, outcome.dropped)))
+    if type(outcome) is PartialItem:
+        return PartialItem(_portable(outcome.value), tuple(map(_portable, outcome.dropped)))
     if type(outcome) is not Dropped:
         return outcome
     dropped = outcome
@@ -315,13 +315,13 @@ class ResultFiles:
         offsets, total = part_offsets(sizes)
         with _no_more_files():  # a mapping holds one more
             memory = file.memory(total)
-        weakref.finalize(memory, self._let_go, file, _forks).atexit = False
+        weakref.finalize(memory, self._release, file, _forks).atexit = False
         staying = total // _STAYING if len(self._held) < self._most else total + 1
         self._held.add(file)
         whole = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
         return [part.data if at and part.size >= staying else part.copy().data for at, part in enumerate(whole)]
 
-    def _let_go(self, file: ResultFile, forks: int) -> None:
+    def _release(self, file: ResultFile, forks: int) -> None:
         """Nobody has anything in a file any more: here, so that it is not used again if there are forked children.
 
         The garbage collector calls it in whatever thread: it takes no lock.
@@ -347,7 +347,7 @@ os.register_at_fork(before=_forking)
 
 
 _CHEAP = (str, bytes, int, float, type(None), np.ndarray)
-_MOST_SEARCHED = 1000
+_MAX_SEARCHED = 1000
 
 
 def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
@@ -365,15 +365,15 @@ def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
     except Exception as error:
         raise WorkerError(
             f"the dataset cannot be sent to worker processes: {type(error).__name__}: {error}; "
-            f"{_culprit(spec) or 'a hook or its task encoder holds something'} that cannot be pickled. Create it "
+            f"{_unpicklable(spec) or 'a hook or its task encoder holds something'} that cannot be pickled. Create it "
             f"inside the hook, or {otherwise}"
         ) from error
 
 
-def _culprit(value: Any, path: str = "", seen: set[int] | None = None) -> str | None:
+def _unpicklable(value: Any, path: str = "", seen: set[int] | None = None) -> str | None:
     """The innermost attribute of an object of the program that cannot be pickled: "`Encoder.lock` (a lock)"."""
     seen = set() if seen is None else seen
-    if id(value) in seen or len(seen) > _MOST_SEARCHED:
+    if id(value) in seen or len(seen) > _MAX_SEARCHED:
         return None
     seen.add(id(value))
     for name, below in _held(value):
@@ -381,7 +381,7 @@ def _culprit(value: Any, path: str = "", seen: set[int] | None = None) -> str | 
             continue
         owner = type(value).__name__
         here = f"{owner}.{name}" if _has_fields(value) else path
-        return _culprit(below, here, seen) or f"`{here}` is a {type(below).__name__}"
+        return _unpicklable(below, here, seen) or f"`{here}` is a {type(below).__name__}"
     return None
 
 
@@ -429,15 +429,15 @@ class WorkerStage:
         self._maker: BatchMaker | None = None
         if spec.batch is not None:
             self._maker = BatchMaker(spec.batch, seed=spec.seed, hook_lock=self._stage.hook_lock)
-        self._told = traffic()
+        self._reported_traffic = traffic()
 
     def answer(self, chunk: Chunk) -> list[memoryview]:
         """The encoded chunk, or the error that it ended with, as parts for `SampleUnpickler`."""
         try:
             encoded = self._stage.run(chunk)
             if encoded.work is not None:
-                before, self._told = self._told, traffic()
-                encoded.work.traffic = self._told - before
+                before, self._reported_traffic = self._reported_traffic, traffic()
+                encoded.work.traffic = self._reported_traffic - before
             with paused_collection(), using_cache(self._cache_pool):
                 result: Any = self._with_batches(chunk, encoded)
                 if result is not encoded:
@@ -567,7 +567,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    this_is_worker(number)
+    set_worker_number(number)
     try:
         first = None if spec is not None else channel.receive()[0]
         stage, failed = None, None

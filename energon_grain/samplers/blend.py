@@ -60,7 +60,7 @@ class Blend:
 
     __slots__ = ("_segments", "lanes", "starts", "weights")
 
-    hands_down_runs: ClassVar[bool] = False
+    preserves_runs: ClassVar[bool] = False
 
     def __init__(self, schedule: Schedule, *, lanes: int, key: int) -> None:
         self.lanes = lanes
@@ -201,7 +201,7 @@ class StepBlend:
 
     __slots__ = ("_blend", "_width", "lanes", "starts", "weights")
 
-    hands_down_runs: ClassVar[bool] = False
+    preserves_runs: ClassVar[bool] = False
 
     def __init__(self, blend: Blend, *, width: int) -> None:
         self._blend = blend

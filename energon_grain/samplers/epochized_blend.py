@@ -53,7 +53,7 @@ class EpochizedBlend:
 
     __slots__ = ("_key", "_pi", "_tree", "lanes", "rates")
 
-    hands_down_runs: ClassVar[bool] = True
+    preserves_runs: ClassVar[bool] = True
 
     def __init__(self, lengths: Sequence[int], repetitions: Sequence[Weight], *, lanes: int, key: int) -> None:
         self.rates = tuple(n * exact(r, "repetitions") for n, r in zip(lengths, repetitions, strict=True))

@@ -55,13 +55,13 @@ LONGEST = 10_000
 """Characters of the longest expression."""
 
 _DEEPEST = 100
-_LARGEST = 2**62
+_MAX_VALUE = 2**62
 _NEAR = 2**20
 """Floats of results up to 2**62 are off by less: 62 factors with 53 bits, say."""
 _ROWS_AT_ONCE = 1 << 14
 _FEW = 16
 _LONGEST_TABLE = 1 << 16
-_MOST_FACTORS = 64
+_MAX_FACTORS = 64
 _MISCOUNTS = 20
 
 
@@ -116,7 +116,7 @@ def _power(base: _Array, exponent: _Array) -> _Array:
     if base.dtype.kind != "f":
         return np.power(base, exponent)
     halves = 2 * abs(float(exponent)) if exponent.ndim == 0 else math.inf
-    if halves == 0 or halves > 2 * _MOST_FACTORS or not halves.is_integer():
+    if halves == 0 or halves > 2 * _MAX_FACTORS or not halves.is_integer():
         # IEEE 754 has 1 for `nan ** 0` and `1 ** nan`.
         return np.where((base == base) & (exponent == exponent), np.power(base, exponent), np.nan)
     factors, root = divmod(int(halves), 2)
@@ -310,7 +310,7 @@ class _Reader(ast.NodeTransformer):
             self._fail_at(node, f"{value!r} is not a number, and columns hold numbers")
         if not isinstance(value, int | float):
             self.generic_visit(node)
-        if not math.isfinite(value) or (isinstance(value, int) and value >= _LARGEST):
+        if not math.isfinite(value) or (isinstance(value, int) and value >= _MAX_VALUE):
             self._fail_at(node, "the number is too large: whole ones end at 2**62")
         return node
 
@@ -525,13 +525,13 @@ def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array,
         return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
     if isinstance(node.op, ast.Mod):
         return left - left // right * right  # numpy divides many by one four times as fast as it takes the rest
-    if _bound(node.op, left, right) < _LARGEST:
+    if _bound(node.op, left, right) < _MAX_VALUE:
         return np.asarray(compute(left, right))
     about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
-    if about.max(initial=0) >= _LARGEST + _NEAR:
+    if about.max(initial=0) >= _MAX_VALUE + _NEAR:
         _refuse_size(node, float(about.max()))
     exact = np.asarray(compute(left, right))  # does not wrap around: it is far from 2**63
-    if np.abs(exact).max(initial=0) >= _LARGEST:
+    if np.abs(exact).max(initial=0) >= _MAX_VALUE:
         _refuse_size(node, float(np.abs(exact).max()))
     return exact
 
@@ -568,7 +568,7 @@ def _bound(op: ast.operator, left: _Array, right: _Array) -> int:
         case ast.Mult():
             return most * other
         case ast.Pow():
-            return max(most, 1) ** other if other < 64 else _LARGEST
+            return max(most, 1) ** other if other < 64 else _MAX_VALUE
         case _:
             return most + 1
 

@@ -42,7 +42,7 @@ class Fold(Generic[Plan]):
         self.lock = threading.RLock()
         _folds.add(self)
         self._carries = [self._first]  # by their positions
-        self._asked = 0  # position of the last anchor
+        self._last_anchor = 0  # position of the last anchor
         self._plans: OrderedDict[Carry, tuple[Carry, Plan]] = OrderedDict()  # by the carry before, with that behind
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ class Fold(Generic[Plan]):
     def anchor(self, position: int) -> Carry:
         """The carry of a position's window, however far others were planned; long before the last one, an earlier."""
         with self.lock:
-            self._asked = position
+            self._last_anchor = position
             if position and self._nearest(position) + 1 == len(self._carries):
                 self.plan_at(position)
             return self._carries[self._nearest(position)]
@@ -88,7 +88,7 @@ class Fold(Generic[Plan]):
             if self._carries[at][0] != carry[0]:
                 self._keep(at + 1, carry)
 
-    def go_on(self, carry: Carry, position: int) -> None:
+    def resume(self, carry: Carry, position: int) -> None:
         """Take in the carry that a state of a place at `position` holds, in place of all that is known.
 
         The window of the position is planned now: it is what comes next. Raises ValueError if the carry is not of that
@@ -97,7 +97,7 @@ class Fold(Generic[Plan]):
         with self.lock:
             if carry[0] > position:
                 raise ValueError(f"a plan begins at {carry[0]}, behind {position}")
-            self._carries, self._asked = [self._first, *([carry] if carry[0] else [])], 0
+            self._carries, self._last_anchor = [self._first, *([carry] if carry[0] else [])], 0
             self._plans = OrderedDict()
             carry = self._carries[-1]
             for _ in range(_REACH):
@@ -110,13 +110,13 @@ class Fold(Generic[Plan]):
     def memory(self) -> Callable[[], None]:
         """A function that brings back what is known now."""
         with self.lock:
-            carries, plans, asked = [*self._carries], OrderedDict(self._plans), self._asked
+            carries, plans, last_anchor = [*self._carries], OrderedDict(self._plans), self._last_anchor
 
-        def bring_back() -> None:
+        def undo() -> None:
             with self.lock:
-                self._carries, self._plans, self._asked = carries, plans, asked
+                self._carries, self._plans, self._last_anchor = carries, plans, last_anchor
 
-        return bring_back
+        return undo
 
     def _nearest(self, position: int) -> int:
         return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
@@ -128,7 +128,7 @@ class Fold(Generic[Plan]):
         """
         carries = self._carries
         carries.insert(at, carry)
-        past = self._nearest(self._asked)
+        past = self._nearest(self._last_anchor)
         if past > _PAST:
             del carries[min(range(1, past), key=lambda i: carries[i + 1][0] - carries[i - 1][0])]
         elif len(carries) - past > _AHEAD:
@@ -161,17 +161,17 @@ class SavedCarries:
             raise ValueError("there are too few carries")
         return carry
 
-    def give(self, fold: Fold[Any], carry: Carry, position: int) -> None:
-        """Let a fold go on from a carry. See `Fold.go_on`."""
+    def restore(self, fold: Fold[Any], carry: Carry, position: int) -> None:
+        """Let a fold go on from a carry. See `Fold.resume`."""
         self._before.append(fold.memory())
-        fold.go_on(carry, position)
+        fold.resume(carry, position)
 
     def finish(self) -> None:
         """Check that all were taken. Raises ValueError if some were not."""
         if next(self._left, None) is not None:
             raise ValueError("there are too many carries")
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Let all folds that took one forget it."""
         while self._before:
             self._before.pop()()

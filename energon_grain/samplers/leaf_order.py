@@ -218,7 +218,7 @@ class LeafOrder:
             raise ConfigError(f"{self.passes} passes over {self.n} samples shuffled as one: at most 2**62 places")
 
 
-class BlocksAsTheyLie:
+class StoredBlocks:
     """The order of a leaf whose blocks the source names. Thread-safe: at worst two threads sum up the same lap.
 
     Takes 16 bytes a block and lap in use, two of them, and 30 ns a block to begin a lap.
@@ -292,7 +292,7 @@ class LeafTable:
     each.
     """
 
-    __slots__ = ("_columns", "_form", "_forms", "_lying", "_rows", "lanes")
+    __slots__ = ("_columns", "_form", "_forms", "_rows", "_stored_blocks", "lanes")
 
     def __init__(self, orders: Sequence[LeafOrder], lanes: int) -> None:
         """Make a table; leaf i is `orders[i]`."""
@@ -301,13 +301,13 @@ class LeafTable:
         self._columns = Row(
             **{name: np.array([getattr(row, name) for row in self._rows], dtype=np.uint64) for name in Row.__slots__}
         )
-        self._lying = {
-            number: BlocksAsTheyLie(order, self._rows[number])
+        self._stored_blocks = {
+            number: StoredBlocks(order, self._rows[number])
             for number, order in enumerate(orders)
-            if _form(order) == _LYING
+            if _form(order) == _STORED
         }
         self._form = np.array([_form(order) for order in orders], dtype=np.int8)
-        self._forms = [int(form) for form in np.unique(self._form) if form != _LYING]
+        self._forms = [int(form) for form in np.unique(self._form) if form != _STORED]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -329,17 +329,17 @@ class LeafTable:
         if not isinstance(leaf, int) and bool((leaf == leaf[0]).all()):
             leaf = int(leaf[0])
         if isinstance(leaf, int):
-            if leaf in self._lying:
-                return self._lying[leaf].draw(places)
+            if leaf in self._stored_blocks:
+                return self._stored_blocks[leaf].draw(places)
             return _DRAW[int(self._form[leaf])](self._rows[leaf], places)
-        if len(self._forms) == 1 and not self._lying:
+        if len(self._forms) == 1 and not self._stored_blocks:
             return _DRAW[self._forms[0]](self._columns.at(leaf), places)
         return self._draw_each_form(leaf, places)
 
     def _draw_each_form(self, leaf: npt.NDArray[np.int32], places: Array) -> Draws:
         index, epoch = np.empty(places.size, dtype=np.int64), np.empty(places.size, dtype=np.int64)
         forms = self._form[leaf]
-        for number, order in self._lying.items():
+        for number, order in self._stored_blocks.items():
             here = np.flatnonzero(leaf == number)
             if here.size:
                 index[here], epoch[here] = order.draw(places[here])
@@ -359,13 +359,13 @@ _DRAW = (
 )
 
 
-_LYING = len(_DRAW)
+_STORED = len(_DRAW)
 
 
 def _form(order: LeafOrder) -> int:
-    """Give the place of an order's form in `_DRAW`, or `_LYING`."""
+    """Give the place of an order's form in `_DRAW`, or `_STORED`."""
     if order.shuffle and order.starts is not None and not order.replacement:
-        return _LYING
+        return _STORED
     return 1 + (order.block is not None) + 2 * order.replacement if order.shuffle else 0
 
 

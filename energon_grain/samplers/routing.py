@@ -22,7 +22,7 @@ Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 class Router(Protocol):
     """An index map from the positions of a node to those of its children: pure, of whole chunks, in any order."""
 
-    hands_down_runs: ClassVar[bool]
+    preserves_runs: ClassVar[bool]
     """Whether each lane's positions of a child are one contiguous run; else lanes stay interleaved."""
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
@@ -73,7 +73,7 @@ class RouteTree:
         runs: list[bool] = []
         for child in children:
             self._children.append((len(runs), child))
-            runs += [router.hands_down_runs or below for below in (child.runs if child else (False,))]
+            runs += [router.preserves_runs or below for below in (child.runs if child else (False,))]
         self.runs = tuple(runs)
         self.leaves = len(runs)
         self.folds = isinstance(router, FoldingRouter) or any(child is not None and child.folds for child in children)
@@ -136,7 +136,7 @@ class Concat:
         lengths: positions of each child in a pass, at least 1.
     """
 
-    hands_down_runs: ClassVar[bool] = False
+    preserves_runs: ClassVar[bool] = False
     lengths: Sequence[int]
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
@@ -162,7 +162,7 @@ class Limit:
         length: positions of the child in a pass.
     """
 
-    hands_down_runs: ClassVar[bool] = False
+    preserves_runs: ClassVar[bool] = False
     limit: int
     length: int
 

@@ -105,10 +105,10 @@ class SplitRatio:
             advice = did_you_mean(part, self.bounds) or f"; it names {', '.join(map(repr, self.bounds))}"
             raise SplitError(f"split_ratio {str(self)!r} has no split part {part!r}{advice}")
         begin, end = self.bounds[part]
-        return [(_cut(begin, name, count), _cut(end, name, count)) for name, count in shards.items()]
+        return [(_end_of_part(begin, name, count), _end_of_part(end, name, count)) for name, count in shards.items()]
 
 
-def _cut(bound: Fraction, shard: str, count: int) -> int:
+def _end_of_part(bound: Fraction, shard: str, count: int) -> int:
     """Where a shard of `count` samples is cut, at a bound from 0 to 1: at 0 and at `count` for these two."""
     up = fold("split ratio", shard.rpartition("/")[2])  # of 2**64
     return (bound.numerator * (count << 64) + up * bound.denominator) // (bound.denominator << 64)

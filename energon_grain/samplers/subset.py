@@ -32,7 +32,7 @@ _U64 = np.uint64
 _EACH, _HIGH = _U64(0x0101010101010101), _U64(0x8080808080808080)
 
 
-def _ones_behind(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _ones_below(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """In byte i of each word, how many ones bytes 0 to i have: at most 64.
 
     Source: S. Vigna, "Broadword implementation of rank/select queries", WEA 2008.
@@ -48,12 +48,12 @@ def select(
     """(n,) `first`, and the place behind it of the one bit in `block`, (n, 2), before which `before` ones stand."""
     word, second = block.T
     left = before.astype(np.uint64)
-    behind = _ones_behind(word)
+    behind = _ones_below(word)
     ones = behind >> _U64(56)
     later = left >= ones
     left -= np.where(later, ones, _U64(0))
     word = np.where(later, second, word)
-    behind = np.where(later, _ones_behind(second), behind)
+    behind = np.where(later, _ones_below(second), behind)
     # The byte: as many as end with no more ones behind them than are left; bytes are compared side by side.
     ended = ((left * _EACH | _HIGH) - behind & _HIGH) >> _U64(7)
     shift = (ended * _EACH >> _U64(56)) << _U64(3)
@@ -184,7 +184,7 @@ class Selection:
         self._bits = bits.view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
         self._before = np.zeros(len(self._bits) + 1, np.int64)
         for begin in range(0, len(self._bits), _BLOCK << 10):
-            ones = _ones_behind(self._bits[begin : begin + (_BLOCK << 10)]) >> _U64(56)
+            ones = _ones_below(self._bits[begin : begin + (_BLOCK << 10)]) >> _U64(56)
             self._before[begin + 1 : begin + 1 + len(ones)] = ones.sum(axis=1)
         np.cumsum(self._before, out=self._before)
         self._length = int(self._before[-1])

@@ -52,7 +52,7 @@ class WindowShuffle:
         passes: of the child; None: it is endless.
     """
 
-    hands_down_runs: ClassVar[bool] = False
+    preserves_runs: ClassVar[bool] = False
     window: int
     key: int
     passes: Passes | None

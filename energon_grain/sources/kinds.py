@@ -25,7 +25,7 @@ from energon_grain.storage.data_names import names_at
 from energon_grain.storage.location import is_file_of, is_url, join
 
 T = TypeVar("T")
-_OWN = "energon_grain.kinds"
+_OWN = "energon_grain.kinds.own"
 _ENTRY_POINTS = "energon_grain.kinds"
 
 
@@ -230,7 +230,8 @@ METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=
 
 
 @cache
-def _own_kinds() -> tuple[Kind, ...]:
+def own_kinds() -> tuple[Kind, ...]:
+    """Those that come with the library."""
     return import_module(_OWN).OWN
 
 
@@ -244,7 +245,7 @@ def _other_kinds() -> tuple[Kind, ...]:
 
 def all_kinds() -> Iterator[Kind]:
     """All kinds, our own first. Those of other packages are looked up only when they are asked for."""
-    yield from _own_kinds()
+    yield from own_kinds()
     yield from _other_kinds()
 
 
@@ -271,31 +272,31 @@ def opener_of(kind: Kind) -> Any:
     """
     if kind.open is not None or kind.opener is not None:
         return kind.opener
-    return next(own.opener for own in _own_kinds() if own.opener is not None and own.is_configured)
+    return next(own.opener for own in own_kinds() if own.opener is not None and own.is_configured)
 
 
 def store_of(kind: Kind) -> Callable[[str], FileStore[Any]] | None:
     """What opens samples of a kind by key; None: they have no keys. What is not there is opened as in `opener_of`."""
     if kind.open is not None or kind.store is not None:
         return kind.store
-    return next(own.store for own in _own_kinds() if own.store is not None and own.is_configured)
+    return next(own.store for own in own_kinds() if own.store is not None and own.is_configured)
 
 
 def files_below(folder: str) -> FileStore[bytes]:
     """The files below a folder, here or in a store, by their names. Raises as `Kind.file_store` does."""
-    return next(kind.file_store for kind in _own_kinds() if kind.file_store is not None)(folder)
+    return next(kind.file_store for kind in own_kinds() if kind.file_store is not None)(folder)
 
 
 def kind_by_name(location: str) -> Kind | None:
     """The kind that the text of a path or URL says; None: that has to be looked at. No store is asked."""
     if location.endswith(".yaml") and (is_url(location) or isfile(location)):
         return METADATASET
-    return None if _is_folder(location) else _named_by(location, _own_kinds())
+    return None if _is_folder(location) else _named_by(location, own_kinds())
 
 
 def streaming_kind(location: str) -> Kind | None:
     """Our own kind that a conversion streams a file of this name as; None: `kind_at` says what it is."""
-    kinds = (kind for kind in _own_kinds() if kind.streamed and is_file_of(location, kind.streamed.endings))
+    kinds = (kind for kind in own_kinds() if kind.streamed and is_file_of(location, kind.streamed.endings))
     return next(kinds, None)
 
 
@@ -310,7 +311,7 @@ def kind_at(location: str) -> Kind:
     found = kind_by_name(location)
     if found is not None:
         return found
-    found = _looked_at(location, _own_kinds())
+    found = _looked_at(location, own_kinds())
     if found is None and (others := _other_kinds()):
         found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
     return found or NOTHING
@@ -337,7 +338,7 @@ def _named_by(location: str, kinds: Iterable[Kind]) -> Kind | None:
 
 def kind_by_marker(location: str) -> Kind | None:
     """Our own kind that a marker file at a path or URL says; None: what files there are has to be looked at."""
-    return _marked(Listing(location, ()), _own_kinds())
+    return _marked(Listing(location, ()), own_kinds())
 
 
 def _marked(at: Listing, kinds: Iterable[Kind]) -> Kind | None:

@@ -329,7 +329,7 @@ class ReadInGroups(Protocol):
     As with `ReadsByKeys`, the names have an underscore because sources are public and this is for the engine alone.
     """
 
-    def _read_alike(self) -> Hashable:
+    def _read_key(self) -> Hashable:
         """Equal for sources that one group may have; None: this one is read by itself."""
         ...
 

@@ -66,7 +66,7 @@ class LookAhead:
         """Whether there is anything to fetch."""
         return bool(self._sources) and not self._in_vain
 
-    def fetch(self, draws: Draws) -> Coming:
+    def fetch(self, draws: Draws) -> Prefetched:
         """Begin to fetch what draws take, or the first of them if with what lies between it would be too much."""
         draws = draws[: _well_cut(draws)]
         ranges, (place, span) = self._ranges(draws)
@@ -88,7 +88,7 @@ class LookAhead:
         needed = np.zeros(len(draws), np.int64)
         if futures:
             np.maximum.at(needed, place, rank[span] + 1)
-        return Coming(self, futures, np.maximum.accumulate(needed))
+        return Prefetched(self, futures, np.maximum.accumulate(needed))
 
     def _ranges(self, draws: Draws) -> tuple[list[_Range], tuple[Int64Array, Int64Array]]:
         """What to fetch; and for each piece of a sample which draw takes it and in which range it lies."""
@@ -167,7 +167,7 @@ def _well_cut(draws: Draws) -> int:
     return int(lengths[len(lengths) - 1 - np.argmin((runs / lengths)[::-1])])
 
 
-class Coming:
+class Prefetched:
     """What is being fetched for some draws.
 
     Args:
@@ -185,9 +185,9 @@ class Coming:
         """How many draws it is for."""
         return len(self._needed)
 
-    def until(self, stop: int) -> Arrival:
+    def until(self, stop: int) -> PrefetchedChunk:
         """When the bytes of the first `stop` draws are there."""
-        return Arrival(self, int(self._needed[stop - 1]) if stop else 0)
+        return PrefetchedChunk(self, int(self._needed[stop - 1]) if stop else 0)
 
     def wait(self, count: int) -> None:
         """Wait for the first futures."""
@@ -199,11 +199,11 @@ class Coming:
             self._ahead.wait_for(future)
         self._done = max(self._done, count)
         clock.lap("storage", "fetch", 0)
-        outlet.besides(clock)
+        outlet.report_other(clock)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PrefetchedChunk:
     """When the bytes of a chunk are there. In another process: at once.
 
     Attributes:
@@ -211,13 +211,13 @@ class Arrival:
         count: How many of its requests.
     """
 
-    coming: Coming | None
+    prefetched: Prefetched | None
     count: int
 
     def wait(self) -> None:
         """Wait until they are there, or cannot be had. Raises Cancelled if nobody wants them any more."""
-        if self.coming is not None:
-            self.coming.wait(self.count)
+        if self.prefetched is not None:
+            self.prefetched.wait(self.count)
 
-    def __reduce__(self) -> tuple[type[Arrival], tuple[None, int]]:
-        return Arrival, (None, 0)
+    def __reduce__(self) -> tuple[type[PrefetchedChunk], tuple[None, int]]:
+        return PrefetchedChunk, (None, 0)

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.stream.batches import RestoreKey, with_restore_key
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded, MadeBatch
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.feed import DirectReader, LaneChunks, read_positions
-from energon_grain.stream.lanes import Items, Lane, Reference, Samples, State, Surroundings
+from energon_grain.stream.lanes import Items, Lane, LaneContext, Reference, Samples, State
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Program
 from energon_grain.stream.stage import PureStage
@@ -74,10 +74,10 @@ class LaneAssembly:
     first: InitVar[int]
     end: int | None
     on_drop: Callable[[Dropped], None]
-    on_hole: Callable[[Dropped], None]
+    on_member_drop: Callable[[Dropped], None]
     on_success: Callable[[], None]
     patience: int
-    stand_in: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None
+    substitute: Callable[[int, Dropped], tuple[Any, RestoreKey]] | None = None
     takes_batches: bool = field(init=False)
 
     def __post_init__(self, first: int) -> None:
@@ -115,10 +115,10 @@ class LaneAssembly:
                     # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
                     self._window[low:high] = [None] * count
                     return taken
-                self._take_apart()
+                self._split_batches()
                 offsets = (places - base).tolist()
-                return Taken([self._hand_out(at) for at in offsets], [self._keys[at] for at in offsets], [])
-        self._take_apart()
+                return Taken([self._take_entry(at) for at in offsets], [self._keys[at] for at in offsets], [])
+        self._split_batches()
         return self._take_one_by_one(first, count)
 
     def _slice(self, low: int, high: int) -> Taken:
@@ -128,10 +128,10 @@ class LaneAssembly:
             if type(head) is MadeBatch and head.samples == high - low:
                 return Taken([], [], [], head)
             if head is None or any(type(entry) is MadeBatch for entry in self._window[low:high]):
-                self._take_apart()
+                self._split_batches()
         return Taken(self._window[low:high], self._keys[low:high], [])
 
-    def _take_apart(self) -> None:
+    def _split_batches(self) -> None:
         """Put samples in the place of batches, for good."""
         self.takes_batches = False
         while self._made:
@@ -150,11 +150,11 @@ class LaneAssembly:
             if at is None:
                 taken.missing.append(place)
             else:
-                taken.samples.append(self._hand_out(at))
+                taken.samples.append(self._take_entry(at))
                 taken.restore_keys.append(self._keys[at])
         return taken
 
-    def _hand_out(self, at: int) -> Any:
+    def _take_entry(self, at: int) -> Any:
         """The entry of the window, which no longer holds it: other lanes may be far behind."""
         entry, self._window[at] = self._window[at], None
         return entry
@@ -168,17 +168,17 @@ class LaneAssembly:
                 return None
             self._fill(position + 1)
             entry = self._window[position - self._base] if position in self._bad else None
-            if type(entry) is Holed:
+            if type(entry) is PartialItem:
                 for dropped in entry.dropped:
-                    self.on_hole(dropped)
+                    self.on_member_drop(dropped)
                 entry = self._window[position - self._base] = entry.value
             if type(entry) is not Dropped:
                 self.on_success()
                 return position - self._base
             at = position - self._base
             self._window[at] = None
-            if self.stand_in is not None:
-                self._window[at], self._keys[at] = self.stand_in(position, entry)
+            if self.substitute is not None:
+                self._window[at], self._keys[at] = self.substitute(position, entry)
                 self._bad.discard(position)
                 self.on_success()
                 return at
@@ -203,7 +203,7 @@ class LaneAssembly:
                 else:
                     encoded = self.again(chunk)
             if encoded.drops:
-                bad = (at for at, entry in enumerate(encoded.outcomes) if type(entry) in (Dropped, Holed))
+                bad = (at for at, entry in enumerate(encoded.outcomes) if type(entry) in (Dropped, PartialItem))
                 self._bad.update(start + at for at in bad)
             self._window += encoded.outcomes
             self._keys += encoded.restore_keys
@@ -234,7 +234,7 @@ class LaneProgram:
     program: Program
     share: Share
     reader: LaneChunks
-    around: Surroundings
+    context: LaneContext
     pass_number: int
     before: InitVar[tuple[State, ...] | None]
     begins: bool
@@ -243,7 +243,7 @@ class LaneProgram:
     def __post_init__(self, before: tuple[State, ...] | None) -> None:
         self._root = self.program.root
         self._lanes = [
-            Lane(int(local) * self.share.hosts + self.share.host, self.pass_number, self.reader, self.around)
+            Lane(int(local) * self.share.hosts + self.share.host, self.pass_number, self.reader, self.context)
             for local in range(self.share.local_lanes)
         ]
         self._at_once = max(1, min(self.batch_size, len(self._lanes)))
@@ -265,7 +265,7 @@ class LaneProgram:
 
     def begin_batch(self, number: int) -> None:
         """Tell hooks the number, in the pass, of the batch that the next items are for."""
-        self.around.batch = number
+        self.context.batch = number
 
     def _open(self, local: int) -> Items:
         """The operator of a local lane, and with it those of the lanes that the same step will ask for.
@@ -276,8 +276,8 @@ class LaneProgram:
         lanes = [(local + place) % len(self._lanes) for place in range(self._at_once)]
         lanes = [lane for lane in lanes if self._operators[lane] is None]
         held = [*positions((self._root.state_form,) * len(lanes), tuple(self._states[lane] for lane in lanes))]
-        samples = self.around.read(held) if held else {}
-        with self.around.rebuilding():
+        samples = self.context.read(held) if held else {}
+        with self.context.rebuilding():
             for lane in lanes:
                 self._lanes[lane].samples = samples
                 self._operators[lane] = self._root.open(self._lanes[lane], self._states[lane])
@@ -314,7 +314,7 @@ class LaneProgram:
                 self._ended[local] = True
                 taken.missing.append(place)
                 continue
-            self.around.in_a_row = self.around.passes_in_a_row = 0
+            self.context.in_a_row = self.context.passes_in_a_row = 0
             key = ("item", self.pass_number, self._lanes[local].number, item[0])
             taken.samples.append(with_restore_key(item[1], key))
             taken.restore_keys.append(key)
@@ -327,9 +327,9 @@ class LaneProgram:
 
         Raises EmptyDatasetError if the pass has none.
         """
-        with self.around.replay():
+        with self.context.replay():
             for number in range(self.share.lanes):
-                lane = Lane(number, self.pass_number, self.around.direct, self.around)
+                lane = Lane(number, self.pass_number, self.context.direct, self.context)
                 item = self._root.open(lane, None).next()
                 if item is not None:
                     key = ("item", self.pass_number, number, item[0])
@@ -337,23 +337,23 @@ class LaneProgram:
         raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
 
 
-def rebuild_item(program: Program, around: Surroundings, pass_number: int, lane: int, reference: Reference) -> Any:
+def rebuild_item(program: Program, context: LaneContext, pass_number: int, lane: int, reference: Reference) -> Any:
     """An item again, from its restore key."""
-    at = Lane(lane, pass_number, around.direct, around)
-    at.samples = around.read([*positions(program.root.reference_form, reference)])
-    with around.rebuilding():
+    at = Lane(lane, pass_number, context.direct, context)
+    at.samples = context.read([*positions(program.root.reference_form, reference)])
+    with context.rebuilding():
         value = program.root.rebuild(reference, at)
     return with_restore_key(value, ("item", pass_number, lane, reference))
 
 
-def surroundings(
+def lane_context(
     program: Program,
     stage: PureStage,
     pace: ChunkPace,
     drops: DropBudget,
     on_restore_error: ErrorHandler,
     patience: int,
-) -> Surroundings:
+) -> LaneContext:
     """What the lanes of a host share."""
 
     def read(positions: list[Position]) -> Samples:
@@ -365,7 +365,7 @@ def surroundings(
             return feed.first_leaf
         return int(feed.draw(np.array([position[1]])).leaf[0])
 
-    return Surroundings(
+    return LaneContext(
         on_drop=drops.drop,
         on_success=drops.worked,
         on_restore_error=on_restore_error,

@@ -35,12 +35,12 @@ class Background(Generic[T]):
         capacity: int,
         budget_bytes: int,
         weigh: Callable[[T], int],
-        over: Cancellation,
+        cancellation: Cancellation,
         outlet: Outlet | None = None,
     ) -> None:
         self.full_s = 0.0
         self._outlet = Outlet() if outlet is None else outlet
-        self._rests = False  # the thread, with nothing left that it has made
+        self._idle = False  # the thread, with nothing left that it has made
         self._entries = iter(entries)
         self._capacity = capacity
         self._budget_bytes = budget_bytes
@@ -49,7 +49,7 @@ class Background(Generic[T]):
         self._waiting: deque[T] = deque()
         self._making = False
         self._end: BaseException | None = None  # behind those that wait
-        self._over = over
+        self._cancellation = cancellation
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="energon-grain-batches", daemon=True)
         self._thread.start()
@@ -58,7 +58,7 @@ class Background(Generic[T]):
         """Let so many entries wait from now on. Called by who takes them."""
         with self._changed:
             self._capacity = capacity
-            self._rests = False
+            self._idle = False
             self._changed.notify_all()
 
     @property
@@ -68,14 +68,14 @@ class Background(Generic[T]):
     def _run(self) -> None:
         end: BaseException = Cancelled()
         try:
-            with suppress(Cancelled), cancelled_by(self._over):
+            with suppress(Cancelled), cancelled_by(self._cancellation):
                 while self._begin():
                     entry = next(self._entries)
                     if self._fitting is None:
                         self._fitting = self._budget_bytes // max(1, self._weigh(entry))
                     with self._changed:
-                        self._wait_for_room()
-                        if self._over.is_set():
+                        self._wait_for_space()
+                        if self._cancellation.is_set():
                             break
                         self._waiting.append(entry)
                         self._making = False
@@ -91,16 +91,16 @@ class Background(Generic[T]):
     def _begin(self) -> bool:
         """Wait until this thread is to make an entry; False: none any more."""
         with self._changed:
-            while self._capacity == 0 and not self._over.is_set():
-                self._rests = not self._waiting
+            while self._capacity == 0 and not self._cancellation.is_set():
+                self._idle = not self._waiting
                 self._changed.wait()
-            self._rests = False
+            self._idle = False
             self._making = True
-            return not self._over.is_set()
+            return not self._cancellation.is_set()
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_space(self) -> None:
         timed = self._outlet.timed
-        while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._over.is_set():
+        while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._cancellation.is_set():
             began = time.perf_counter() if timed else 0.0
             self._changed.wait()
             self.full_s += time.perf_counter() - began if timed else 0.0
@@ -110,18 +110,19 @@ class Background(Generic[T]):
 
     def __next__(self) -> T:
         outlet = self._outlet
-        if self._rests and not self._over.is_set():  # a lock a step would cost more than what it takes to make some
-            return self._made_here()
+        # Taking the lock for each step would cost more than it takes to make some steps.
+        if self._idle and not self._cancellation.is_set():
+            return self._next_inline()
         with self._changed:
             outlet.ready += len(self._waiting)
             if not self._waiting and self._end is None:
                 began_ns = time.perf_counter_ns() if outlet.timed else 0
-                while not self._waiting and self._end is None and not self._over.is_set():
+                while not self._waiting and self._end is None and not self._cancellation.is_set():
                     if self._capacity == 0 and not self._making:
                         break
                     self._changed.wait(POLL_SECONDS)
                 outlet.waited(began_ns)
-            if self._over.is_set():
+            if self._cancellation.is_set():
                 raise Cancelled
             if self._waiting:
                 entry = self._waiting.popleft()
@@ -129,13 +130,13 @@ class Background(Generic[T]):
                 return entry
             end, self._end = self._end, None if self._end is None else StopIteration()
         if end is None:
-            return self._made_here()
+            return self._next_inline()
         try:
             raise end
         finally:
             del end  # the traceback refers to this frame
 
-    def _made_here(self) -> T:
+    def _next_inline(self) -> T:
         began_ns = time.perf_counter_ns() if self._outlet.timed else 0
         try:
             return next(self._entries)
@@ -143,7 +144,7 @@ class Background(Generic[T]):
             self._outlet.waited(began_ns)
 
     def stop(self) -> None:
-        """Wake whoever waits, now that `over` is set."""
+        """Wake whoever waits, now that `cancellation` is set."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()

@@ -77,7 +77,7 @@ class BatchMaker:
             try:
                 lock: Any = _NO_LOCK if hook.concurrent else self._lock
                 if clock is not None:
-                    lock = clock.around(hook, lock)
+                    lock = clock.timing(hook, lock)
                 value = call_hook(hook, key, [item], value, lock, epoch=pass_number, batch=step)
             except Exception as error:
                 raise BatchDropped(hook, error, value) from error

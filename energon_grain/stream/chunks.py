@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
-from energon_grain.stream.look_ahead import Arrival, Coming, LookAhead
+from energon_grain.stream.look_ahead import LookAhead, Prefetched, PrefetchedChunk
 from energon_grain.stream.passes import Share
 from energon_grain.stream.places import Places
 from energon_grain.stream.spec import StreamSpec
@@ -75,7 +75,7 @@ class Chunk:
     first: int = 0
     batch_size: int = 0
     numbers: BatchNumbers | None = None
-    arrival: Arrival | None = None
+    prefetched: PrefetchedChunk | None = None
 
     def whole_batches(self) -> Iterator[range]:
         """Places of the batches that lie in this chunk as a whole."""
@@ -101,10 +101,10 @@ class Encoded:
     """A chunk, done.
 
     Attributes:
-        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `Holed` where some of a
+        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `PartialItem` where some of a
             pack's samples were dropped; or, where nothing was, a `MadeBatch` and None for all of its samples.
         restore_keys: One a position.
-        drops: How many of the outcomes are `Dropped` or `Holed`.
+        drops: How many of the outcomes are `Dropped` or `PartialItem`.
         size_bytes: Estimate of the memory that the outcomes hold.
         made: Whether there are made batches.
         work: What making it took; None: nobody took the time.
@@ -154,8 +154,8 @@ class ChunkPace:
         """`run`, with each call's time learnt from. It begins when what is fetched ahead is there."""
 
         def measure(chunk: Chunk) -> Encoded:
-            if chunk.arrival is not None:
-                chunk.arrival.wait()
+            if chunk.prefetched is not None:
+                chunk.prefetched.wait()
             start = time.perf_counter()
             encoded = run(chunk)
             self.learn(chunk, encoded, time.perf_counter() - start)
@@ -208,7 +208,7 @@ def plan_chunks(
     number = 0
     plans = _plans(spec, sources, share, pass_number, first, pace, ahead, work)
     padded = None if work is None else work.whole_until
-    for plan in plans if ahead is None else _one_ahead(plans):
+    for plan in plans if ahead is None else _one_plan_ahead(plans):
         first, draws, totals, begin = plan.first, plan.draws, plan.totals, 0
         while begin < len(draws):
             # As many samples as fit into the bytes of a chunk, at least one.
@@ -228,7 +228,7 @@ def plan_chunks(
                 first=first + begin,
                 batch_size=batch_size,
                 numbers=numbers() if padded is None or first + until <= padded else None,
-                arrival=None if plan.coming is None else plan.coming.until(until),
+                prefetched=None if plan.prefetched is None else plan.prefetched.until(until),
             )
             number += 1
             begin = until
@@ -246,7 +246,7 @@ class _Plan:
     first: int
     draws: Draws
     totals: npt.NDArray[np.int64]
-    coming: Coming | None
+    prefetched: Prefetched | None
 
 
 def _plans(
@@ -272,16 +272,16 @@ def _plans(
         totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
         # Of large packs fewer: it is samples that are bounded.
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
-        coming = None
+        prefetched = None
         if ahead:
-            coming = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
-            draws, totals = draws[: len(coming)], totals[: len(coming) + 1]
-        yield _Plan(first=first, draws=draws, totals=totals, coming=coming)
+            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
+        yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
         first += len(draws)
         size = most if ahead else min(size * 4, most)
 
 
-def _one_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
+def _one_plan_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
     """The same, each asked for before the one in front of it is used."""
     before = next(plans, None)
     while before is not None:

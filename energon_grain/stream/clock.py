@@ -79,7 +79,7 @@ class Clock:
             wall_ns, cpu_ns = self._begin_ns - began_ns, self._cpu_ns - cpu_ns
             self.spans.append(Span(kind, name, place, began_ns, wall_ns, cpu_ns, samples))
 
-    def around(self, hook: HookSpec, lock: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    def timing(self, hook: HookSpec, lock: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
         """What to hold around a call of a hook in place of its lock: the time begins when the lock is held."""
         if not self._runs:
             return lock

@@ -116,8 +116,8 @@ def to_cursor(
         **({} if manifest is None else {"manifest": manifest}),
     }
     # What `_CANONICAL` gives, as all texts here are ASCII, only faster.
-    said = msgspec.json.encode(cursor, order="sorted")
-    cursor["check"] = hashlib.blake2b(said, digest_size=8).hexdigest()
+    content = msgspec.json.encode(cursor, order="sorted")
+    cursor["check"] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return cursor
 
 
@@ -139,8 +139,8 @@ def _unpacked_manifest(packed: str) -> Any:
 
 def _checksum(cursor: Mapping[str, Any]) -> str:
     """16 hex digits that change with anything else in the cursor."""
-    said = {name: value for name, value in cursor.items() if name != "check"}
-    return hashlib.blake2b(_CANONICAL.encode(said).encode(), digest_size=8).hexdigest()
+    content = {name: value for name, value in cursor.items() if name != "check"}
+    return hashlib.blake2b(_CANONICAL.encode(content).encode(), digest_size=8).hexdigest()
 
 
 @public
@@ -279,7 +279,7 @@ def restored(
         _check_reach(progress, spec, plan.length)
     if progress.history[-1][4] != now.global_batch:
         progress = _cut_from_here(progress, now.global_batch)
-    if not progress.ended and plan.over(progress.pass_step, progress.item):
+    if not progress.ended and plan.is_over(progress.pass_step, progress.item):
         progress = progress._replace(ended=True)
     if not history_holds(spec, share.hosts, progress):
         # Passes before this one were cut in another way (limit, last_batch) than they would be now.
@@ -317,16 +317,16 @@ def _check_place(progress: Progress, spec: StreamSpec, *, allow_changes: bool) -
     _check_history(progress, spec)
     step, item = progress.step, progress.item
     begin, pass_number, _, first_item, size = progress.history[-1]
-    goes_on = spec.endless or pass_number == progress.pass_number
+    continues = spec.endless or pass_number == progress.pass_number
     through, within = first_item + (step - begin) * size, progress.pass_step * size
-    expected = through if goes_on else within
+    expected = through if continues else within
     if item == expected or (allow_changes and item in (through, within)):
         return
     if item > expected and (allow_changes or not spec.endless) and _passes_over(progress, spec):
         return
     raise StateError(
         f"the state's 'item' is {item}, but 'step' {step} and 'history' lead to item {expected}: {step - begin} "
-        f"steps of {size} items from item {first_item * goes_on} on"
+        f"steps of {size} items from item {first_item * continues} on"
     )
 
 
@@ -397,7 +397,7 @@ def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
         if not saved.whole_lanes:
             why = "samples were dropped" if checked["drops"] else "it filters, packs or groups"
             need = "as" if checked["drops"] or checked["held"] else "if"
-            where = f", and run it on one of {saved.fitting_hosts} hosts, {need} {why}"
+            where = f", and run it on one of {saved.possible_hosts} hosts, {need} {why}"
         raise StateError(
             f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
             f"a constant of a run{where}"
@@ -434,12 +434,12 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
     Raises FingerprintError if they differ; the message names each differing setting where the cursor has a manifest.
     """
     if lines := differences(cursor, fingerprint, manifest):
-        told = "\n".join(f"  {line}" for line in lines)
+        listed = "\n".join(f"  {line}" for line in lines)
         sizes = [(int(found[1]), int(found[2])) for found in map(_SIZES.search, lines) if found]
         appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
-            f"the saved state belongs to another stream:\n{told}\nRestore with the configuration and data that it was "
-            f"saved with. {appended}To go on at the same position of the changed stream, pass allow_changes=True"
+            f"the saved state belongs to another stream:\n{listed}\nRestore with the configuration and data that it "
+            f"was saved with. {appended}To go on at the same position of the changed stream, pass allow_changes=True"
         )
 
 

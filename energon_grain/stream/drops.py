@@ -83,7 +83,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Holed:
+class PartialItem:
     """A pack that was made without some of its samples, which were dropped. In a chunk it stands in place of the pack.
 
     Attributes:
@@ -155,30 +155,30 @@ class DropBudget:
         self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
         self._batches_in_a_row = 0  # dropped, on purpose or not
         self._logged: Counter[_Kind] = Counter()
-        self._making: Callable[[], int] = lambda: 0
+        self._current_step: Callable[[], int] = lambda: 0
         self._first: int | None = 0  # step before which none was made
         self._last = 0  # step that something was dropped for
         self._worked: set[str] = set()  # what worked before the first step was made
-        self._alike: Counter[_Kind] = Counter()
+        self._same_failures: Counter[_Kind] = Counter()
 
-    def begin(self, making: Callable[[], int] = lambda: 0, *, first: bool) -> None:
+    def begin(self, current_step: Callable[[], int] = lambda: 0, *, first: bool) -> None:
         """Begin to make steps.
 
         Args:
             making: Says at any time which step is in the making.
             first: No step was made before.
         """
-        step = making()
-        self._making, self._first, self._last = making, step if first else None, step
+        step = current_step()
+        self._current_step, self._first, self._last = current_step, step if first else None, step
         self._worked.clear()
-        self._alike.clear()
+        self._same_failures.clear()
         self._in_a_row.clear()
         self._batches_in_a_row = 0
 
     def stop(self) -> int:
         """No more steps are made, and who made them may go. Returns the one that was in the making."""
-        step = self._making()
-        self._making = lambda: step
+        step = self._current_step()
+        self._current_step = lambda: step
         return step
 
     def succeeded(self) -> None:
@@ -194,7 +194,7 @@ class DropBudget:
             self._in_a_row["item"].pop(hook, None)
         else:
             self._in_a_row.pop("sample", None)
-        return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._making() == self._first)
+        return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._current_step() == self._first)
 
     def drop(self, dropped: Dropped) -> None:
         """Count what was dropped, tell the error handler unless that was on purpose, and draw on the budget.
@@ -203,7 +203,7 @@ class DropBudget:
             FatalSampleError: A hook failed more often in a row than it tolerates, or too many batches were dropped.
             Exception: What the handler raises.
         """
-        error, step = dropped.error, self._making()
+        error, step = dropped.error, self._current_step()
         if step != self._last:  # so one was made
             self._in_a_row.pop("batch", None)
             self._batches_in_a_row = 0
@@ -211,7 +211,7 @@ class DropBudget:
         self.any_dropped = True
         self._outlet.dropped(step, dropped)
         if not dropped.skipped:
-            self._fail(dropped, self._tell(dropped))
+            self._fail(dropped, self._report(dropped))
         if dropped.what == "batch":
             self._batches_in_a_row += 1
             if self._batches_in_a_row >= PATIENCE_BATCHES:
@@ -222,7 +222,7 @@ class DropBudget:
         if not dropped.skipped:
             release_frames(error)
 
-    def _tell(self, dropped: Dropped) -> _Kind | None:
+    def _report(self, dropped: Dropped) -> _Kind | None:
         """Call the handler. Returns the kind of the failure where that is the default one."""
         error = dropped.error
         if self._handler is not log_exception:
@@ -248,10 +248,10 @@ class DropBudget:
         in_a_row[hook] += 1
         last = f"the last time on {dropped.where}: {type(error).__name__}: {error}"
         if kind is not None and self._last == self._first:
-            self._alike[kind] += 1
+            self._same_failures[kind] += 1
             tried = (_SAMPLES if dropped.what == "sample" else hook) in self._worked
             default = tolerance == DEFAULT_FAILURE_TOLERANCE and not tried
-            if default and self._alike[kind] == in_a_row[hook] == FIRST_FAILURES:
+            if default and self._same_failures[kind] == in_a_row[hook] == FIRST_FAILURES:
                 forget_traceback(error)  # which is in the log
                 raise FatalSampleError(
                     f"{hook} failed {FIRST_FAILURES} times and never succeeded, each time in the same way, {last}; it "

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.stream.chunks import MAX_CHUNK, Chunk, ChunkPace, Encoded
-from energon_grain.stream.drops import Dropped, Holed
+from energon_grain.stream.drops import Dropped, PartialItem
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
-from energon_grain.stream.look_ahead import Arrival, LookAhead
+from energon_grain.stream.look_ahead import LookAhead, PrefetchedChunk
 from energon_grain.stream.state import Position
 
 FeedState = tuple[int, int]
@@ -87,13 +87,13 @@ class FeedLane:
             entry = self.queue.popleft()
             self.taken += 1
             self._asked += 1
-            if type(entry[1]) is Holed:
+            if type(entry[1]) is PartialItem:
                 for dropped in entry[1].dropped:
-                    self.lane.around.on_drop(dropped)
+                    self.lane.context.on_drop(dropped)
                 entry = entry[0], entry[1].value
             if type(entry[1]) is not Dropped:
-                if self.lane.around.failing:
-                    self.lane.around.succeeded("")
+                if self.lane.context.failing:
+                    self.lane.context.succeeded("")
                 return entry
             self.lane.dropped(entry[1])
 
@@ -183,7 +183,7 @@ class LaneChunks:
         shares = self._shares()
         if not shares:
             raise StopIteration
-        arrival = self._ahead.arrival(self._feeds, shares)
+        prefetched = self._ahead.prefetched(self._feeds, shares)
         runs = [(feed, feed.scheduled, feed.scheduled + count) for feed, count in shares]
         runs, parts, draws = _drawn(runs)
         sizes = np.cumsum(self._sources.sizes(draws))
@@ -201,7 +201,9 @@ class LaneChunks:
         fits = min(fits, len(draws))
         self._pending.append(pending)
         self._number += 1
-        return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]), arrival=arrival)
+        return Chunk(
+            number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]), prefetched=prefetched
+        )
 
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""
@@ -282,7 +284,7 @@ def read_positions(
             stop = min(max(fits, first + 1), first + MAX_CHUNK, len(wanted))
             encoded = run(Chunk(number=-1, draws=draws[first:stop], size_bytes=int(sizes[stop - 1]) - before))
             for position, outcome in zip(wanted[first:stop], encoded.outcomes, strict=True):
-                value = outcome.value if type(outcome) is Holed else outcome
+                value = outcome.value if type(outcome) is PartialItem else outcome
                 read.setdefault((feed, position), []).append(value)
             first = stop
     return read
@@ -297,7 +299,7 @@ class _Step:
     """
 
     begins: dict[int, tuple[int, int]]
-    arrival: Arrival
+    prefetched: PrefetchedChunk
 
 
 class LaneLookAhead:
@@ -313,7 +315,7 @@ class LaneLookAhead:
         self._steps: deque[_Step] = deque()
         self._samples = float(_FIRST_SAMPLES)
 
-    def arrival(self, feeds: Sequence[FeedLane], shares: Sequence[tuple[FeedLane, int]]) -> Arrival | None:
+    def prefetched(self, feeds: Sequence[FeedLane], shares: Sequence[tuple[FeedLane, int]]) -> PrefetchedChunk | None:
         """When the next rounds of some feeds will be there; begins to fetch what comes behind them.
 
         Args:
@@ -329,7 +331,7 @@ class LaneLookAhead:
         place = self._newest(shares)
         for _ in range(place):
             self._steps.popleft()
-        return self._steps[0].arrival if self._steps else None
+        return self._steps[0].prefetched if self._steps else None
 
     def _half(self, feeds: Sequence[FeedLane]) -> dict[int, int]:
         """Rounds of each feed that are a fair share of one step."""
@@ -365,14 +367,14 @@ class LaneLookAhead:
         owner = np.repeat(np.arange(len(runs)), [end - begin for _, begin, end in runs])
         need = np.concatenate([np.arange(begin - feed.scheduled, end - feed.scheduled) for feed, begin, end in runs])
         order = np.argsort(need / np.array([half[id(feed)] for feed, _, _ in runs])[owner], kind="stable")
-        coming = self._ahead.fetch(draws[order])
+        prefetched = self._ahead.fetch(draws[order])
         # What is fetched ends where it would be too much.
-        covered = np.bincount(owner[order[: len(coming)]], minlength=len(runs)).tolist()
+        covered = np.bincount(owner[order[: len(prefetched)]], minlength=len(runs)).tolist()
         begins: dict[int, tuple[int, int]] = {}
         for (feed, begin, _), rounds in zip(runs, covered, strict=True):
             if rounds:
                 begins[id(feed)] = feed.pass_number, begin
                 self._ends[id(feed)] = feed.pass_number, begin + rounds
-        self._steps.append(_Step(begins, coming.until(len(coming))))
+        self._steps.append(_Step(begins, prefetched.until(len(prefetched))))
         mean_bytes = max(1.0, float(self._sources.sizes(draws).mean()))
         self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))

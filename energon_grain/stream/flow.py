@@ -50,7 +50,7 @@ class Flow:
     dropped: dict[int, Dropped]
     sources: Callable[[int], Any]
     batch_of: Callable[[int], int] | None = None
-    anew: Callable[[], Flow] | None = None
+    reload: Callable[[], Flow] | None = None
     applied: list[HookSpec] = dataclasses.field(default_factory=list[HookSpec])
 
     def apply(self, hook: HookSpec, *, one_by_one: bool = False) -> Exception | None:

@@ -25,7 +25,7 @@ from energon_grain.errors import FatalSampleError, ReadError, SkipSample, StateE
 from energon_grain.samplers.hashing import fold
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, raise_if_fatal
-from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec, MakesItems, Positions, call_hook
+from energon_grain.stream.hooks import BatchContext, Batches, HookGenerator, HookSpec, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
 from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
 from energon_grain.stream.worker_config import ErrorHandler
@@ -80,7 +80,7 @@ class LaneOperator:
         return (self.child,)
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         """Whether its items depend on what is in those below, and not on positions alone."""
         return not self.chooses
 
@@ -104,9 +104,9 @@ class LaneOperator:
             yield from child.buffers()
 
     @property
-    def outlives_passes(self) -> bool:
+    def spans_passes(self) -> bool:
         """Whether a pass goes on where the last one ended, so that states outlive passes."""
-        return any(child.outlives_passes for child in self.children)
+        return any(child.spans_passes for child in self.children)
 
     @property
     def state_form(self) -> Form:
@@ -178,7 +178,7 @@ class Feed(LaneOperator):
     stripe: int
 
     @property
-    def looks(self) -> bool:
+    def inspects_items(self) -> bool:
         return False
 
     @property
@@ -251,7 +251,7 @@ class FeedReader(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Surroundings:
+class LaneContext:
     """What the lanes of one host share.
 
     Attributes:
@@ -353,15 +353,15 @@ class Lane:
     number: int
     pass_number: int
     reader: FeedReader
-    around: Surroundings
+    context: LaneContext
     samples: Samples = field(default_factory=dict[Position, list[Any]])
     replays: dict[tuple[int, int], list[Any]] = field(default_factory=dict[tuple[int, int], list[Any]])
 
     def call(self, hook: HookSpec, key: int, number: Positions, value: Any, *, batch: int | None = None) -> Any:
         """Call a hook on a value; `key` is the operator's in this lane, `number` (at place 0) the item's."""
         result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=batch)
-        if self.around.failing:
-            self.around.succeeded(hook.name)
+        if self.context.failing:
+            self.context.succeeded(hook.name)
         return result
 
     def run(
@@ -371,30 +371,30 @@ class Lane:
         number: Positions,
         value: Any,
         *,
-        maker: MakesItems | None = None,
+        context: BatchContext | None = None,
         batches: Batches = (),
     ) -> HookGenerator:
-        """Call a hook that is a generator function; for `maker` and `batches` see `ValuesDraw`."""
+        """Call a hook that is a generator function; for `context` and `batches` see `ValuesDraw`."""
         lock = _LockOfGenerator(self, hook)
-        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, maker=maker, batches=batches)
+        return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, context=context, batches=batches)
 
     def _lock(self, hook: HookSpec) -> AbstractContextManager[Any]:
-        lock, clock = nullcontext() if hook.concurrent else self.around.hook_lock, self.around.clock
-        return lock if clock is None else clock.around(hook, lock)
+        lock, clock = nullcontext() if hook.concurrent else self.context.hook_lock, self.context.clock
+        return lock if clock is None else clock.timing(hook, lock)
 
     def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
         """Count an item of `operator` that a hook dropped.
 
         Raises FatalSampleError if the error is one that no policy may skip, or too much was dropped in a row.
         """
-        first = self.around.first_position(operator, reference)
+        first = self.context.first_position(operator, reference)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
-        if self.around.replaying:
+        if self.context.replaying:
             self.count_drop()
             return
         self.dropped(
             Dropped(
-                leaf=-1 if first is None else self.around.leaf_of(first),
+                leaf=-1 if first is None else self.context.leaf_of(first),
                 hook=hook.name,
                 failure_tolerance=hook.failure_tolerance,
                 error=error,
@@ -406,9 +406,9 @@ class Lane:
 
     def dropped(self, dropped: Dropped) -> None:
         """Count a sample or item that was dropped. Raises as `drop`."""
-        if not self.around.replaying:
-            self.around.failing = True
-            self.around.on_drop(dropped)
+        if not self.context.replaying:
+            self.context.failing = True
+            self.context.on_drop(dropped)
         self.count_drop()
 
     def count_pass(self) -> None:
@@ -416,8 +416,8 @@ class Lane:
 
         Raises FatalSampleError if too many in a row had no item for this lane.
         """
-        self.around.passes_in_a_row += 1
-        if self.around.passes_in_a_row > _EMPTY_PASSES:
+        self.context.passes_in_a_row += 1
+        if self.context.passes_in_a_row > _EMPTY_PASSES:
             raise FatalSampleError(
                 f"lane {self.number} came through {_EMPTY_PASSES} passes of a dataset that is repeated without one "
                 f"item: it has fewer items in a pass than there are lanes (or its hooks drop them all). Run with fewer "
@@ -426,10 +426,10 @@ class Lane:
 
     def count_drop(self) -> None:
         """Something was dropped. Raises FatalSampleError if too often in a row."""
-        self.around.in_a_row += 1
-        if self.around.in_a_row > self.around.patience:
+        self.context.in_a_row += 1
+        if self.context.in_a_row > self.context.patience:
             raise FatalSampleError(
-                f"lane {self.number} came through {self.around.patience} samples without one item: hooks, filters or "
+                f"lane {self.number} came through {self.context.patience} samples without one item: hooks, filters or "
                 f"packers drop all (or nearly all) of what it reads. loader.stats() says what was dropped and why"
             )
 
@@ -441,7 +441,7 @@ class Lane:
         # Each use gets an object of its own: hooks may change what they are given.
         value = self.samples[position].pop()
         if type(value) is Dropped:
-            self.around.restore_failed(value.error, value.sample, value.sources)
+            self.context.restore_failed(value.error, value.sample, value.sources)
             raise StateError(
                 f"{value.shard}: {value.key} was part of the saved state, but {value.hook} drops it now "
                 f"({type(value.error).__name__}: {value.error}); hooks must do the same whenever they see a sample"
@@ -452,17 +452,17 @@ class Lane:
         """The same lane for an operator below which passes are counted on their own."""
         if pass_number == self.pass_number:
             return self
-        return Lane(self.number, pass_number, self.reader, self.around, self.samples, self.replays)
+        return Lane(self.number, pass_number, self.reader, self.context, self.samples, self.replays)
 
     def replay(self) -> Lane:
         """The same lane, with feeds of its own that read directly."""
-        return Lane(self.number, self.pass_number, self.around.direct, self.around)
+        return Lane(self.number, self.pass_number, self.context.direct, self.context)
 
     def rebuilt(self, operator: LaneOperator, references: tuple[Reference, ...]) -> list[Item]:
-        """Items of an operator that a state holds, whose samples are read now. Raises as `Surroundings.rebuilding`."""
-        self.samples = self.around.read([*positions(Many(operator.reference_form), references)])
+        """Items of an operator that a state holds, whose samples are read now. Raises as `LaneContext.rebuilding`."""
+        self.samples = self.context.read([*positions(Many(operator.reference_form), references)])
         try:
-            with self.around.rebuilding():
+            with self.context.rebuilding():
                 return [(reference, operator.rebuild(reference, self)) for reference in references]
         finally:
             self.samples = {}
@@ -470,7 +470,7 @@ class Lane:
 
     def reopen(self, operator: LaneOperator, state: State) -> Items:
         """An operator of this lane behind a state, whose held samples are read now."""
-        self.samples = self.around.read([*positions(operator.state_form, state)])
+        self.samples = self.context.read([*positions(operator.state_form, state)])
         items = operator.open(self, state)
         self.samples = {}
         return items
@@ -494,12 +494,12 @@ class _LockOfGenerator:
 
 
 Members = tuple[Reference, ...]
-MakingState = tuple[int] | tuple[int, int, Members]
+HookRunnerState = tuple[int] | tuple[int, int, Members]
 """(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MadeOfSeveral(LaneOperator):
+class CombiningLanes(LaneOperator):
     """An item of several items. A reference is (number of the call, number among the items of the call, members)."""
 
     child: LaneOperator
@@ -521,7 +521,7 @@ class MadeOfSeveral(LaneOperator):
         return Many(self.child.reference_form)
 
     @property
-    def making_form(self) -> Form:
+    def runner_form(self) -> Form:
         return (Number(), Number(), self.members_form) if self.generates else (Number(),)
 
     @property
@@ -543,7 +543,7 @@ class MadeOfSeveral(LaneOperator):
         return generator.again(made)
 
 
-class Making:
+class HookRunner:
     """Calls the hook of an operator in one lane and hands out what comes of it.
 
     Args:
@@ -552,7 +552,7 @@ class Making:
 
     __slots__ = ("_calls", "_generator", "_key", "_lane", "_made", "_members", "_node", "_ready")
 
-    def __init__(self, node: MadeOfSeveral, lane: Lane, state: MakingState | None) -> None:
+    def __init__(self, node: CombiningLanes, lane: Lane, state: HookRunnerState | None) -> None:
         self._node = node
         self._lane = lane
         self._key = node.hook_key(lane)
@@ -602,8 +602,8 @@ class Making:
             self._lane.drop(self._node, reference, self._node.hook, error, None)
             return None
         self._made += 1
-        if self._lane.around.failing:
-            self._lane.around.succeeded(self._node.hook.name)
+        if self._lane.context.failing:
+            self._lane.context.succeeded(self._node.hook.name)
         return reference, value
 
     def stop(self) -> None:
@@ -611,5 +611,5 @@ class Making:
         self._generator = self._ready = None
         self._members, self._made = (), 0
 
-    def state(self) -> MakingState:
+    def state(self) -> HookRunnerState:
         return (self._calls, self._made, self._members) if self._node.generates else (self._calls,)

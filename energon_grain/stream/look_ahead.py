@@ -13,7 +13,7 @@ from energon_grain.stream.index_map import Draws
 from energon_grain.stream.observer import Outlet
 
 
-class Arrival(Protocol):
+class PrefetchedChunk(Protocol):
     """When the bytes of a chunk are there. In another process: at once."""
 
     def wait(self) -> None:
@@ -21,12 +21,12 @@ class Arrival(Protocol):
         ...
 
 
-class Coming(Protocol):
+class Prefetched(Protocol):
     """What is being fetched for some draws; its length is their number."""
 
     def __len__(self) -> int: ...
 
-    def until(self, stop: int) -> Arrival:
+    def until(self, stop: int) -> PrefetchedChunk:
         """When the bytes of the first `stop` draws are there."""
         ...
 
@@ -44,7 +44,7 @@ class LookAhead(Protocol):
         """Whether there is anything to fetch."""
         ...
 
-    def fetch(self, draws: Draws) -> Coming:
+    def fetch(self, draws: Draws) -> Prefetched:
         """Begin to fetch what draws take, or the first of them if with what is between it would be too much."""
         ...
 

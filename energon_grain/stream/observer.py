@@ -19,7 +19,7 @@ P = ParamSpec("P")
 _logger = logging.getLogger("energon_grain")
 
 
-class Awaited(Protocol):
+class ObservedStream(Protocol):
     """A stream, as an observer may ask it from any thread."""
 
     @property
@@ -44,14 +44,14 @@ class Observer(Protocol):
 
     Attributes:
         timed: Whether it needs `spans` and `made`. Where no observer does, the engine never looks at a clock for them.
-        due: Whether it wants to know by `made` what making the next step takes. It is read after each call of `came`
-            and `made`, since a call for each step would cost more than a short step.
+        due: Whether it needs a `made` report for the next step. Read after each call of `delivered` and `made`, because
+            a call for each step would cost more than a short step.
     """
 
     timed: bool = True
     due: bool = False
 
-    def begin(self, stream: Awaited, place: Progress) -> None:
+    def begin(self, stream: ObservedStream, place: Progress) -> None:
         """Steps are made from a place in the stream on. What was made from there on before is made again."""
 
     def planned(self, draws: Draws, size_bytes: int) -> None:
@@ -73,10 +73,10 @@ class Observer(Protocol):
     def waited(self, began_ns: int) -> None:
         """The program itself waited until now for something that takes long: a chunk, or an empty queue."""
 
-    def asked(self, ready: int) -> None:
-        """The program asks for a step, of which so many are ready; `came`, or `end` after a failure, follows."""
+    def requested(self, ready: int) -> None:
+        """The program asks for a step, of which so many are ready; `delivered`, or `end` after a failure, follows."""
 
-    def came(self, step: int, samples: int) -> int:
+    def delivered(self, step: int, samples: int) -> int:
         """The step is here, and so are all before it.
 
         Args:
@@ -105,10 +105,10 @@ class Observer(Protocol):
             skipped: They were left out.
         """
 
-    def jumped(self, step: int, *, over: bool) -> None:
-        """What was made and not delivered never will be; the next step is this one. `over`: the pass has ended."""
+    def jumped(self, step: int, *, pass_ended: bool) -> None:
+        """Steps made but not delivered are discarded; `step` is the next one. `pass_ended`: because the pass ended."""
 
-    def end(self, come: int, failed: int | None) -> None:
+    def end(self, delivered: int, failed: int | None) -> None:
         """No more steps are made, of which so many have come; `failed`: number of the one that could not be made."""
 
     def close(self) -> None:
@@ -143,16 +143,16 @@ class Outlet:
         self.observers = observers
         self.timed = any(observer.timed for observer in observers)
         self.ready = 0
-        self.look()
+        self.refresh()
 
     def __bool__(self) -> bool:
         return bool(self.observers)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """See what is due."""
         self.due = any(observer.due for observer in self.observers)
 
-    def besides(self, clock: Clock) -> None:
+    def report_other(self, clock: Clock) -> None:
         """Report the times of something else than a chunk or a step."""
         work = clock.work()
         if work is not None:
@@ -162,12 +162,12 @@ class Outlet:
     def add(self, observer: Observer) -> None:
         """Report to this one, too."""
         self.observers = (*self.observers, observer)
-        self.look()
+        self.refresh()
 
     def remove(self, observer: Observer) -> None:
         """Report to it no longer, if it is there."""
         self.observers = tuple(each for each in self.observers if each is not observer)
-        self.look()
+        self.refresh()
 
     def failed(self, observer: Observer) -> None:
         """Called where an observer raised."""
@@ -179,7 +179,7 @@ class Outlet:
     planned = _to_each(Observer.planned)
     spans = _to_each(Observer.spans)
     waited = _to_each(Observer.waited)
-    asked = _to_each(Observer.asked)
+    requested = _to_each(Observer.requested)
     dropped = _to_each(Observer.dropped)
     short = _to_each(Observer.short)
     passed = _to_each(Observer.passed)
@@ -191,15 +191,15 @@ class Outlet:
     def made(self, step: int, assembled: Sequence[Span], batched: Sequence[Span], chunks_ns: int) -> None:
         """See `Observer.made`."""
         self._made(step, assembled, batched, chunks_ns)
-        self.look()
+        self.refresh()
 
-    def came(self, step: int, samples: int) -> int:
-        """See `Observer.came`."""
-        untold = sys.maxsize
+    def delivered(self, step: int, samples: int) -> int:
+        """See `Observer.delivered`."""
+        unreported = sys.maxsize
         for observer in self.observers:
             try:
-                untold = min(untold, observer.came(step, samples))
+                unreported = min(unreported, observer.delivered(step, samples))
             except Exception:
                 self.failed(observer)
-        self.look()
-        return untold
+        self.refresh()
+        return unreported

@@ -108,7 +108,7 @@ class PassPlan:
             return False
         return item + self.global_batch > self.length if self.drops_last else item >= self.length
 
-    def over(self, pass_step: int, item: int) -> bool:
+    def is_over(self, pass_step: int, item: int) -> bool:
         """Whether a pass is over after `pass_step` steps, with `item` as the next item."""
         return (self.steps is not None and pass_step >= self.steps) or self.exhausted(item)
 
@@ -181,7 +181,7 @@ class Share:
         return self.lanes % self.hosts == 0
 
     @property
-    def fitting_hosts(self) -> list[int]:
+    def possible_hosts(self) -> list[int]:
         """Numbers of hosts that each own whole lanes."""
         return [hosts for hosts in range(1, self.lanes + 1) if self.lanes % hosts == 0]
 
@@ -208,7 +208,7 @@ class Share:
         if not self.whole_lanes:
             raise HostsError(
                 f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
-                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.fitting_hosts} "
+                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.possible_hosts} "
                 f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
             )
 
@@ -252,13 +252,13 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
     """The beginning of the pass behind the one that `before` is in."""
     progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
     if not spec.endless:
-        lanes = before.lanes if spec.program is not None and spec.program.root.outlives_passes else None
+        lanes = before.lanes if spec.program is not None and spec.program.root.spans_passes else None
         progress = progress._replace(item=0, drops=np.zeros_like(before.drops), lanes=lanes)
         unknown = before.drops.any() or spec.program is not None or spec.order.planned_passes
         if unknown or not history_holds(spec, hosts, before._replace(ended=True)):
             progress = progress.forgetting(plan.global_batch)
     # Of passes that differ in length, one may have no complete batch.
-    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).over(0, progress.item))
+    return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).is_over(0, progress.item))
 
 
 def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
@@ -294,7 +294,7 @@ def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: i
         pass_number=pass_number,
         pass_step=pass_step,
         item=item,
-        ended=plan.over(pass_step, item),
+        ended=plan.is_over(pass_step, item),
         drops=np.zeros(share.local_lanes, np.int64),
         history=((0, 0, 0, 0, plan.global_batch),),
     )

@@ -43,7 +43,7 @@ class Places(Protocol):
         """(G,) host of each item of a step, counted from the first."""
         ...
 
-    def stand_ins(self, item: int) -> Int64Array:
+    def substitutes(self, item: int) -> Int64Array:
         """The other items of an item's step, in the order in which they stand in for it."""
         ...
 

@@ -32,14 +32,15 @@ from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
 
 
-def check_passes(passes: int | None, said_by: str = "") -> None:
+def check_passes(passes: int | None, error_prefix: str = "") -> None:
     """Check a number of passes that are shuffled as one.
 
     Raises ConfigError if it is neither a positive number, -1 nor None.
     """
     if passes is not None and (not hasattr(passes, "__index__") or (passes != -1 and passes < 1)):
         raise ConfigError(
-            f"{said_by}shuffle_over_epochs_multiplier={passes!r}: 1 or more, -1 (with replacement) or None (keep order)"
+            f"{error_prefix}shuffle_over_epochs_multiplier={passes!r}: expected 1 or more, -1 (with replacement) or "
+            f"None (keep the order)"
         )
 
 
@@ -56,7 +57,7 @@ class Ordering:
         blocks_in_lane: Blocks that mix in each lane, where batches are formed inside a lane.
     """
 
-    said_by: str = ""
+    error_prefix: str = ""
     training: bool
     passes: int | None
     block: int | None
@@ -64,13 +65,13 @@ class Ordering:
     blocks_in_lane: int | None
 
     def __post_init__(self) -> None:
-        check_passes(self.passes, self.said_by)
+        check_passes(self.passes, self.error_prefix)
         if self.block is not None and self.block < 1:
-            raise ConfigError(f"{self.said_by}max_samples_per_sequence={self.block}: 1 or more, or None")
+            raise ConfigError(f"{self.error_prefix}max_samples_per_sequence={self.block}: 1 or more, or None")
         if self.mixing is not None and self.mixing < 0:
-            raise ConfigError(f"{self.said_by}shuffle_buffer_size={self.mixing}: 0 or more, or None")
+            raise ConfigError(f"{self.error_prefix}shuffle_buffer_size={self.mixing}: 0 or more, or None")
         if self.blocks_in_lane is not None and self.blocks_in_lane < 1:
-            raise ConfigError(f"{self.said_by}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
+            raise ConfigError(f"{self.error_prefix}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
 
 
 class Resolved(Protocol):
@@ -394,7 +395,7 @@ class StreamSpec:
                     order.remember(saved, first)
                 saved.finish()
             except BaseException:
-                saved.take_back()
+                saved.undo()
                 raise
         except ValueError as error:
             raise StateError(f"the state's 'plans' do not fit its place in this dataset: {error}") from error
@@ -534,18 +535,18 @@ def leaf_count(mixture: Any) -> int:
     return sum(map(leaf_count, below)) if isinstance(below, list) else leaf_count(below)
 
 
-def no_dataset(value: Any) -> str:
+def not_a_dataset(value: Any) -> str:
     """What to say of something that is given in place of a dataset: what it is, and what to pass."""
-    way_out = "pass what get_train_dataset or another dataset class gave"
+    remedy = "pass what get_train_dataset or another dataset class gave"
     if isinstance(value, str | os.PathLike | Mapping) or hasattr(value, "get_datasets"):
-        way_out = "give it to get_train_dataset or get_val_dataset, and pass what that returns"
+        remedy = "give it to get_train_dataset or get_val_dataset, and pass what that returns"
     elif hasattr(value, "restore_sample"):
-        way_out = "pass the dataset that it was made of"
+        remedy = "pass the dataset that it was made of"
     elif hasattr(value, "build") and not isinstance(value, type):
-        way_out = "pass what its build() gives"
+        remedy = "pass what its build() gives"
     elif isinstance(value, list | tuple):
-        way_out = "pass the datasets in it, one by one"
-    return f"expected a dataset, got a {type(value).__name__}; {way_out}"
+        remedy = "pass the datasets in it, one by one"
+    return f"expected a dataset, got a {type(value).__name__}; {remedy}"
 
 
 def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:

@@ -229,7 +229,7 @@ class Kind:
     def __init__(self, leaves: Mapping[int, LeafSpec]) -> None:
         number, spec = next(iter(leaves.items()))
         self.hooks = spec.hooks if spec.cook is None else (spec.cook, *spec.hooks)
-        self._source, self._together = spec.leaf.source, None
+        self._source, self._read_together = spec.leaf.source, None
         if spec.leaf.loader is not None:
             self._loader: SampleLoader = spec.leaf.loader(number, spec.hook_key, spec.failure_tolerance)
             return
@@ -238,14 +238,14 @@ class Kind:
         self._loader = LeafLoader(resolved, hook_keys, spec.failure_tolerance)
         if len(leaves) > 1:
             sources = [each.source for each in resolved.values()]
-            self._together = cast("ReadInGroups", sources[0])._group(sources)
+            self._read_together = cast("ReadInGroups", sources[0])._group(sources)
             self._numbers = np.array([*leaves], np.int32)
 
     def read(self, draws: Draws) -> RawBatch:
         """The samples of draws, in their order. Raises ReadError."""
-        if self._together is None:
+        if self._read_together is None:
             return self._source.read(draws.index)
-        return self._together.read(np.searchsorted(self._numbers, draws.leaf), draws.index)
+        return self._read_together.read(np.searchsorted(self._numbers, draws.leaf), draws.index)
 
     def load(
         self, raw: RawBatch, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
@@ -255,17 +255,17 @@ class Kind:
         flow = self._loader.load(raw, numbers, groups)
         flow.batch_of = batch_of
         # Read again, too: a hook may have changed what was not decoded.
-        flow.anew = lambda: self.load(self.read(draws), draws, groups, batch_of)
+        flow.reload = lambda: self.load(self.read(draws), draws, groups, batch_of)
         return flow
 
 
-def _what_makes(spec: LeafSpec) -> Hashable:
+def _loading_key(spec: LeafSpec) -> Hashable:
     """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
     source = spec.leaf.source
     if spec.leaf.loader is not None or not isinstance(source, ReadInGroups):
         return None
-    read_alike = source._read_alike()
-    if read_alike is None:
+    read_key = source._read_key()
+    if read_key is None:
         return None
     leaf = cast("ResolvedLeaf", spec.leaf)
     fields = None if leaf.field_map is None else tuple(leaf.field_map.fields.items())
@@ -273,7 +273,7 @@ def _what_makes(spec: LeafSpec) -> Hashable:
     if spec.cook is not None:
         hooks.append((_which(spec.cook.function), dataclasses.replace(spec.cook, function=_nothing)))
     samples = leaf.sample_type, fields, _which(leaf.load), id(leaf.decoder)
-    return read_alike, *samples, spec.cook is None, *hooks, spec.failure_tolerance
+    return read_key, *samples, spec.cook is None, *hooks, spec.failure_tolerance
 
 
 def _nothing(value: Any) -> Any:
@@ -322,13 +322,13 @@ class PureStage:
         self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
         remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
         self._remote_files = next(filter(None, remote), ())
-        alike: dict[Hashable, dict[int, LeafSpec]] = {}
+        leaves_by_key: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):
-            key = _what_makes(leaf)
-            alike.setdefault(number if key is None else key, {})[number] = leaf
-        self._kinds = [Kind(leaves) for leaves in alike.values()]
+            key = _loading_key(leaf)
+            leaves_by_key.setdefault(number if key is None else key, {})[number] = leaf
+        self._kinds = [Kind(leaves) for leaves in leaves_by_key.values()]
         self._kind_of = np.zeros(len(spec.leaves), np.int32)
-        for kind, leaves in enumerate(alike.values()):
+        for kind, leaves in enumerate(leaves_by_key.values()):
             self._kind_of[[*leaves]] = kind
         self._maker: ItemMaker | None = extension(ITEM_MAKER)(spec.makers, self.hook_lock) if spec.makers else None
         self._told: set[str] = set()
@@ -389,8 +389,8 @@ class PureStage:
         error = self._call(flow, hook, clock)
         hooks = [*flow.applied, hook]
         if error is not None:
-            assert flow.anew is not None
-            flow = flow.anew()
+            assert flow.reload is not None
+            flow = flow.reload()
             clock.lap("storage", "read", len(flow.values))
             for each in hooks:
                 self._call(flow, each, clock, one_by_one=True)

@@ -25,7 +25,7 @@ Position = tuple[int, int]
 """(number of a feed, position in its stream)."""
 Form = Any
 """One of the classes below, or a tuple of forms, for a tuple of as many values."""
-_TOO_LARGE = 1 << 63
+_LIMIT = 1 << 63
 _POSITIONS = 1 << 62
 
 
@@ -33,7 +33,7 @@ _POSITIONS = 1 << 62
 class Number:
     """A number, 0 or more; below `end`, where there is one."""
 
-    end: int = _TOO_LARGE
+    end: int = _LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Codec:
     def check(self, value: Any) -> None:
         """Refuse what is no value of the form. Raises ValueError, TypeError, LookupError, StateError if it is none."""
         integers = self.encode(value)
-        if any(type(each) is not int or not 0 <= each < _TOO_LARGE for each in integers):
+        if any(type(each) is not int or not 0 <= each < _LIMIT for each in integers):
             raise ValueError("a number in it is out of range")
         if self.decode(integers) != value:
             raise ValueError("it has another shape")

@@ -13,11 +13,11 @@ import numpy as np
 
 from energon_grain.errors import EmptyDatasetError, FatalSampleError
 from energon_grain.sources.cache_pool import using_cache
-from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, surroundings
+from energon_grain.stream.assembly import LaneAssembly, LaneProgram, Taken, lane_context
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import BatchNumbers, Chunk, ChunkPace, Encoded, MadeBatch, local_end, plan_chunks
 from energon_grain.stream.clock import Clock, Span, Work
-from energon_grain.stream.drops import DropBudget, Dropped, Holed
+from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.feed import LaneChunks
 from energon_grain.stream.look_ahead import look_ahead_of
 from energon_grain.stream.observer import Outlet
@@ -26,7 +26,7 @@ from energon_grain.stream.places import Places
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import UnderWay, WorkerPool, interrupts_held
+from energon_grain.stream.workers import Shutdown, WorkerPool, interrupts_held
 
 
 class Step(NamedTuple):
@@ -88,11 +88,11 @@ class Production:
     drops: DropBudget
     config: WorkerConfig
     pool: InitVar[WorkerPool | None]
-    under_way: UnderWay
+    shutdown: Shutdown
     progress: Progress
     finish: Callable[[Any], Any] | None = None
     outlet: Outlet = field(default_factory=Outlet)
-    apart: bool = False
+    in_workers: bool = False
 
     def __post_init__(self, pool: WorkerPool | None) -> None:
         start = self.progress
@@ -103,7 +103,7 @@ class Production:
         in_process = pool is None or pool.shares == "memory"
         self._ahead = look_ahead_of(self.stage.sources, in_process=in_process, outlet=self.outlet)
         if self._ahead:
-            self.under_way.add(self._ahead.close)
+            self.shutdown.add(self._ahead.close)
         self._chunks_ns = 0  # that chunks were waited for
         self._work: Places | None = None
         self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
@@ -153,10 +153,10 @@ class Production:
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
             on_drop=self._on_drop,
-            on_hole=self.drops.drop,
+            on_member_drop=self.drops.drop,
             on_success=self.drops.succeeded,
             patience=spec.patience,
-            stand_in=None if self._work is None else self._stand_in,
+            substitute=None if self._work is None else self._substitute,
         )
 
     def _takes_batches(self) -> bool:
@@ -170,7 +170,7 @@ class Production:
         start = self.progress
         reader = LaneChunks(self.stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
-        around = surroundings(
+        context = lane_context(
             program,
             self.stage,
             self._pace,
@@ -182,7 +182,7 @@ class Production:
             program=program,
             share=self.share,
             reader=reader,
-            around=around,
+            context=context,
             pass_number=self.spec.counted(start.pass_number),
             before=start.lanes,
             begins=start.item == 0 and not self.spec.endless,
@@ -198,7 +198,7 @@ class Production:
             return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came, timed=timed)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
-            self.under_way.add(workers.stop, workers.close)
+            self.shutdown.add(workers.stop, workers.close)
         return _Timed(workers, self._came, timed=timed)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
@@ -210,7 +210,7 @@ class Production:
 
     def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
-        if not self.apart:
+        if not self.in_workers:
             self.outlet.waited(began_ns)
         if encoded.work is not None:
             self.outlet.spans(encoded.work)
@@ -218,15 +218,15 @@ class Production:
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
         """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
         chunks_ns, began_ns = self._chunks_ns, perf_counter_ns()
-        around = self._assembly.around if isinstance(self._assembly, LaneProgram) else None
-        if around is not None:
-            around.clock = Clock()
+        context = self._assembly.context if isinstance(self._assembly, LaneProgram) else None
+        if context is not None:
+            context.clock = Clock()
         found = self._collect(item)
         own_ns = perf_counter_ns() - began_ns - (self._chunks_ns - chunks_ns)
-        if around is not None and around.clock is not None:
-            spans += [span._replace(begin_ns=began_ns) for span in around.clock.hook_spans("main")]
+        if context is not None and context.clock is not None:
+            spans += [span._replace(begin_ns=began_ns) for span in context.clock.hook_spans("main")]
             own_ns -= sum(span.wall_ns for span in spans)
-            around.clock = None
+            context.clock = None
         spans.append(Span("pipeline", "assemble", "main", began_ns, max(0, own_ns), 0, self._plan.batch_size))
         return found
 
@@ -304,7 +304,7 @@ class Production:
             clock = Clock(runs=self.outlet.timed)
             batch = self.finish(batch)
             clock.lap("pipeline", "pin", samples, "main")
-            self.outlet.besides(clock)
+            self.outlet.report_other(clock)
         return Step(batch, samples, self.progress, not self._lanes_ended())
 
     def _behind(self, item: int, made: int) -> Progress:
@@ -317,7 +317,7 @@ class Production:
             pass_step=before.pass_step + steps,
             item=item,
             lanes=assembly.states if isinstance(assembly, LaneProgram) else None,
-            ended=self._plan.over(before.pass_step + steps, item),
+            ended=self._plan.is_over(before.pass_step + steps, item),
             history=before.history,
             skipped=before.skipped,
         )
@@ -346,14 +346,14 @@ class Production:
         if isinstance(self._assembly, LaneProgram):
             return self._collect_at_end(self._assembly, taken, behind)
         if plan.keeps:
-            taken, behind = self._gone_on(taken, behind, plan.exhausted)
+            taken, behind = self._continued(taken, behind, plan.exhausted)
             return taken.samples, taken.restore_keys, None, behind
         items = self.share.to_global(first + np.asarray(taken.missing, np.int64))
         samples, keys, valid = _filled(taken, iter(self._fillers(items)))
         # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
         return samples, keys, valid if plan.pads else None, behind
 
-    def _gone_on(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
+    def _continued(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
         """One host: what is missing is taken from behind the gaps of dropped samples, or of lanes that ended."""
         while taken.missing and not ended(behind):
             more = self._assembly.take(self.share.first_at(behind), len(taken.missing))
@@ -373,7 +373,7 @@ class Production:
                 return [], [], None, behind
             return *_filled(taken, (lanes.filler() for _ in taken.missing)), behind
         if one_host:
-            taken, behind = self._gone_on(taken, behind, lambda _: lanes.ended)
+            taken, behind = self._continued(taken, behind, lambda _: lanes.ended)
         if taken.missing and not plan.keeps:
             return [], [], None, behind
         return taken.samples, taken.restore_keys, None, behind
@@ -393,7 +393,7 @@ class Production:
             found.append(sample)
         return found
 
-    def _stand_in(self, local: int, dropped: Dropped) -> tuple[Any, tuple[Any, ...]]:
+    def _substitute(self, local: int, dropped: Dropped) -> tuple[Any, tuple[Any, ...]]:
         """The sample that stands at a place of a balanced step whose own was dropped, with its restore key."""
         work, length = self._work, self._plan.length
         assert work is not None
@@ -402,12 +402,12 @@ class Production:
         if length is not None and item >= length:
             return self._fillers(items)[0]
         self._on_drop(dropped)
-        sample = self._first_good(work.stand_ins(item).tolist(), local)
+        sample = self._first_good(work.substitutes(item).tolist(), local)
         if sample is None:
             raise FatalSampleError(
-                f"all {len(work.stand_ins(item)) + 1} samples of a global batch were dropped, so with balance= none of "
-                f"them can stand in for the others. loader.stats() says what was dropped and why; leave such samples "
-                f"out by their columns (`where`), or balance= away"
+                f"all {len(work.substitutes(item)) + 1} samples of a global batch were dropped, so balance= has no "
+                f"sample to use in their place. loader.stats() lists what was dropped and why; leave such samples out "
+                f"by their columns (`where`), or remove balance="
             )
         return sample
 
@@ -418,7 +418,7 @@ class Production:
             chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
             encoded = self.stage.run(chunk)
             outcome = encoded.outcomes[0]
-            outcome = outcome.value if type(outcome) is Holed else outcome
+            outcome = outcome.value if type(outcome) is PartialItem else outcome
             if type(outcome) is not Dropped:
                 return outcome, encoded.restore_keys[0]
         return None

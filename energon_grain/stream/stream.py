@@ -58,16 +58,16 @@ from energon_grain.stream.passes import (
     place_of_step,
 )
 from energon_grain.stream.run import Run, StepSamples
-from energon_grain.stream.spec import StreamSpec, no_dataset
+from energon_grain.stream.spec import StreamSpec, not_a_dataset
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.state import LaneStates
 from energon_grain.stream.steps import Production, Step
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import (
     MakePool,
-    UnderWay,
+    Shutdown,
     WorkerPool,
-    close_with,
+    close_on_collect,
     interrupts_held,
     own_pool,
 )
@@ -94,7 +94,7 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
     Raises ConfigError if it is something else, the path of a dataset for instance.
     """
     if not hasattr(dataset, "compiled"):
-        raise ConfigError(f"loader: {no_dataset(dataset)}")
+        raise ConfigError(f"loader: {not_a_dataset(dataset)}")
     return given or dataset.worker_config
 
 
@@ -105,7 +105,7 @@ class Stream:
     Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
     if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
     stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
-    ends them. Whoever looks ahead (`coming`) leaves the state where it is: it is always that behind the last step that
+    ends them. Whoever looks ahead (`peek`) leaves the state where it is: it is always that behind the last step that
     `next` delivered. Several threads may call `next`; each gets steps of its own.
 
     Args:
@@ -171,14 +171,14 @@ class Stream:
         self._empty_steps = 0
         self._progress = self._beginning()
         self._run = Run(spec=spec, stage=self._stage, config=config, share=self.share)
-        self._coming: deque[Step] = deque()  # read, but not delivered
+        self._peeked: deque[Step] = deque()  # read, but not delivered
         self._none_left = False  # behind those that are coming
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
         self._unreported: Iterator[Step] | None = None  # those of them that come next and are not reported
         self._pool: WorkerPool | None = None
-        self._under_way = UnderWay()
+        self._shutdown = Shutdown()
         self._starting = threading.RLock()  # for `close`, from another thread
         self._counting = threading.RLock()  # a signal handler may ask for the numbers
         self._closed_at = ""  # file and line
@@ -248,7 +248,7 @@ class Stream:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self._require_here("go on")
+        self._require_own_process("go on")
         with self.turn:
             if self._progress.ended and self.share.stride == 1:
                 self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
@@ -256,7 +256,7 @@ class Stream:
 
     def __next__(self) -> Any:
         try:
-            self._require_here("go on")
+            self._require_own_process("go on")
             with self.turn:
                 if self._closed_at:
                     raise ValueError(
@@ -271,25 +271,25 @@ class Stream:
         register_value(step.batch)
         return step.batch
 
-    def coming(self, count: int) -> list[Any]:
+    def peek(self, count: int) -> list[Any]:
         """The batches that `next` will deliver, at most `count`: fewer where the pass ends or reading fails before.
 
         What fails behind the first of them is tried again, and raised, when it is the first.
         """
-        self._require_here("read ahead")
+        self._require_own_process("read ahead")
         with self.turn:
-            while len(self._coming) < count and not (self._behind.ended or self._closed_at):
-                if self._coming and self._behind is self._failed_behind:
+            while len(self._peeked) < count and not (self._behind.ended or self._closed_at):
+                if self._peeked and self._behind is self._failed_behind:
                     break
                 try:
-                    self._coming.append(self._read())
+                    self._peeked.append(self._read())
                 except StopIteration:
                     break
                 except Exception:
-                    if not self._coming or self._any_host is not None:  # which other hosts wait for
+                    if not self._peeked or self._any_host is not None:  # which other hosts wait for
                         raise
                     self._failed_behind = self._behind
-            return [step.batch for step in islice(self._coming, count)]
+            return [step.batch for step in islice(self._peeked, count)]
 
     @property
     def place(self) -> Progress:
@@ -307,7 +307,7 @@ class Stream:
     @property
     def next_step(self) -> tuple[int, int, int]:
         """Pass and step behind the last one that was delivered, and how many have come since."""
-        return self._progress.pass_number, self._progress.step, len(self._coming)
+        return self._progress.pass_number, self._progress.step, len(self._peeked)
 
     @property
     def workers(self) -> int:
@@ -317,15 +317,16 @@ class Stream:
     @property
     def _behind(self) -> Progress:
         """The place behind what was read."""
-        return self._coming[-1].progress if self._coming else self._progress
+        return self._peeked[-1].progress if self._peeked else self._progress
 
-    def _go_to(self, progress: Progress, *, over: bool = False) -> None:
-        """Forget what was read ahead, and be at a place; `over`: as the pass has ended."""
+    def _go_to(self, progress: Progress, *, pass_ended: bool = False) -> None:
+        """Forget what was read ahead, and be at a place; `pass_ended`: as the pass has ended."""
         self._stop()
         with self._counting:
-            self.outlet.jumped(progress.step, over=over)  # first: a count of a signal handler in between is undone
+            # First: this undoes what a signal handler counted in between.
+            self.outlet.jumped(progress.step, pass_ended=pass_ended)
             self._progress = progress
-        self._coming.clear()
+        self._peeked.clear()
         self._empty_steps = 0
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
@@ -338,12 +339,12 @@ class Stream:
     def _advance(self) -> Step:
         """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
         try:
-            step = self._coming.popleft() if self._coming else self._read()
+            step = self._peeked.popleft() if self._peeked else self._read()
         except StopIteration:
             ended = self._progress._replace(ended=True)
             if not history_holds(self.spec, self.share.hosts, ended):  # hooks dropped the last batches
                 ended = ended.forgetting(self.plan.global_batch)
-            self._go_to(ended, over=True)
+            self._go_to(ended, pass_ended=True)
             raise
         skipped = self._progress.skipped
         self._progress = step.progress
@@ -358,7 +359,7 @@ class Stream:
         try:
             with self._starting:
                 unreported = self._unreported or self._start()
-            with cancelled_by(self._under_way.over):
+            with cancelled_by(self._shutdown.cancellation):
                 step = next(unreported, None)
                 if step is not None:
                     return step
@@ -378,9 +379,9 @@ class Stream:
         """The next step, whose arrival is reported."""
         steps = self._steps
         assert steps is not None
-        self.outlet.asked(self.ready)
+        self.outlet.requested(self.ready)
         step = next(steps)
-        unreported = self.outlet.came(step.progress.step // self.share.stride, step.samples)
+        unreported = self.outlet.delivered(step.progress.step // self.share.stride, step.samples)
         self._unreported = islice(steps, unreported if self._any_host is None else 0)
         return step
 
@@ -395,7 +396,7 @@ class Stream:
         return self._steps.waiting if isinstance(self._steps, Background) else 0
 
     @property
-    def _come(self) -> int:
+    def _delivered_steps(self) -> int:
         """Steps that have come, as observers count them."""
         return (self._behind.step + self._empty_steps) // self.share.stride
 
@@ -409,8 +410,8 @@ class Stream:
                 step = None
             except BaseException:
                 # The others do not ask again about steps that all found empty.
-                if self._coming:
-                    self._coming[-1] = self._coming[-1]._replace(progress=agreed)
+                if self._peeked:
+                    self._peeked[-1] = self._peeked[-1]._replace(progress=agreed)
                 else:
                     self._progress = agreed
                 raise
@@ -422,7 +423,7 @@ class Stream:
                 assert step is not None
                 return step._replace(progress=step.progress.without(self._empty_steps))
             # Padding on every host: lanes that are left have items further on, or there are none.
-            self.outlet.short(self._come, 0)
+            self.outlet.short(self._delivered_steps, 0)
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
                 raise StopIteration
@@ -430,15 +431,15 @@ class Stream:
                 agreed = step.progress.without(self._empty_steps)
 
     def _start(self) -> Iterator[Step]:
-        self._under_way.begin()
+        self._shutdown.reset()
         if self._closed_at:
             raise Cancelled
         self._empty_steps = 0
         self.outlet.begin(self, self._behind)
         pool = self._workers_ready()
-        apart = self._workers > 0 and not self.spec.assembly_seeds_globals
+        in_workers = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
-            with cancelled_by(self._under_way.over):
+            with cancelled_by(self._shutdown.cancellation):
                 production = Production(
                     spec=self.spec,
                     share=self.share,
@@ -447,19 +448,19 @@ class Stream:
                     drops=self._drops,
                     config=self.config,
                     pool=pool,
-                    under_way=self._under_way,
+                    shutdown=self._shutdown,
                     progress=self._behind,
                     finish=self._finish,
                     outlet=self.outlet,
-                    apart=apart,
+                    in_workers=in_workers,
                 )
             ahead = None
-            if apart and pool is not None:
+            if in_workers and pool is not None:
                 capacity = self._prefetch_factor * pool.workers
                 with interrupts_held():
-                    budget, over = self.config.prefetch_bytes, self._under_way.over
-                    ahead = Background(production, capacity, budget, _bytes_of_step, over, self.outlet)
-                    self._under_way.add(ahead.stop, ahead.close)
+                    budget, cancellation = self.config.prefetch_bytes, self._shutdown.cancellation
+                    ahead = Background(production, capacity, budget, _bytes_of_step, cancellation, self.outlet)
+                    self._shutdown.add(ahead.stop, ahead.close)
             self._steps = iter(production) if ahead is None else ahead
             self._unreported = iter(())
         except BaseException:
@@ -478,21 +479,21 @@ class Stream:
             if self._pool is None:
                 self._workers = 0
             else:
-                self._under_way.pool = self._pool
-                close_with(self, self._under_way)
+                self._shutdown.pool = self._pool
+                close_on_collect(self, self._shutdown)
         return self._pool
 
     def _stop(self, *, failed: bool = False) -> None:
         self._steps = self._unreported = None
         self._none_left = False
-        self._under_way.stop()
-        making = self._drops.stop()
-        self.outlet.end(self._come, making if failed else None)
+        self._shutdown.stop()
+        failed_step = self._drops.stop()
+        self.outlet.end(self._delivered_steps, failed_step if failed else None)
         self._count()
 
-    def _require_here(self, what: str) -> None:
+    def _require_own_process(self, what: str) -> None:
         """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
-        if self._under_way.elsewhere:
+        if self._shutdown.in_other_process:
             raise WorkerError(
                 f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
                 f"process, so it cannot {what} here: make the loader in the child itself, or one from the same dataset "
@@ -501,7 +502,7 @@ class Stream:
 
     def start_prefetch(self) -> None:
         """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
-        self._require_here("read ahead")
+        self._require_own_process("read ahead")
         if self._steps is None:  # else another thread may have the turn for long
             with self.turn, self._starting, suppress(Cancelled):  # closed meanwhile
                 if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
@@ -539,7 +540,7 @@ class Stream:
             HostsError: The number of hosts does not fit its lanes.
             WorkerError: This process was forked while the stream was at work.
         """
-        self._require_here("restore a state")
+        self._require_own_process("restore a state")
         if not allow_changes:
             checked = check_lanes(cursor, self.share)
             check_fingerprint(checked, self._fingerprint, self.spec.manifest())
@@ -561,7 +562,7 @@ class Stream:
             ConfigError: Where a step begins depends on data.
             StateError: There is no such step.
         """
-        self._require_here("go to a step")
+        self._require_own_process("go to a step")
         with self.turn:
             self._go_to(place_of_step(self.spec, self.share, step))
 
@@ -581,7 +582,7 @@ class Stream:
         if steps < 0:
             raise ValueError(f"skip({steps}): expected a number of steps, 0 or more")
         if steps:
-            self._require_here("skip steps")
+            self._require_own_process("skip steps")
             with self.turn:
                 self._skip(steps)
 
@@ -599,7 +600,7 @@ class Stream:
                 step=before.step + steps,
                 pass_step=pass_step,
                 item=item,
-                ended=self.plan.over(pass_step, item),
+                ended=self.plan.is_over(pass_step, item),
                 skipped=(*before.skipped, (before.step, steps)),
             )
         )
@@ -626,7 +627,7 @@ class Stream:
 
     def restore_sample(self, restore_key: Any) -> Any:
         """A sample or batch again, from its `__restore_key__`. See `history.replay.restore_sample`."""
-        self._require_here("restore samples")
+        self._require_own_process("restore samples")
         sample = extension(RESTORE_SAMPLE)(self._run, restore_key)
         register_value(sample)
         return sample
@@ -638,7 +639,7 @@ class Stream:
         that is known: the beginning, the state that was restored, one that was saved since, or the present place. Its
         `read` says which. The stream stays where it is. Raises as `history.which.which`.
         """
-        self._require_here("make steps again")
+        self._require_own_process("make steps again")
         return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
 
     def __len__(self) -> int:
@@ -655,13 +656,13 @@ class Stream:
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""
         self._closed_at = self._closed_at or _caller()
-        self._under_way.over.set()  # whoever holds the lock reads, or runs hooks
+        self._shutdown.cancellation.set()  # whoever holds the lock reads, or runs hooks
         with self._starting:
             self._steps = self._unreported = None
-            self._coming.clear()
-            self._under_way.close()
+            self._peeked.clear()
+            self._shutdown.close()
             self._drops.stop()
-            self.outlet.end(self._come, None)
+            self.outlet.end(self._delivered_steps, None)
             self._stage.close()
             self.outlet.close()
 

@@ -86,7 +86,7 @@ _worker_logger = logging.getLogger("energon_grain.worker")
 _worker_number: int | None = None
 
 
-def this_is_worker(number: int) -> None:
+def set_worker_number(number: int) -> None:
     """Say that this process is worker `number` (0, 1, …) of a host, for `{worker_id}` in the names of its files."""
     global _worker_number
     _worker_number = number

@@ -37,7 +37,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 _logger = logging.getLogger("energon_grain")
 
 
-class UnderWay:
+class Shutdown:
     """Threads and processes of a stream.
 
     It refers to nothing that refers to the stream, which could not be collected otherwise. That is also why it holds no
@@ -49,18 +49,18 @@ class UnderWay:
     """
 
     def __init__(self) -> None:
-        self.over = Cancellation()
+        self.cancellation = Cancellation()
         self.pool: WorkerPool | None = None
         self._process = os.getpid()
         self._runs = False
         self._stopping = threading.RLock()
         self._ends: list[tuple[Callable[[], object], Callable[[], object] | None]] = []
 
-    def begin(self) -> None:
-        """Something is about to run: a new `over`."""
-        self.over = Cancellation()
+    def reset(self) -> None:
+        """Something is about to run: a new `cancellation`."""
+        self.cancellation = Cancellation()
 
-    def add(self, tell: Callable[[], object], wait: Callable[[], object] | None = None) -> None:
+    def add(self, stop: Callable[[], object], wait: Callable[[], object] | None = None) -> None:
         """Take in something that runs.
 
         Args:
@@ -69,21 +69,21 @@ class UnderWay:
         """
         self._process = os.getpid()
         self._runs = True
-        self._ends.append((tell, wait))
+        self._ends.append((stop, wait))
 
     @property
-    def elsewhere(self) -> bool:
+    def in_other_process(self) -> bool:
         """Whether this is a forked child's copy, of which nothing runs here."""
         return self._runs and self._process != os.getpid()
 
     def stop(self) -> None:
         """End what runs, behind the hook in hand, and wait for it."""
-        if self.elsewhere:
+        if self.in_other_process:
             return
         with interrupts_held(), self._stopping:
-            self.over.set()
-            for tell, _ in self._ends:
-                tell()
+            self.cancellation.set()
+            for stop, _ in self._ends:
+                stop()
             for _, wait in self._ends:
                 if wait is not None:
                     wait()
@@ -91,7 +91,7 @@ class UnderWay:
 
     def close(self) -> None:
         """End the workers too. Who calls it while another thread does waits for that one."""
-        if self.elsewhere:
+        if self.in_other_process:
             return
         with interrupts_held(), self._stopping:
             self.stop()
@@ -100,31 +100,31 @@ class UnderWay:
             _open.discard(self)
 
 
-_open: set[UnderWay] = set()
-"""What `close_with` took in, until its workers have ended. A forked child would wait for those for ever."""
+_open: set[Shutdown] = set()
+"""What `close_on_collect` took in, until its workers have ended. A forked child would wait for those for ever."""
 os.register_at_fork(after_in_child=_open.clear)
 
 
-def close_with(owner: object, under_way: UnderWay) -> None:
-    """Close `under_way` when `owner`, to which it must not refer, is collected, or when the program ends."""
+def close_on_collect(owner: object, shutdown: Shutdown) -> None:
+    """Close `shutdown` when `owner`, to which it must not refer, is collected, or when the program ends."""
     if not _open:  # anew, before the ends of libraries that hooks may use: what is registered last is called first
         atexit.unregister(_close_all)
         atexit.register(_close_all)
-    _open.add(under_way)
-    weakref.finalize(owner, _close_aside, under_way).atexit = False
+    _open.add(shutdown)
+    weakref.finalize(owner, _close_in_thread, shutdown).atexit = False
 
 
 def _close_all() -> None:
-    for under_way in tuple(_open):  # also what a thread is to close: it may not have begun, and nobody waits for it
-        under_way.close()
+    for shutdown in tuple(_open):  # also what a thread is to close: it may not have begun, and nobody waits for it
+        shutdown.close()
 
 
-def _close_aside(under_way: UnderWay) -> None:
+def _close_in_thread(shutdown: Shutdown) -> None:
     # Since Python 3.12 no thread begins any more once a program ends. Then `_close_all` closes it, or has done so.
     with suppress(RuntimeError):
-        if under_way in _open:
+        if shutdown in _open:
             # `Thread.start` takes locks of the module `threading`, which this thread may have in hand.
-            _thread.start_new_thread(_begin_thread, (under_way.close,))
+            _thread.start_new_thread(_begin_thread, (shutdown.close,))
 
 
 def _begin_thread(close: Callable[[], object]) -> None:
@@ -171,9 +171,9 @@ class _Task:
     result: Any = None
     error: BaseException | None = None
 
-    def do(self, run: Callable[[Chunk], Any], over: Cancellation) -> None:
+    def do(self, run: Callable[[Chunk], Any], cancellation: Cancellation) -> None:
         try:
-            with cancelled_by(over):
+            with cancelled_by(cancellation):
                 self.result = run(self.chunk)
         except BaseException as error:
             self.error = error
@@ -198,12 +198,12 @@ class OrderedWorkers(Generic[T]):
         self._run_chunk = run
         self._chunks = chunks
         self._budget_bytes = budget_bytes
-        self._under_way: deque[_Task] = deque()
+        self._in_flight: deque[_Task] = deque()
         self._before_change = 0  # of them
         self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._over = Cancellation()
+        self._cancellation = Cancellation()
         self._done: SimpleQueue[None] = SimpleQueue()  # notices for who takes chunks: one is done, or all is over
         self._ended: SimpleQueue[None] = SimpleQueue()  # and for who closes this: a thread has
         self._changing = threading.RLock()  # a signal handler may close what its own thread is changing
@@ -214,17 +214,17 @@ class OrderedWorkers(Generic[T]):
     def resize(self, threads: int, most: int) -> None:
         """Go on with so many threads, and so many chunks under way. Without threads, who takes a chunk makes it."""
         with self._changing:
-            if self._over.is_set():
+            if self._cancellation.is_set():
                 return
             self._most = most
-            self._before_change = len(self._under_way)
+            self._before_change = len(self._in_flight)
             for _ in range(self._at_work - threads):
                 self._tasks.put(None)  # for a thread behind the chunks that stand in front of it
             self._threads = [thread for thread in self._threads if not thread.ended]
             for number in range(self._at_work, threads):
                 thread = _Thread(
                     target=_work,
-                    args=(self._run_chunk, self._tasks, self._over, self._done, self._ended),
+                    args=(self._run_chunk, self._tasks, self._cancellation, self._done, self._ended),
                     name=f"energon-grain-worker-{number}",
                     daemon=True,
                 )
@@ -242,14 +242,14 @@ class OrderedWorkers(Generic[T]):
 
     def __next__(self) -> Encoded:
         self._submit()
-        if not self._under_way:
+        if not self._in_flight:
             raise StopIteration
-        task = self._under_way[0]
-        while task.result is None and task.error is None and not self._over.is_set():
+        task = self._in_flight[0]
+        while task.result is None and task.error is None and not self._cancellation.is_set():
             _wait(self._done)
-        if self._over.is_set():
+        if self._cancellation.is_set():
             raise Cancelled
-        self._under_way.popleft()
+        self._in_flight.popleft()
         _wait(self._done, 0)  # or notices of what was done before would heap up
         self._before_change -= 1
         if task.error is not None:
@@ -268,28 +268,28 @@ class OrderedWorkers(Generic[T]):
         return cast("Encoded", result)
 
     def _submit(self) -> None:
-        while len(self._under_way) < self._most:
+        while len(self._in_flight) < self._most:
             if self._next is None:
                 self._next = next(self._chunks, None)
                 if self._next is None:
                     return
-            if self._under_way:
-                held = sum(task.chunk.size_bytes for task in self._under_way) + self._next.size_bytes
+            if self._in_flight:
+                held = sum(task.chunk.size_bytes for task in self._in_flight) + self._next.size_bytes
                 if self._expansion is None or held * self._expansion > self._budget_bytes:
                     return
             task = _Task(self._next)
             self._next = None
-            self._under_way.append(task)
+            self._in_flight.append(task)
             with self._changing:  # behind a thread's end nobody would find it
                 handed_out = self._at_work > 0
                 if handed_out:
                     self._tasks.put(task)
             if not handed_out:
-                task.do(self._run_chunk, self._over)
+                task.do(self._run_chunk, self._cancellation)
 
     def stop(self) -> None:
         """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
-        self._over.set()
+        self._cancellation.set()
         self._tasks.put(None)  # each thread hands it on to the next
         self._done.put(None)
 
@@ -305,7 +305,7 @@ class OrderedWorkers(Generic[T]):
         # the timeout of `get` where a handler takes longer.
         self._ended.put(None)
         join(*threads)
-        self._under_way.clear()  # and what nobody takes
+        self._in_flight.clear()  # and what nobody takes
 
 
 class _Thread(threading.Thread):
@@ -320,26 +320,26 @@ def _wait(notices: SimpleQueue[None], seconds: float = POLL_SECONDS) -> None:
 def _work(
     run: Callable[[Chunk], Any],
     tasks: SimpleQueue[_Task | None],
-    over: Cancellation,
+    cancellation: Cancellation,
     done: SimpleQueue[None],
     ended: SimpleQueue[None],
 ) -> None:
     try:
-        while not over.is_set():
+        while not cancellation.is_set():
             task = tasks.get()
-            if task is None or over.is_set():
+            if task is None or cancellation.is_set():
                 break
-            task.do(run, over)
+            task.do(run, cancellation)
             done.put(None)
             del task  # or its samples would live until the next one comes
     finally:
-        if over.is_set():
+        if cancellation.is_set():
             tasks.put(None)
         cast("_Thread", threading.current_thread()).ended = True
         ended.put(None)
 
 
-def most_under_way(workers: int) -> int:
+def max_in_flight(workers: int) -> int:
     """Chunks that are under way, or done and not yet taken, at most.
 
     They are taken in order, so a chunk that takes long holds up the others only as soon as these are all done.
@@ -402,7 +402,7 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         run = pace.timed(self._run)
-        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, most_under_way(self.workers))
+        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, max_in_flight(self.workers))
         self._running = weakref.ref(running)
         return running
 
@@ -411,7 +411,7 @@ class ThreadPool:
         self.workers = workers
         running = self._running()
         if running is not None:
-            running.resize(workers, most_under_way(workers))
+            running.resize(workers, max_in_flight(workers))
 
     @property
     def settled(self) -> bool:

@@ -95,54 +95,56 @@ class Setting(NamedTuple):
 
 def climb(most: int, first: int) -> Generator[Setting, Window, None]:
     """Looks for the setting with the highest rate: yields what to measure, and is sent what came of it."""
-    here = Setting(first)
-    now, rest = (yield here), _REST_WINDOWS
+    current = Setting(first)
+    now, rest = (yield current), _REST_WINDOWS
 
     def better(*others: Setting) -> Generator[Setting, Window, bool]:
         """Whether one of some settings is better, and then the present one."""
-        nonlocal here, now
+        nonlocal current, now
         for other in others:
-            if other != here and not now.enough:
-                won, now = yield from _compared(here, other, now)
+            if other != current and not now.enough:
+                won, now = yield from _compared(current, other, now)
                 if won:
-                    here = other
+                    current = other
                     return True
         return False
 
     while True:
-        before = here
-        while (yield from better(here._replace(threads=min(2 * here.threads or 1, most)))):
+        before = current
+        while (yield from better(current._replace(threads=min(2 * current.threads or 1, most)))):
             pass
-        while (yield from better(here._replace(threads=here.threads // 2))):
+        while (yield from better(current._replace(threads=current.threads // 2))):
             pass
-        threads = here.threads
+        threads = current.threads
         between = {min(threads + threads // 2, most), threads - threads // 4} if threads > 1 else set[int]()
-        yield from better(*(here._replace(threads=number) for number in sorted(between, reverse=True)))
-        while now.uneven and here.depth < _DEEPEST and (yield from better(here._replace(depth=2 * here.depth))):
+        yield from better(*(current._replace(threads=number) for number in sorted(between, reverse=True)))
+        while (
+            now.uneven and current.depth < _DEEPEST and (yield from better(current._replace(depth=2 * current.depth)))
+        ):
             pass
-        yield from better(here._replace(threads=0))  # nothing is handed over then: that is no step like the others
-        rest = min(2 * rest, _LONGEST_REST_WINDOWS) if here == before else _REST_WINDOWS
+        yield from better(current._replace(threads=0))  # nothing is handed over then: that is no step like the others
+        rest = min(2 * rest, _LONGEST_REST_WINDOWS) if current == before else _REST_WINDOWS
         usual, slow = now.rate, 0
         for _ in range(rest):
-            now = yield here._replace(chosen=True)
+            now = yield current._replace(chosen=True)
             slow = slow + 1 if now.rate < _FALLEN * usual and not now.enough else 0
             if slow == 2:
                 rest = _REST_WINDOWS
                 break
 
 
-def _compared(here: Setting, there: Setting, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
+def _compared(current: Setting, candidate: Setting, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
     """Whether another setting is better than the present one, and the last window of the better one."""
-    first = yield there
+    first = yield candidate
     ratio = first.rate / now.rate
     if first.enough or not 1 / _CLEAR < ratio < _CLEAR:
         won = first.enough or ratio > 1
         return won, first if won else now
     ratios = [ratio]
     while len(ratios) == 1 or (len(ratios) < _PAIRS and min(ratios) < 1 < max(ratios)):
-        first = yield there
+        first = yield candidate
         if len(ratios) % 2:
-            now = yield here
+            now = yield current
         ratios.append(first.rate / now.rate)
     won = math.prod(ratios) ** (1 / len(ratios)) > _GAIN
     return won, first if won else now
@@ -165,7 +167,7 @@ class AutoWorkers:
         self._prefetch_factor = prefetch_factor
         self._pool: ThreadPool | None = None
         self._ahead: Background[Any] | None = None
-        self._said: int | None = None
+        self._logged: int | None = None
         self._advises = hooks and most > 1
         self._waiting = 0  # batches of before the last change
         self._not_before = time.perf_counter() + _WARM_SECONDS
@@ -212,15 +214,15 @@ class AutoWorkers:
                 self._waiting = self._ahead.waiting
                 self._ahead.resize(self.capacity)
         elif self._setting.chosen:
-            self._say(found)
+            self._log(found)
 
     @property
     def _full_s(self) -> float:
         return 0.0 if self._ahead is None else self._ahead.full_s
 
-    def _say(self, found: Window) -> None:
-        if self.threads != self._said:
-            self._said = self.threads
+    def _log(self, found: Window) -> None:
+        if self.threads != self._logged:
+            self._logged = self.threads
             _logger.info(
                 "num_workers='auto': %d threads and %d batches ahead: %.3g samples a second; the loop waits for %d%% "
                 "of its time",

@@ -475,12 +475,12 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
             f"reasons): allow fewer requests at a time (requests_in_flight in the storage settings), ask for a higher "
             f"limit, or repair the file system.",
         )
-    homeless = (storage.fetched_again_bytes + storage.not_kept_bytes) / max(1, storage.bytes_read)
-    if homeless > _AGAIN:
+    uncached = (storage.fetched_again_bytes + storage.not_kept_bytes) / max(1, storage.bytes_read)
+    if uncached > _AGAIN:
         return bound(
             "cache",
             "",
-            f"The rate is limited by the cache on disk, which is too small: {min(1.0, homeless):.0%} of what the store "
+            f"The rate is limited by the cache on disk, which is too small: {min(1.0, uncached):.0%} of what the store "
             f"sent was removed from it, or found no room: raise cache_bytes in the storage settings, to the size of "
             f"the data at best.",
         )

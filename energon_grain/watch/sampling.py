@@ -8,12 +8,12 @@ from time import perf_counter_ns
 
 _COST_NS, _COST_SHARE = 40_000, 0.001
 """What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
-_SHORT_NS, _MOST_UNTIMED = 8_000_000, 1024
+_SHORT_NS, _MAX_UNTIMED = 8_000_000, 1024
 """Of steps that come more often than that, not all waits are timed; of the shortest ones every 1024th, on average."""
 _OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
 
 
-class MakingClock:
+class BatchClock:
     """Which of many short steps to take the time of where they are made, so that this takes 0.1 % of theirs.
 
     Each of those stands for those before it that were not timed.
@@ -59,12 +59,12 @@ class WaitClock:
     """
 
     __slots__ = (
-        *("apart_ns", "starting_ns"),
+        *("long_wait_ns", "starting_ns"),
         *(
-            "_apart_until_ns",
+            "_long_wait_until_ns",
             "_counted_ns",
             "_first_ns",
-            "_last_come",
+            "_last_delivered",
             "_last_ns",
             "_most",
             "_running_ns",
@@ -74,20 +74,20 @@ class WaitClock:
     )
 
     def __init__(self) -> None:
-        self.apart_ns = self.starting_ns = 0
-        self._counted_ns = 0  # of `apart_ns`
-        self._apart_until_ns = 0  # when the last of that ended
-        self._first_ns = self._last_ns = self._last_come = self._step_ns = self._running_ns = self._waiting_ns = 0
+        self.long_wait_ns = self.starting_ns = 0
+        self._counted_ns = 0  # of `long_wait_ns`
+        self._long_wait_until_ns = 0  # when the last of that ended
+        self._first_ns = self._last_ns = self._last_delivered = self._step_ns = self._running_ns = self._waiting_ns = 0
         self._most = 1  # steps that are left out now, on average
 
-    def waited_apart(self, began_ns: int) -> None:
+    def add_long_wait(self, began_ns: int) -> None:
         """The program waited until now for something that is timed by itself."""
-        self._apart_until_ns = perf_counter_ns()
-        self.apart_ns += self._apart_until_ns - began_ns
+        self._long_wait_until_ns = perf_counter_ns()
+        self.long_wait_ns += self._long_wait_until_ns - began_ns
 
-    def stop(self, come: int) -> None:
+    def stop(self, delivered: int) -> None:
         """So many steps have come, and the next one is a first one."""
-        self._running_ns, self._waiting_ns, self._first_ns = self.ran_ns(come), self.waiting_ns, 0
+        self._running_ns, self._waiting_ns, self._first_ns = self.ran_ns(delivered), self.waiting_ns, 0
         self._most = 1
 
     def few(self) -> None:
@@ -97,10 +97,10 @@ class WaitClock:
     def left_out(self) -> int:
         """How many steps not to time before the next one is."""
         most = min(self._most, _SHORT_NS // max(1, self._step_ns))
-        self._most = min(2 * self._most, _MOST_UNTIMED)
+        self._most = min(2 * self._most, _MAX_UNTIMED)
         return int(2 * most * _OWN_RANDOM.random())
 
-    def timed(self, come: int, began_ns: int, apart_ns: int) -> tuple[int, int]:
+    def timed(self, delivered: int, began_ns: int, long_wait_ns: int) -> tuple[int, int]:
         """A step has come that was timed.
 
         Args:
@@ -111,18 +111,18 @@ class WaitClock:
         Returns:
             How many steps it stands for, and how long the program waited for them.
         """
-        now_ns, steps = perf_counter_ns(), max(1, come - self._last_come)
-        self._last_come = come
+        now_ns, steps = perf_counter_ns(), max(1, delivered - self._last_delivered)
+        self._last_delivered = delivered
         if not self._first_ns:
             self.starting_ns += now_ns - began_ns
-            self._counted_ns = self.apart_ns
+            self._counted_ns = self.long_wait_ns
             self._step_ns, self._last_ns = 0, now_ns
             self._first_ns = now_ns  # behind the others: who asks meanwhile sees none
             return 1, now_ns - began_ns
-        own_ns = now_ns - began_ns - (self.apart_ns - apart_ns)
-        waited_ns = apart_ns = self.apart_ns - self._counted_ns
-        waited_ns += min(own_ns * steps, now_ns - self._last_ns - apart_ns)
-        self._counted_ns += apart_ns
+        own_ns = now_ns - began_ns - (self.long_wait_ns - long_wait_ns)
+        waited_ns = long_wait_ns = self.long_wait_ns - self._counted_ns
+        waited_ns += min(own_ns * steps, now_ns - self._last_ns - long_wait_ns)
+        self._counted_ns += long_wait_ns
         self._waiting_ns += waited_ns
         self._step_ns, self._last_ns = (now_ns - self._last_ns) // steps, now_ns
         return steps, waited_ns
@@ -130,12 +130,12 @@ class WaitClock:
     @property
     def waiting_ns(self) -> int:
         """That the program waited, but for the first step."""
-        return self._waiting_ns + (self.apart_ns - self._counted_ns if self._first_ns else 0)
+        return self._waiting_ns + (self.long_wait_ns - self._counted_ns if self._first_ns else 0)
 
-    def ran_ns(self, come: int) -> int:
+    def ran_ns(self, delivered: int) -> int:
         """From each first step to the last behind it, when so many have come; those not timed take about as long."""
         if not self._first_ns:
             return self._running_ns
-        untimed_ns = max(0, come - self._last_come) * self._step_ns
-        behind_ns = max(self._last_ns + untimed_ns, self._apart_until_ns)  # or the program would wait for longer
+        untimed_ns = max(0, delivered - self._last_delivered) * self._step_ns
+        behind_ns = max(self._last_ns + untimed_ns, self._long_wait_until_ns)  # or the program would wait for longer
         return self._running_ns + min(behind_ns, perf_counter_ns()) - self._first_ns

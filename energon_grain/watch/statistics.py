@@ -21,10 +21,10 @@ from energon_grain.storage.traffic import Traffic, traffic
 from energon_grain.stream.clock import Kind, Place, Span, Work
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.observer import Awaited, Observer
+from energon_grain.stream.observer import ObservedStream, Observer
 from energon_grain.stream.passes import Progress
 from energon_grain.watch.loader_stats import LeafCount, LoaderStats, Setup, StageTime, WorkerTime
-from energon_grain.watch.sampling import MakingClock, WaitClock
+from energon_grain.watch.sampling import BatchClock, WaitClock
 
 Drops = Counter[tuple[int, str, str]]
 """How many were dropped, by leaf (-1: batches), hook and reason."""
@@ -40,7 +40,7 @@ class Shares(Protocol):
         ...
 
     def targets(
-        self, cost: npt.NDArray[np.float64], samples: npt.NDArray[np.int64], asked: npt.NDArray[np.float64] | None
+        self, cost: npt.NDArray[np.float64], samples: npt.NDArray[np.int64], requested: npt.NDArray[np.float64] | None
     ) -> list[float | None]:
         """What each leaf should have of all that was read; None: it is not known."""
         ...
@@ -81,7 +81,7 @@ class Statistics(Observer):
         self._leaf_names = leaf_names
         self.setup = setup or Setup()
         self._expected = expected
-        self._asked: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
+        self._requested: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
         self._from = 0, 0  # position, and samples that were read before
         self._read = np.zeros(len(leaf_names), np.int64)
         self._shares = shares
@@ -91,8 +91,8 @@ class Statistics(Observer):
         self._by_worker: dict[str, list[int]] = {}
         self._traffic, self._of_workers = traffic(), Traffic()
         self.waits = WaitClock()
-        self._making = MakingClock(0)
-        self._asked_ns = self._apart_ns = 0
+        self._batch_clock = BatchClock(0)
+        self._requested_ns = self._long_wait_ns = 0
         self.stepped: Callable[[], Callable[[int, int, float], object] | None] = lambda: None
         self.samples = self.batches = 0
         self.due = True
@@ -104,17 +104,17 @@ class Statistics(Observer):
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
         self.lock = threading.RLock()  # a signal handler may ask for the numbers
 
-    def begin(self, stream: Awaited, place: Progress) -> None:
+    def begin(self, stream: ObservedStream, place: Progress) -> None:
         del stream
         with self.lock:
-            self._asked = self._asked_until_now()
+            self._requested = self._requested_until_now()
             self._from = place.item, int(self._read.sum())
             self._forget(place.step)
-        self._making = MakingClock(place.step)
+        self._batch_clock = BatchClock(place.step)
         self.due = True
 
-    def end(self, come: int, failed: int | None) -> None:
-        self.waits.stop(come)
+    def end(self, delivered: int, failed: int | None) -> None:
+        self.waits.stop(delivered)
         if failed is not None:  # report what it dropped, until another one is delivered
             with self.lock:
                 self._failed = self._open.pop(failed, Counter())
@@ -125,9 +125,9 @@ class Statistics(Observer):
             for step in [step for step in counted if step >= first]:
                 del counted[step]
 
-    def jumped(self, step: int, *, over: bool) -> None:
+    def jumped(self, step: int, *, pass_ended: bool) -> None:
         with self.lock:
-            if over:
+            if pass_ended:
                 self.settle()
             self._forget(0)
             self._passed = step
@@ -148,22 +148,22 @@ class Statistics(Observer):
             for each in drops:
                 self._dropped.update(each)
 
-    def asked(self, ready: int) -> None:
+    def requested(self, ready: int) -> None:
         del ready
-        self._asked_ns, self._apart_ns = time.perf_counter_ns(), self.waits.apart_ns
+        self._requested_ns, self._long_wait_ns = time.perf_counter_ns(), self.waits.long_wait_ns
 
     def waited(self, began_ns: int) -> None:
-        self.waits.waited_apart(began_ns)
+        self.waits.add_long_wait(began_ns)
 
-    def came(self, step: int, samples: int) -> int:
-        steps, waited_ns = self.waits.timed(step, self._asked_ns, self._apart_ns)
+    def delivered(self, step: int, samples: int) -> int:
+        steps, waited_ns = self.waits.timed(step, self._requested_ns, self._long_wait_ns)
         if self._failed:
             with self.lock:
                 self._failed.clear()
         stepped = self.stepped()
         if stepped is not None:
             stepped(steps, samples * steps, waited_ns / 1e9)
-        self.due = self._making.due()
+        self.due = self._batch_clock.due()
         return self.waits.left_out()
 
     def dropped(self, step: int, dropped: Dropped) -> None:
@@ -182,12 +182,12 @@ class Statistics(Observer):
         if not work.of_chunk:
             self._add_all(work.spans)
             return
-        elsewhere = work.process != os.getpid()
+        in_other_process = work.process != os.getpid()
         with self.lock:
             own = self._by_worker.setdefault(work.worker, [0, 0])
             for span in work.spans:
                 # Hooks of one process take turns; those of several do not wait for each other.
-                self._add(span, "workers" if elsewhere and span.place != "main" else span.place)
+                self._add(span, "workers" if in_other_process and span.place != "main" else span.place)
                 own[0] += span.wall_ns
                 if span.name == "read":
                     own[1] += span.samples
@@ -199,7 +199,7 @@ class Statistics(Observer):
 
     def made(self, step: int, assembled: Sequence[Span], batched: Sequence[Span], chunks_ns: int) -> None:
         spans = [*assembled, *batched]
-        self._add_all(spans, self._making.done(step, sum(span.wall_ns for span in spans), chunks_ns))
+        self._add_all(spans, self._batch_clock.done(step, sum(span.wall_ns for span in spans), chunks_ns))
         self.due = False
 
     def work_seconds(self) -> tuple[float, float]:
@@ -222,16 +222,16 @@ class Statistics(Observer):
         total[1] += int(span.cpu_ns * weight)
         total[2] += int(span.samples * weight)
 
-    def _asked_until_now(self) -> npt.NDArray[np.float64] | None:
+    def _requested_until_now(self) -> npt.NDArray[np.float64] | None:
         """Samples of each leaf that the positions read so far ask for."""
         first, before = self._from
         read = int(self._read.sum()) - before
         if not read:
-            return self._asked
-        asked = self._expected(first, first + read * self.setup.hosts)
-        if self._asked is None or asked is None:
+            return self._requested
+        requested = self._expected(first, first + read * self.setup.hosts)
+        if self._requested is None or requested is None:
             return None
-        return self._asked + np.asarray(asked) / self.setup.hosts
+        return self._requested + np.asarray(requested) / self.setup.hosts
 
     def settle(self) -> None:
         """Count what was dropped so far, where no step follows it."""
@@ -239,13 +239,13 @@ class Statistics(Observer):
             for step in [*self._open]:
                 self._dropped.update(self._open.pop(step, Counter()))
 
-    def report(self, queued: int = 0, workers: int = 0, come: int = 0, ready: int = 0) -> LoaderStats:
+    def report(self, queued: int = 0, workers: int = 0, delivered: int = 0, ready: int = 0) -> LoaderStats:
         """The numbers as they are now.
 
         Args:
             queued: Batches that are ready.
             workers: That are at work.
-            come: Steps that came, delivered or not, as `came` counts them.
+            come: Steps that came, delivered or not, as `delivered` counts them.
             ready: How many steps were ready when one was asked for, added up.
         """
         with self.lock:
@@ -254,16 +254,16 @@ class Statistics(Observer):
             for (leaf, hook, reason), count in sorted(drops.items()):
                 name = "batches" if leaf < 0 else self._leaf_names[leaf]
                 dropped.setdefault(name, {})[f"{hook}: {reason}"] = count
-            asked = self._asked_until_now()
+            requested = self._requested_until_now()
             unknown: list[float | None] = [None] * len(self._read)
-            expected = unknown if asked is None else asked.tolist()
+            expected = unknown if requested is None else requested.tolist()
             cost, targets = unknown, unknown
             if self._shares is not None:
-                cost, targets = self._cost.tolist(), self._shares.targets(self._cost, self._read, asked)
+                cost, targets = self._cost.tolist(), self._shares.targets(self._cost, self._read, requested)
             leaves = zip(self._leaf_names, self._read.tolist(), expected, cost, targets, strict=True)
             return LoaderStats(
                 setup=replace(self.setup, workers=workers),
-                seconds=self.waits.ran_ns(come) / 1e9,
+                seconds=self.waits.ran_ns(delivered) / 1e9,
                 waiting_s=self.waits.waiting_ns / 1e9,
                 starting_s=self.waits.starting_ns / 1e9,
                 batches=self.batches,

@@ -98,7 +98,7 @@ class Stream(stream.Stream):
             self._report_next()
             self.turn.release()
         self._count()
-        return self.statistics.report(self.ready, self.workers, self._come, self.outlet.ready)
+        return self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
 
     @property
     def samples(self) -> int:
@@ -115,9 +115,9 @@ class Stream(stream.Stream):
             else:
                 self._auto = None  # hooks may not run in threads
         if self._more_than_cores:
-            self._say_if_crowded()
+            self._warn_if_crowded()
 
-    def _say_if_crowded(self) -> None:
+    def _warn_if_crowded(self) -> None:
         """Log once that there are more workers than cores, if hooks compute: those that wait need them."""
         worked_s, cores_s = self.statistics.work_seconds()
         if worked_s < _KNOWN_SECONDS * self._workers:

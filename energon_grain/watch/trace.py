@@ -15,7 +15,7 @@ from energon_grain.stream.clock import Span, Work
 from energon_grain.stream.observer import Observer
 
 _logger = logging.getLogger("energon_grain")
-_MOST_EVENTS = 1_000_000
+_MAX_EVENTS = 1_000_000
 """Of a trace: some 150 MB. Perfetto opens no much larger ones."""
 
 
@@ -33,16 +33,16 @@ class Trace(Observer):
         self._tracks: dict[tuple[int, str], int] = {}
         self._events = 0
         self._lock = threading.Lock()
-        self._asked = 0, time.perf_counter_ns()
+        self._requested = 0, time.perf_counter_ns()
 
     due = True
 
-    def asked(self, ready: int) -> None:
-        self._asked = ready, time.perf_counter_ns()
+    def requested(self, ready: int) -> None:
+        self._requested = ready, time.perf_counter_ns()
 
-    def came(self, step: int, samples: int) -> int:
+    def delivered(self, step: int, samples: int) -> int:
         del step, samples
-        ready, began_ns = self._asked
+        ready, began_ns = self._requested
         waited_ns = time.perf_counter_ns() - began_ns
         self.spans(Work([Span("pipeline", "wait", "main", began_ns, waited_ns, 0, ready)], worker="main"))
         return 0
@@ -55,7 +55,7 @@ class Trace(Observer):
 
     def spans(self, work: Work) -> None:
         with self._lock:
-            if self._file.closed or self._events >= _MOST_EVENTS:
+            if self._file.closed or self._events >= _MAX_EVENTS:
                 return
             try:
                 for span in work.spans:
@@ -65,7 +65,7 @@ class Trace(Observer):
             except OSError as error:
                 self._give_up(error)
             else:
-                if self._events >= _MOST_EVENTS:
+                if self._events >= _MAX_EVENTS:
                     _logger.warning("the trace %s has %d events, and ends here", self._file.name, self._events)
 
     def _span(self, span: Span, process: int, worker: str) -> None:
@@ -99,6 +99,6 @@ class Trace(Observer):
 
     def _give_up(self, error: OSError) -> None:
         """The loop that is watched goes on, whatever is wrong with the disk."""
-        if self._events < _MOST_EVENTS:
+        if self._events < _MAX_EVENTS:
             _logger.warning("the trace %s cannot be written (%s), and ends here", self._file.name, error.strerror)
-        self._events = _MOST_EVENTS
+        self._events = _MAX_EVENTS

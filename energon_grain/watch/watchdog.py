@@ -47,14 +47,14 @@ class Watchdog:
         dump_stacks: bool = True,
         enabled: bool = True,
         *,
-        under_way: Callable[[], object] | None = None,
+        current_step: Callable[[], object] | None = None,
         first: object = None,
     ) -> None:
         self._timeout = timeout
         self._first_timeout = timeout if initial_timeout is None else initial_timeout
         self._callback = callback
         self._dump_stacks = dump_stacks
-        self._under_way = under_way or (lambda: self._mark)
+        self._current_step = current_step or (lambda: self._mark)
         self._mark: object = None
         self._first = first
         if enabled:
@@ -65,19 +65,19 @@ class Watchdog:
 
     def _run(self) -> None:
         look_s = min(self._timeout, self._first_timeout, threading.TIMEOUT_MAX) / _LOOKS
-        seen, since, told = None, perf_counter(), False
+        seen, since, reported = None, perf_counter(), False
         while True:
             with suppress(Empty):
                 return self._over.get(timeout=look_s)
-            now, found = perf_counter(), self._under_way()
+            now, found = perf_counter(), self._current_step()
             if found != seen:
-                seen, since, told = found, now, False
+                seen, since, reported = found, now, False
             limit = self._first_timeout if found == self._first else self._timeout
-            if found is not None and not told and now - since >= limit:
-                told = True
-                self._tell()
+            if found is not None and not reported and now - since >= limit:
+                reported = True
+                self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._dump_stacks:
             print(all_stacks(without=threading.get_ident()), file=sys.stderr, flush=True)
         try:

@@ -13,7 +13,7 @@ from functools import partial
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_dataset, node, settle
 from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.errors import ConfigError
-from energon_grain.stream.observer import Awaited, Observer
+from energon_grain.stream.observer import ObservedStream, Observer
 from energon_grain.stream.passes import Progress
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.watch.watchdog import Watchdog
@@ -60,7 +60,7 @@ class WatchdogDataset(SavableDataset):
                 timeout_seconds=self.timeout_seconds,
                 initial_timeout_seconds=self.initial_timeout_seconds,
                 fail_on_timeout=self.fail_on_timeout,
-                tell=WatchdogDataset._watchdog_trigger,
+                report=WatchdogDataset._watchdog_trigger,
             )
         return self.dataset
 
@@ -95,15 +95,15 @@ class Hang(Observer):
         timeout_seconds: float,
         initial_timeout_seconds: float | None,
         fail_on_timeout: bool,
-        tell: Callable[[Hang], object],
+        report: Callable[[Hang], object],
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.initial_timeout_seconds = initial_timeout_seconds
         self.fail_on_timeout = fail_on_timeout
-        self._tell = tell
+        self._report = report
         self._watchdog: Watchdog | None = None
 
-    def begin(self, stream: Awaited, place: Progress) -> None:
+    def begin(self, stream: ObservedStream, place: Progress) -> None:
         """Watch a stream that is about to make its first step, until it is closed or lost."""
         del place
         if self._watchdog is not None:
@@ -117,9 +117,9 @@ class Hang(Observer):
         self._watchdog = watchdog = Watchdog(
             self.timeout_seconds,
             self.initial_timeout_seconds,
-            partial(self._tell, self),
+            partial(self._report, self),
             enabled=False,
-            under_way=awaited,
+            current_step=awaited,
             first=stream.next_step,
         )
         weakref.finalize(stream, watchdog.stop).atexit = False

@@ -184,8 +184,8 @@ def test_lines_of_one_process(tmp_path: Path) -> None:
 def test_processes_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from energon_grain.stream.worker_config import WorkerLog, this_is_worker\n"
-        "this_is_worker(int(sys.argv[1]))\n"
+        "from energon_grain.stream.worker_config import WorkerLog, set_worker_number\n"
+        "set_worker_number(int(sys.argv[1]))\n"
         "log = WorkerLog(sys.argv[2], rank=0, num_workers=3)\n"
         "for n in range(300):\n"
         "    log.write({'worker': log.worker_id, 'n': n, 'text': 'x' * 20_000})\n"

@@ -196,7 +196,9 @@ def test_what_is_no_loader(train: Train) -> None:
 
 def test_what_is_no_path(train: Train) -> None:
     usual: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-    with pytest.raises(ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* pass this dataset to get_loader"):
+    with pytest.raises(
+        ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* pass this dataset to get_loader"
+    ):
         get_train_dataset(train(), **usual)
     with pytest.raises(ConfigError, match="path=7: expected the path of a dataset or metadataset"):
         get_train_dataset(7, **usual)  # type: ignore[arg-type]

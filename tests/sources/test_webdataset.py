@@ -151,7 +151,7 @@ def test_a_group_reads_what_its_sources_read(dataset: Path, parts: Any) -> None:
         {"start": 22},
     ]
     sources = [WebDatasetSource(dataset, parts=parts, **options) for options in chosen]
-    assert len({source._read_alike() for source in sources}) == 1
+    assert len({source._read_key() for source in sources}) == 1
     group, lengths, rng = sources[0]._group(sources), np.array(list(map(len, sources))), np.random.default_rng(1)
     for count in (1, 3, 100):
         which = rng.integers(0, len(sources), count)

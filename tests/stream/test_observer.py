@@ -63,15 +63,15 @@ class Noting(Observer):
     def begin(self, stream: Any, place: Any) -> None:
         self.seen.append(("begin", place.step))
 
-    def came(self, step: int, samples: int) -> int:
-        self.seen.append(("came", (step, samples)))
+    def delivered(self, step: int, samples: int) -> int:
+        self.seen.append(("delivered", (step, samples)))
         return 1
 
     def dropped(self, step: int, dropped: Any) -> None:
         self.seen.append(("dropped", (step, dropped.key)))
 
-    def end(self, come: int, failed: int | None) -> None:
-        self.seen.append(("end", (come, failed)))
+    def end(self, delivered: int, failed: int | None) -> None:
+        self.seen.append(("end", (delivered, failed)))
 
     def close(self) -> None:
         self.seen.append(("close", None))
@@ -82,14 +82,27 @@ def test_steps_and_drops_are_reported(text_dataset: MakeDataset) -> None:
     keys(opened(text_dataset(97), {}, noting, task_encoder=Dropping()), 5)
     names = [name for name, _ in noting.seen]
     assert (names[0], names[-1]) == ("begin", "close")
-    assert [what for name, what in noting.seen if name == "came"] == [(1, 4), (3, 4), (5, 4)]
+    assert [what for name, what in noting.seen if name == "delivered"] == [(1, 4), (3, 4), (5, 4)]
     dropped = [what for name, what in noting.seen if name == "dropped"]
     assert {step for step, _ in dropped} <= set(range(5))
     assert {int(key) % 5 for _, key in dropped} == {2}
     assert ("end", (5, None)) in noting.seen
 
 
-CALLS = ["begin", "planned", "spans", "made", "waited", "asked", "came", "dropped", "passed", "jumped", "end", "close"]
+CALLS = [
+    "begin",
+    "planned",
+    "spans",
+    "made",
+    "waited",
+    "requested",
+    "delivered",
+    "dropped",
+    "passed",
+    "jumped",
+    "end",
+    "close",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

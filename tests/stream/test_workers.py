@@ -380,7 +380,7 @@ def test_where_the_lock_is_held_it_says_what_would_help(
     for hooks in (False, True):
         auto = auto_workers.AutoWorkers(2, hooks=hooks)
         for _ in range(2):
-            auto._say(Window(100.0, waited=0.9, cores=1.0))
+            auto._log(Window(100.0, waited=0.9, cores=1.0))
     assert caplog.text.count("worker_type='process', num_workers=8") == 1
     assert "thread_safe = True" in caplog.text
 
@@ -766,7 +766,7 @@ def test_a_worker_whose_parent_has_ended_ends_before_it_imports() -> None:
 
 
 def test_processes_that_are_busy_do_not_hold_up_the_end(text_dataset: MakeDataset) -> None:
-    assert worker_pool._PATIENCE_SECONDS + worker_pool._LEAVE_SECONDS < 1
+    assert worker_pool._PATIENCE_SECONDS + worker_pool._EXIT_SECONDS < 1
 
     class Stuck(TaskEncoder):
         def encode_sample(self, sample: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from energon_grain.errors import FormatError
 from energon_grain.formats.data_folder import DataFolder
@@ -14,7 +13,6 @@ from energon_grain.formats.nv_meta import RECORDS_JSON
 from energon_grain.formats.records import RECORD_ENCODINGS, RecordEncoding
 from energon_grain.formats.scan import ShardScan
 from energon_grain.kinds.array_record.files import open_records, record_decoder, scan_records
-from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.array_record.writer import RecordsFile, read_written
 from energon_grain.prepare.containers import Compression, Container, Sample
 
@@ -38,9 +36,6 @@ class Records(Container):
         True
         """
         return _FILE.search(name) is not None
-
-    def source(self, folder: DataFolder, **options: Any) -> ArrayRecordSource:
-        return ArrayRecordSource(folder, **options)
 
     def scan(self, path: str, encoding: RecordEncoding | None, *, first: int) -> ShardScan:
         assert encoding is not None

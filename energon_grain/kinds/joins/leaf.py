@@ -245,7 +245,7 @@ class JoinedLeafDataset(SavableDataset):
             source=source,
             members=members,
             row=row,
-            ordering=self.primary.ordering(said_by=f"{self.place}: "),
+            ordering=self.primary.ordering(error_prefix=f"{self.place}: "),
         )
 
     def _bind_joiner(self, members: Sequence[ResolvedLeaf | ResolvedArray], *, where: str) -> JoinRow:

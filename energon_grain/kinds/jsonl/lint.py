@@ -18,8 +18,8 @@ from energon_grain.errors import (
     MissingObjectError,
 )
 from energon_grain.kinds.jsonl.lines import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
+from energon_grain.kinds.jsonl.prepare import existing_file
 from energon_grain.prepare.lint import LISTED_FINDINGS, LintFinding, LintReport, about_columns, opened
-from energon_grain.prepare.preparation import existing_file
 from energon_grain.sources.kinds import LintAsk
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.remote import open_object, read_whole, remote_files

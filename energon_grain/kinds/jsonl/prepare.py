@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from energon_grain.errors import DatasetNotFoundError
 from energon_grain.kinds.jsonl.lines import jsonl_index_path, write_jsonl_index
-from energon_grain.prepare.preparation import existing_file
 from energon_grain.storage.location import is_url, located
 from energon_grain.storage.remote import scan_object, shared_client
 from energon_grain.storage.settings import storage_settings
@@ -105,3 +105,11 @@ def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
     size_bytes = scan_object(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
     index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))
     return JsonlPlan(path=location, size_bytes=size_bytes, write=index)
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """The path of an existing file. Raises DatasetNotFoundError if it does not exist."""
+    path = Path(path)
+    if not path.is_file():
+        raise DatasetNotFoundError(f"{path}: no such file")
+    return path

@@ -7,7 +7,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import ShardScan
 from energon_grain.kinds.tar.index import read_tar_index, tar_index_path
 from energon_grain.kinds.tar.scan import scan_tar
-from energon_grain.kinds.tar.source import WebDatasetSource
 from energon_grain.kinds.tar.walk import TarBytes
 from energon_grain.kinds.tar.writer import TarFile, prefix_members, read_tar
 from energon_grain.prepare.columnar_build import scan_checked
@@ -44,9 +42,6 @@ class Tars(Container):
     }
     has_offsets = True
     no_sample = TarError, "a regular file with an extension, such as 000.jpg"
-
-    def source(self, folder: DataFolder, **options: Any) -> WebDatasetSource:
-        return WebDatasetSource(folder, **options)
 
     def scan(self, path: str, encoding: RecordEncoding | None, *, first: int) -> ShardScan:
         return scan_tar(path)

@@ -14,7 +14,7 @@ from energon_grain.kinds.prepared.kind import local_folder
 from energon_grain.kinds.prepared.leaf import BareLeaves, PreparedLeaves
 from energon_grain.kinds.tar.bare_tars import find_tars, open_tars
 from energon_grain.kinds.tar.container import Tars
-from energon_grain.kinds.tar.source import WebdatasetFileStore
+from energon_grain.kinds.tar.source import WebdatasetFileStore, WebDatasetSource
 from energon_grain.kinds.tar.tar_list import ends_like_a_tar, lists_tars
 from energon_grain.prepare.containers import Shards, open_data
 from energon_grain.sources.kinds import Kind, Listing
@@ -60,7 +60,7 @@ WEBDATASET = Kind(
     name="webdataset",
     described="a prepared dataset",
     marked=_is_prepared,
-    shards=Shards(container=TARS),
+    shards=Shards(container=TARS, source=WebDatasetSource),
     opener=PreparedLeaves(),
     is_configured=True,
     hint=TARS.hint,
@@ -74,7 +74,7 @@ BARE_TARS = Kind(
     holds=_holds_bare_tars,
     files="tars",
     pattern="**/*.tar",
-    shards=Shards(container=TARS, open_folder=open_tars),
+    shards=Shards(container=TARS, source=WebDatasetSource, open_folder=open_tars),
     opener=BareLeaves("tars", find_tars, open_tars),
     has_plain_bytes=True,
     store=_store,

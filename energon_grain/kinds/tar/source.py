@@ -210,7 +210,7 @@ class WebDatasetSource(IndexedSource):
         """How near each other, and how small, ranges are that its store reads as one; see `coalesce`."""
         return self._rows.coalescing
 
-    def _read_alike(self) -> Hashable:
+    def _read_key(self) -> Hashable:
         """See `ReadInGroups`. A class made of this one may read in its own way, so it is not grouped."""
         if type(self) is not WebDatasetSource:
             return None
@@ -284,7 +284,7 @@ class WebDatasetGroup:
     """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
 
     Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many. All have
-    the same parts in the same order; see `WebDatasetSource._read_alike`.
+    the same parts in the same order; see `WebDatasetSource._read_key`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:

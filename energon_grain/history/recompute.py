@@ -23,7 +23,7 @@ from energon_grain.stream.run import Run
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.steps import Production, Step
-from energon_grain.stream.workers import UnderWay
+from energon_grain.stream.workers import Shutdown
 
 _EMPTY_PASSES = 1000
 _UNREAD = object()
@@ -56,7 +56,7 @@ class Walk:
         while True:
             spec, plan, size = self._cut(places)
             step = places[0].step
-            if places[0].ended or plan.over(places[0].pass_step, places[0].item):
+            if places[0].ended or plan.is_over(places[0].pass_step, places[0].item):
                 places = [next_pass(place, spec, plan, len(places)) for place in places]
                 empty += 1
                 if empty > _EMPTY_PASSES:
@@ -104,14 +104,14 @@ class Walk:
             assert spec.program is not None
             program = Program(root=_without_hooks(spec.program.root), feeds=spec.program.feeds)
             spec = dataclasses.replace(spec, program=program)
-        under_way = UnderWay()
-        under_way.begin()
+        shutdown = Shutdown()
+        shutdown.reset()
         try:
-            yield from _together([iter(each) for each in self._productions(spec, places, under_way)], agrees=agrees)
+            yield from _together([iter(each) for each in self._productions(spec, places, shutdown)], agrees=agrees)
         finally:
-            under_way.close()
+            shutdown.close()
 
-    def _productions(self, spec: StreamSpec, places: list[Progress], under_way: UnderWay) -> list[Production]:
+    def _productions(self, spec: StreamSpec, places: list[Progress], shutdown: Shutdown) -> list[Production]:
         """What makes the steps of each host."""
         hosts = len(places)
         stage = _Stage(self._run.stage, read=self._read)
@@ -128,7 +128,7 @@ class Walk:
                     drops=drops,
                     config=self._run.config,
                     pool=None,
-                    under_way=under_way,
+                    shutdown=shutdown,
                     progress=place,
                 )
             )
