@@ -618,10 +618,10 @@ def _joined(value: Any, place: Place) -> tuple[Joined, ...]:
 
 
 _IGNORED = {
-    "shuffle_over_epochs_multiplier": "the rows of a join are shuffled together: write it at the join",
-    "subset": "a range applies to the rows of a join: write it at the join",
-    "aux": "a joined sample has no auxiliary stores: remove it",
-    "name": "a join is one dataset with one name: write it at the join",
+    "shuffle_over_epochs_multiplier": "the rows of a join are shuffled together; write it at the join",
+    "subset": "a range applies to the rows of a join; write it at the join",
+    "aux": "a joined sample has no auxiliary stores; remove it",
+    "name": "a join is one dataset with one name; write it at the join",
 }
 """Keys that Energon accepts at a joined dataset and ignores. This library accepts only values without effect."""
 
