@@ -44,8 +44,7 @@ class Form(Generic[T]):
     """The expected content of a document: a value of a type, checked down to its leaves.
 
     Args:
-        of: The type. Create the form at import, in the module that defines the type, when the types inside it are
-            known.
+        of: The type. Create the form at import, in the module that defines the type, after the types inside it.
         convert: Converts types unknown to msgspec: takes the type and the written value; raises ValueError, no place.
 
     Attributes:

@@ -58,8 +58,7 @@ class Balance:
 
     Attributes:
         by: Cost of an item: a column name, or an expression of columns such as `tokens + 0.0001 * tokens**2`.
-        micro_batches: Number of consecutive parts of a host's batch. Its items are ordered to give the parts equal
-            cost.
+        micro_batches: Number of consecutive parts of a host's batch; its items are ordered so that parts cost the same.
 
     Raises:
         ConfigError: `by` is not an expression of columns, or `micro_batches` is not a positive number.

@@ -190,8 +190,7 @@ class LeafDataset(SavableDataset):
         """Read the dataset's configuration and open its index.
 
         Args:
-            whole: Serve all samples of the dataset, regardless of its split. Indices are then sample numbers of the
-                dataset.
+            whole: Serve all samples of the dataset, regardless of its split. Indices are then its sample numbers.
 
         Raises:
             DatasetNotFoundError: `path` does not exist, or is not prepared.

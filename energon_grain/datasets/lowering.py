@@ -270,8 +270,7 @@ class Steps:
         repeat_for_limit: Makes each pass equal to the first, and repeats the data below up to `limit`. Turns the
             operators of the lanes into passes of a given number of items, for a number of lanes.
         seed: 64-bit hash of the seed below, if it differs from the run's.
-        watching: Nodes that return items unchanged, outermost first. Below the nodes that cut the stream, they see the
-            same items.
+        watching: Nodes that return items unchanged, outermost first. They see the same items below cuts of the stream.
         observers: Factories of stream observers by node class; an inner one replaces an outer one.
     """
 

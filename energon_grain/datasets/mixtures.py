@@ -45,8 +45,7 @@ class BlendDataset(SavableDataset):
 
     Args:
         *dataset_weights: (dataset, weight) pairs, or one iterable of pairs; weights above 0, with any sum.
-        schedule: Replaces the weights: `[(from_position, weights), …]`, starting at position 0 of this blend. A weight
-            of 0 pauses a child.
+        schedule: Replaces the weights: `[(from_position, weights), …]`, from position 0 on. Weight 0 pauses a child.
         weight_unit: Unit of the shares. Default: the number of samples. A column of all children (`"tokens"`), or
             arithmetic of columns (`"bytes.jpg + 40 * tokens"`), uses the sum of that value over samples. In every
             prefix, no child is further from its share than the largest single item. The order of the children must be
