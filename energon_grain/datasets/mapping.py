@@ -27,7 +27,7 @@ class MapDataset(SavableDataset):
         map_fn: Takes a sample or batch and returns one; a generator function yields any number.
         hook: Name of the function in random keys, failure budgets and statistics.
         task_encoder: Owner of the function, with its `thread_safe` and failure tolerance.
-        failure_tolerance: Failures in a row that end the iteration; 0: never. Default: set by `@stateless` or the owner.
+        failure_tolerance: Failures in a row that end iteration; 0: never. Default: set by `@stateless` or the owner.
         lists: Whether the function takes a list of samples and returns a list with one entry per sample, as
             `TaskEncoder.encode_samples` does. A list holds samples that are read together; above nodes that pack,
             group, generate or batch, it holds one.
