@@ -65,8 +65,8 @@ def bound(costs: Array, hosts: int) -> npt.NDArray[np.float64]:
     j = np.arange(1, hosts + 1)
     for k in range(1, size + 1):
         stop, others = (k - 1) * hosts + j, j * (size - k)
-        held = before[:, stop] - before[:, stop - j * k] + before[:, -1:] - before[:, count - others]
-        least = np.maximum(least, np.where(stop <= count - others, held / j, 0).max(axis=1))
+        excess = before[:, stop] - before[:, stop - j * k] + before[:, -1:] - before[:, count - others]
+        least = np.maximum(least, np.where(stop <= count - others, excess / j, 0).max(axis=1))
     return np.array([_capacity(row, hosts, low) for row, low in zip(np.sort(costs, axis=1), least, strict=True)])
 
 
@@ -137,9 +137,9 @@ def planning() -> bool:
             steps = max(1, (1 << 18) // (hosts * size))
             costs = LAWS["log-normal"](steps * hosts * size).reshape(steps, -1)
             began = time.perf_counter()
-            at_once = (1 << 15) // (hosts * size)
-            for first in range(0, steps, at_once):
-                balance.divide(costs[first : first + at_once], hosts)
+            steps_per_call = (1 << 15) // (hosts * size)
+            for first in range(0, steps, steps_per_call):
+                balance.divide(costs[first : first + steps_per_call], hosts)
             division = time.perf_counter() - began
             dataset = get_train_dataset(
                 path,

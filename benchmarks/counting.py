@@ -86,10 +86,10 @@ def ratio(path: Path, batch_size: int | None, workers: int, pairs: int, steps: i
         for pair in range(pairs):
             kinds = (Stream, Uncounted, Uncounted) if pair % 2 else (Uncounted, Uncounted, Stream)
             spent = [cpu_ns(stream, kind, steps) for kind in kinds]
-            with_it, beside, other = spent if pair % 2 else spent[::-1]
-            counted.append(with_it / beside)
-            control.append(other / beside)
-            plain.append(beside)
+            measured, baseline, other = spent if pair % 2 else spent[::-1]
+            counted.append(measured / baseline)
+            control.append(other / baseline)
+            plain.append(baseline)
     return statistics.median(counted), statistics.median(control), statistics.median(plain) / steps / 1e3
 
 

@@ -417,8 +417,8 @@ class _Run:
         Raises ConfigError if it lacks one that differs from its default, or does not return a dataset.
         """
         keywords |= {**self._of_builders, "worker_config": self._config}
-        asked = {name: keywords.pop(name) for name, none in _OPTIONAL.items() if keywords.get(name, none) != none}
-        dataset = call_declared(builder, asked=asked, **keywords)
+        requested = {name: keywords.pop(name) for name, none in _OPTIONAL.items() if keywords.get(name, none) != none}
+        dataset = call_declared(builder, requested=requested, **keywords)
         if not isinstance(dataset, SavableDataset):
             raise ConfigError(
                 f"{getattr(builder, '__qualname__', builder)} returned a {type(dataset).__name__}, expected a dataset: "

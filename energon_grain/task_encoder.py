@@ -79,7 +79,7 @@ class BatchPlan(Protocol):
         ...
 
 
-def call_declared(builder: Callable[..., Any], *arguments: Any, asked: Mapping[str, Any], **keywords: Any) -> Any:
+def call_declared(builder: Callable[..., Any], *arguments: Any, requested: Mapping[str, Any], **keywords: Any) -> Any:
     """Call a builder with the keywords that it declares.
 
     Overrides that were written for an earlier version, or for Energon, keep working when a keyword is added.
@@ -87,19 +87,19 @@ def call_declared(builder: Callable[..., Any], *arguments: Any, asked: Mapping[s
     Args:
         builder: May be overridden.
         *arguments: Passed unchanged.
-        asked: Keywords that the user set, which must not be dropped.
+        requested: Keywords that the user set, which must not be dropped.
         **keywords: Passed if declared.
 
     Raises:
-        ConfigError: One of `asked` is not declared.
+        ConfigError: One of `requested` is not declared.
     """
     parameters = inspect.signature(builder).parameters.values()
-    keywords |= asked
+    keywords |= requested
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        lost = [name for name in asked if name not in names]
+        lost = [name for name in requested if name not in names]
         if lost:
-            what = ", ".join(f"{name}={asked[name]!r}" for name in lost)
+            what = ", ".join(f"{name}={requested[name]!r}" for name in lost)
             raise ConfigError(
                 f"{getattr(builder, '__qualname__', repr(builder))} does not accept {what}: declare {', '.join(lost)} "
                 f"there (or **kwargs) and pass it on, or leave it out of the call"
@@ -526,10 +526,10 @@ def _encoded_and_batched(
     **options: Any,
 ) -> SavableDataset:
     """Apply the builders of single steps, each of which may be overridden."""
-    dataset = call_declared(encoder.build_encode_sample, dataset, asked={}, worker_config=worker_config)
-    asked = {name: options.pop(name) for name in list(options) if options[name]}
+    dataset = call_declared(encoder.build_encode_sample, dataset, requested={}, worker_config=worker_config)
+    requested = {name: options.pop(name) for name in list(options) if options[name]}
     return call_declared(
-        encoder.build_batch, dataset, asked=asked, batch_size=batch_size, worker_config=worker_config, **options
+        encoder.build_batch, dataset, requested=requested, batch_size=batch_size, worker_config=worker_config, **options
     )
 
 

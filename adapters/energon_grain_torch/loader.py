@@ -60,20 +60,20 @@ def process_pool(
     Raises:
         ConfigError: The start method is unknown, or it would fork a process that has opened such data.
     """
-    context = _way_to_start(sources, multiprocessing_context)
+    context = _process_context(sources, multiprocessing_context)
     start = _starting(dataclasses.replace(spec, program=None), workers, context)
     script = context.get_start_method() != "fork"
     return ProcessPool(sources, workers, budget_bytes, start, import_script=script)
 
 
-def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
+def _process_context(sources: Sequence[Source], requested: Any) -> Any:
     """Return the context that starts workers: readers of object stores and arrays do not survive a fork."""
-    context = asked
-    if not hasattr(asked, "Process"):
+    context = requested
+    if not hasattr(requested, "Process"):
         try:
-            context = multiprocessing.get_context(asked)
+            context = multiprocessing.get_context(requested)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"multiprocessing_context={asked!r}: {error}") from error
+            raise ConfigError(f"multiprocessing_context={requested!r}: {error}") from error
     if context.get_start_method() != "fork":
         return context
     if not any(
@@ -81,7 +81,7 @@ def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
         for source in sources
     ):
         return context
-    if asked is None:
+    if requested is None:
         return multiprocessing.get_context("forkserver")
     raise ConfigError(
         "multiprocessing_context='fork': these data are arrays, or are in an object store, whose readers do not "

@@ -230,7 +230,7 @@ class LeafDataset(SavableDataset):
 
         Raises ConfigError if a number is invalid.
         """
-        asked = {
+        settings = {
             "training": self.training,
             "shuffle_over_epochs": self.shuffle_over_epochs_multiplier if self.training else None,
             "max_samples_per_sequence": self.max_samples_per_sequence,
@@ -238,14 +238,14 @@ class LeafDataset(SavableDataset):
         }
         if overrides:
             error_prefix = f"{self.path}: "
-            asked |= {name: overrides[name] for name in asked if name in overrides}
+            settings |= {name: overrides[name] for name in settings if name in overrides}
         return Ordering(
             error_prefix=error_prefix,
-            training=bool(asked["training"]),
-            passes=asked["shuffle_over_epochs"],
-            block=asked["max_samples_per_sequence"],
+            training=bool(settings["training"]),
+            passes=settings["shuffle_over_epochs"],
+            block=settings["max_samples_per_sequence"],
             mixing=self.shuffle_buffer_size,
-            blocks_in_lane=asked["parallel_shard_iters"],
+            blocks_in_lane=settings["parallel_shard_iters"],
         )
 
 

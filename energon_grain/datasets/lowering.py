@@ -493,13 +493,13 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     hosts = hosts or dataset.worker_config.world_size
     settings, steps = settings_of(dataset), Steps.over(dataset)
     to, part = _lowered(steps, settings, hosts)
-    lanes, at_once = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
+    lanes, step_items = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
     _check_balance(steps, part)
-    _repeat_for_limit(part, steps, at_once, lanes)
+    _repeat_for_limit(part, steps, step_items, lanes)
     same_pass = any((settings.same_pass, steps.same_pass, steps.repeat_for_limit is not None))
     if isinstance(part, IndexPart):
         part.same_pass = same_pass = part.same_pass or same_pass
-    epoch = min((length(part.items(), at_once) for length in steps.epochs), default=None)
+    epoch = min((length(part.items(), step_items) for length in steps.epochs), default=None)
     index_map, program, runs = _order_of(part, to, steps)
     return StreamSpec(
         seed=settings.key,
@@ -538,8 +538,8 @@ def _lowered(steps: Steps, settings: Settings, hosts: int) -> tuple[Lowering, Pa
 def _check_balance(steps: Steps, part: Part) -> None:
     if steps.batch is not None and steps.batch.placing is not None and (isinstance(part, LanePart) or part.drops):
         raise ConfigError(
-            f"{steps.batch.placing.asked}: this dataset filters, groups, packs or generates, so the samples of a step "
-            f"depend on their content and hosts cannot know their costs in advance. Filter by columns (where=…) and "
+            f"{steps.batch.placing.requested_by}: this dataset filters, groups, packs or generates, so the samples of "
+            f"a step depend on their content and hosts cannot know their costs in advance. Filter by columns (where=…) and "
             f"pack by a plan (packing=PackingPlan(…)), or remove balance"
         )
 
@@ -557,11 +557,11 @@ def _order_of(part: Part, to: Lowering, steps: Steps) -> tuple[IndexMap | None, 
     return None, Program(root=root, feeds=tuple(to.graph.feeds)), to.graph.runs
 
 
-def _repeat_for_limit(part: Part, steps: Steps, at_once: int, lanes: int) -> None:
+def _repeat_for_limit(part: Part, steps: Steps, step_items: int, lanes: int) -> None:
     """Let a part continue over its passes until the limit is reached, if the steps request it."""
     if steps.repeat_for_limit is None or steps.limit is None:
         return
-    items = steps.limit * at_once
+    items = steps.limit * step_items
     if isinstance(part, IndexPart):
         # Sufficient in every lane even if hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
         enough = -(-items // lanes) * lanes * min(part.items(), _MOST_DROPPED)

@@ -159,8 +159,8 @@ class PackLanes(CombiningLanes):
     @property
     def state_form(self) -> Form:
         """The states of the child and of the current call, the selector calls, the buffer, and the pending groups."""
-        held = Deferred(self.members_form), Deferred(ListOf(self.members_form))
-        return self.child.state_form, self.runner_form, Number(), *held
+        pending = Deferred(self.members_form), Deferred(ListOf(self.members_form))
+        return self.child.state_form, self.runner_form, Number(), *pending
 
 
 class _Pack(ItemsOver[PackLanes]):

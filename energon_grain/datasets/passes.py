@@ -206,12 +206,12 @@ class EpochizeDataset(SavableDataset):
         part.passes, part.mixture, part.same_pass = EqualPasses(length), mixture, False
         return part
 
-    def _length_over(self, items: int, at_once: int = 1) -> int:
-        """Return the length of an epoch over a pass of `items`, of which each item here takes `at_once`."""
+    def _length_over(self, items: int, step_items: int = 1) -> int:
+        """Return the length of an epoch over a pass of `items`, of which each item here takes `step_items`."""
         if self.length is not None:
             return self.length
         assert self.num_epochs is not None
-        return max(1, math.floor(exact(self.num_epochs) * items / at_once))
+        return max(1, math.floor(exact(self.num_epochs) * items / step_items))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -70,8 +70,8 @@ class ShuffleLanes(LaneOperator):
             return _Shuffle(self, lane, self.child.open(lane, None), 0, [])
         below, windows, references = state
         child = self.child.open(lane, below)
-        held = [(reference, self.child.rebuild(reference, lane)) for reference in references]
-        return _Shuffle(self, lane, child, windows, held)
+        remaining = [(reference, self.child.rebuild(reference, lane)) for reference in references]
+        return _Shuffle(self, lane, child, windows, remaining)
 
     @property
     def state_form(self) -> Form:

@@ -55,23 +55,23 @@ def divide(costs: Int64Array, parts: int) -> npt.NDArray[np.intp]:
     members, loads = _largest_first(costs, parts)
     rows = np.arange(steps)[:, None]
     cycle = _pairs(parts)
-    held = costs[rows[:, :, None], members]
+    member_costs = costs[rows[:, :, None], members]
     for number in range(_CYCLES * len(cycle)):
         ranks = np.argsort(-loads, axis=1, kind="stable")
         heavy, light = (ranks[:, places] for places in cycle[number % len(cycle)])
         half = (loads[rows, heavy] - loads[rows, light]) >> 1
         among = (number + np.arange(min(size, _COMPARED)) * size // min(size, _COMPARED)) % size
-        give, take = held[rows, heavy][:, :, among], held[rows, light][:, :, among]
+        give, take = member_costs[rows, heavy][:, :, among], member_costs[rows, light][:, :, among]
         # An exchange moves the difference of two costs. The best difference is half the difference of the loads.
         off = np.abs(give[:, :, :, None] - take[:, :, None, :] - half[:, :, None, None]).reshape(*half.shape, -1)
         best = off.argmin(axis=2)
         row, pair = np.nonzero(np.take_along_axis(off, best[:, :, None], axis=2)[:, :, 0] < half)
         given, taken = (among[place] for place in np.divmod(best[row, pair], len(among)))
         one, other = (row, heavy[row, pair], given), (row, light[row, pair], taken)
-        moved = held[one] - held[other]
+        moved = member_costs[one] - member_costs[other]
         loads[one[:2]] -= moved
         loads[other[:2]] += moved
-        for each in (held, members):
+        for each in (member_costs, members):
             each[one], each[other] = each[other], each[one]
     return np.sort(members, axis=2)
 

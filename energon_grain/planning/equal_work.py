@@ -28,7 +28,7 @@ from energon_grain.stream.index_map import IndexMap, Sources
 from energon_grain.stream.passes import PassPlan, Share
 
 Int64Array = npt.NDArray[np.int64]
-_AT_ONCE = 1 << 15
+_ITEMS_PER_CHUNK = 1 << 15
 """Items that are divided at once. More items take longer each, because they leave the cache."""
 
 
@@ -39,7 +39,7 @@ class EqualWork:
     balance: Balance
 
     @property
-    def asked(self) -> str:
+    def requested_by(self) -> str:
         return f"balance={self.balance.by!r}"
 
     def places(
@@ -81,7 +81,7 @@ class EqualPlaces:
         plan: PassPlan,
     ) -> None:
         self._order = order
-        self._costs = [Costs(source, wanted.balance.costs, wanted.asked) for source in sources]
+        self._costs = [Costs(source, wanted.balance.costs, wanted.requested_by) for source in sources]
         self._parts = wanted.balance.micro_batches
         self._share = share
         self._pass = pass_number
@@ -96,11 +96,11 @@ class EqualPlaces:
         stop, plan = self._plan.length, self._plan
         if stop is None:
             return None
-        behind = (stop - self._first) % plan.global_batch
-        if behind and plan.drops_last:
-            stop -= behind
-        elif behind and plan.pads:
-            stop += plan.global_batch - behind
+        surplus = (stop - self._first) % plan.global_batch
+        if surplus and plan.drops_last:
+            stop -= surplus
+        elif surplus and plan.pads:
+            stop += plan.global_batch - surplus
         return self._share.first_at(stop)
 
     @property
@@ -119,10 +119,10 @@ class EqualPlaces:
         requested, which = np.unique(steps, return_inverse=True)
         known = self._known  # another thread may use it at the same time
         new = [step for step in requested.tolist() if step not in known]
-        at_once = max(1, _AT_ONCE // self._plan.global_batch)
+        steps_per_chunk = max(1, _ITEMS_PER_CHUNK // self._plan.global_batch)
         known = {step: known[step] for step in requested.tolist() if step in known}
-        for begin in range(0, len(new), at_once):
-            some = new[begin : begin + at_once]
+        for begin in range(0, len(new), steps_per_chunk):
+            some = new[begin : begin + steps_per_chunk]
             known.update(zip(some, self._own(np.array(some)), strict=True))
         self._known = known
         rows = np.stack([known[step] for step in requested.tolist()])

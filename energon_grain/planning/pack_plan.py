@@ -161,14 +161,14 @@ def plan_packs(
         ends[0][chain] = begins[0][chain] + remainder
         number = np.repeat(np.arange(len(chain)), filled)
         place = np.arange(len(number)) - np.repeat(np.cumsum(filled) - filled, filled)
-        beside = np.where(before, -_FAR * (turn + 1), _FAR * (turn + 1))[number] + place
-        parts.append((samples[chain][number], rank[pack_of[chain]][number], beside))
+        sort_keys = np.where(before, -_FAR * (turn + 1), _FAR * (turn + 1))[number] + place
+        parts.append((samples[chain][number], rank[pack_of[chain]][number], sort_keys))
         begins.append(np.where(before, 0, remainder)[number] + place * capacity)
         ends.append(begins[-1] + capacity)
-    members, ranks, beside = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.lexsort((members, beside, ranks))
-    members, ranks, beside = members[order], ranks[order], beside[order]
-    begin = np.flatnonzero((np.diff(ranks, prepend=-1) != 0) | (np.diff(beside, prepend=0) != 0))
+    members, ranks, sort_keys = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.lexsort((members, sort_keys, ranks))
+    members, ranks, sort_keys = members[order], ranks[order], sort_keys[order]
+    begin = np.flatnonzero((np.diff(ranks, prepend=-1) != 0) | (np.diff(sort_keys, prepend=0) != 0))
     return WindowPacks(
         cuts=np.append(begin, len(members)),
         members=members,
@@ -190,9 +190,9 @@ def _emptiest(
     stays[pack_of[must]] = True
     order = np.argsort(filled, kind="stable")
     order = order[~stays[order]]
-    held = np.cumsum(np.bincount(pack_of, minlength=packs)[order])
+    total = np.cumsum(np.bincount(pack_of, minlength=packs)[order])
     carried = np.zeros(packs, np.bool_)
-    carried[order[held <= min(CARRIED, window // 4)]] = True
+    carried[order[total <= min(CARRIED, window // 4)]] = True
     return carried
 
 

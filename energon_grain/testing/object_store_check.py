@@ -40,9 +40,9 @@ def check_object_store(url: str, contents: Mapping[str, bytes] | None = None) ->
         _check_reads(client, url, contents)
         return
     assert client.list(url) == [], f"{url}: expected an empty folder, but it has objects"
-    beside = f"{url}-beside"  # not inside the folder
+    sibling = f"{url}-beside"  # not inside the folder
     try:
-        client.write(beside, b"x")
+        client.write(sibling, b"x")
         written = {name: client.write(join(url, name), data) for name, data in _WRITTEN.items()}
         _check_reads(client, url, _WRITTEN)
         listed = {name: generation for name, (_, generation) in client.list_versions(url).items()}
@@ -51,7 +51,7 @@ def check_object_store(url: str, contents: Mapping[str, bytes] | None = None) ->
         again = client.write(first, _WRITTEN["a.bin"][::-1])
         assert again == UNVERSIONED or again != written["a.bin"], f"{first}: other bytes have the same version"
     finally:
-        for each in (beside, *(join(url, name) for name in _WRITTEN)):
+        for each in (sibling, *(join(url, name) for name in _WRITTEN)):
             client.delete(each)
     assert client.list(url) == [], f"{url}: objects remain after they were removed"
 

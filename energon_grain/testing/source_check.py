@@ -167,10 +167,18 @@ def _check_column(source: Source, name: str) -> None:
     whole = source.column(name, slice(None))
     assert whole.shape == (len(source),), f"{source.path}: column {name!r} has the shape {whole.shape}"
     picked = np.random.default_rng(1).integers(0, len(source), 50)
-    for asked in (picked, picked[:0], slice(1, 3), slice(-2, None), slice(9, 2), slice(None, None, 7), slice(0, 10**9)):
-        found: npt.NDArray[Any] = source.column(name, asked)
-        same = found.dtype == whole.dtype and np.array_equal(found, whole[asked], equal_nan=whole.dtype.kind == "f")
-        assert same, f"{source.path}: column {name!r} has other numbers at {asked}"
+    for indices in (
+        picked,
+        picked[:0],
+        slice(1, 3),
+        slice(-2, None),
+        slice(9, 2),
+        slice(None, None, 7),
+        slice(0, 10**9),
+    ):
+        found: npt.NDArray[Any] = source.column(name, indices)
+        same = found.dtype == whole.dtype and np.array_equal(found, whole[indices], equal_nan=whole.dtype.kind == "f")
+        assert same, f"{source.path}: column {name!r} has other numbers at {indices}"
 
 
 def _check_unknown_column(source: Source) -> None:
