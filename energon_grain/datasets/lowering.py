@@ -539,8 +539,8 @@ def _check_balance(steps: Steps, part: Part) -> None:
     if steps.batch is not None and steps.batch.placing is not None and (isinstance(part, LanePart) or part.drops):
         raise ConfigError(
             f"{steps.batch.placing.requested_by}: this dataset filters, groups, packs or generates, so the samples of "
-            f"a step depend on their content and hosts cannot know their costs in advance. Filter by columns (where=…) and "
-            f"pack by a plan (packing=PackingPlan(…)), or remove balance"
+            f"a step depend on their content and hosts cannot know their costs in advance. Filter by columns (where=…) "
+            f"and pack by a plan (packing=PackingPlan(…)), or remove balance"
         )
 
 
