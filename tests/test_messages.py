@@ -104,7 +104,7 @@ def test_missing_packages_name_both_ways_to_install() -> None:
 
 def test_ragged_fields_and_whole_samples_in_batch_stack() -> None:
     images = [np.zeros((2, 3)), np.zeros((4, 3))]
-    with pytest.raises(ValueError, match=r"^image: arrays of one shape can be stacked, these are \(2, 3\), \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"^image: cannot stack arrays of different shapes \(2, 3\), \(4, 3\)"):
         batch_samples([{"image": image} for image in images], actions={"image": batch_stack})
     sample = TextSample(__key__="a", __restore_key__=(), text="")
     with pytest.raises(ValueError, match=r"whole samples \(TextSample\).*batch_stack\(\[sample\.image"):

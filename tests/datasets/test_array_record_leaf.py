@@ -499,7 +499,7 @@ def test_a_class_may_load_samples_itself(path: Path) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.jsonl")
-    with pytest.raises(ConfigError, match=r"x\.parquet: is a Parquet file, which is not indexed"):
+    with pytest.raises(ConfigError, match=r"x\.parquet: is a Parquet file, which needs no index"):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.parquet")
 
 

@@ -261,7 +261,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda path: TextWebdataset(path, **val()), ConfigError, "TextWebdataset: give either `field_map`, or"),
+        (lambda path: TextWebdataset(path, **val()), ConfigError, "TextWebdataset: set either `field_map`, or"),
         (lambda path: TextWebdataset(path, **val(field_map={"txet": "txt"})), FieldMapError, "TextWebdataset: TextS"),
         (
             lambda path: TextWebdataset(path, **val(sample_loader=loader)),
@@ -271,7 +271,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: TextWebdataset(path, **val(sample_loader="loader.py", part_filter=[])),
             ConfigError,
-            r"sample_loader='loader\.py'\): code beside the data is not run; pass a function",
+            r"sample_loader='loader\.py'\): code next to the data does not run; pass a function",
         ),
         (
             lambda path: CrudeWebdataset(path, **val(part_filter="parts.py:mine")),
@@ -288,7 +288,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: StandardWebdatasetFactory(path, sample_type=dict, **val(field_map=TEXTS)),
             ConfigError,
-            "sample_type=dict: expected a class derived from Sample",
+            "sample_type=dict: expected a subclass of Sample",
         ),
         (lambda path: BaseWebdatasetFactory(path, **val()).build(), ConfigError, "has no load_sample"),
         (lambda path: TextWebdataset(path, **val(field_map=TEXTS, subset=[3, 2])), ConfigError, "subset"),
@@ -442,5 +442,5 @@ def test_order_and_subset(tmp_path: Path) -> None:
 
 
 def test_one_dataset_is_no_join(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least two datasets are joined, not 1"):
+    with pytest.raises(ConfigError, match="expected at least two datasets, got 1"):
         joined([inner(tmp_path / "a", "x")])

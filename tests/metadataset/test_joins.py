@@ -392,7 +392,7 @@ def test_a_join_on_a_web_server_is_prepared_for_this_machine(
         nesting = write_v2(tmp_path, "nesting.yaml", train={"path": f"{server.url}/joined.yaml"})
         report = prepare_metadataset(nesting)
         assert [(join.rows, join.built) for join in report.joins] == [(50, True)]
-        assert any("a web server cannot be written" in note for note in report.notes)
+        assert any("a web server is read-only" in note for note in report.notes)
         assert [join.built for join in prepare_metadataset(f"{server.url}/joined.yaml").joins] == [False]
         assert len(samples(nesting, 50)) == 50
 

@@ -15,7 +15,7 @@ from energon_grain.datasets.leaf import LeafDataset, open_leaf
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.forms import Place, asked_at
+from energon_grain.forms import Place, errors_at
 from energon_grain.kinds.joins import members as joining
 from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinedFiles, Keys, Nonmatch, array_rows
 from energon_grain.kinds.joins.merge import MergeParts, check_merge, is_default_merge
@@ -224,7 +224,7 @@ class JoinedLeafDataset(SavableDataset):
             ConfigError: The configuration is wrong in another way, or the joiner does not fit.
             EmptyDatasetError: The join has no rows.
         """
-        with asked_at(self.place):
+        with errors_at(self.place):
             index = open_join(self)
             start, stop = (0, len(index)) if self.subset is None else self.subset.resolve(len(index), of="the join")
         members = tuple(
@@ -232,7 +232,7 @@ class JoinedLeafDataset(SavableDataset):
             for member in self.members
         )
         row = self._bind_joiner(members, where=str(self.place))
-        with asked_at(self.place):
+        with errors_at(self.place):
             source = JoinedSource(
                 index,
                 [member.source for member in members],
@@ -306,7 +306,7 @@ class JoinedLeafDataset(SavableDataset):
 
     def rows(self) -> JoinedSource:
         """All rows with all parts, independent of the joiner. Raises as `resolve`."""
-        with asked_at(self.place):
+        with errors_at(self.place):
             index = open_join(self)
             return JoinedSource(index, [_whole(member.leaf) for member in self.members], names=self._names)
 

@@ -59,7 +59,7 @@ def _stamps(files: list[str]) -> list[Any]:
 
 def _checked_choice(leaf: LeafDataset) -> _Chosen | None:
     """The selection from `check`; None without one, or if the files have changed."""
-    held = leaf.held.take()
+    held = leaf.checked.take()
     return held[0] if held is not None and _stamps(held[1]) == held[2] else None
 
 
@@ -104,7 +104,7 @@ class PreparedLeaves:
         if leaf.where is not None:
             ColumnFolder.of(folder).refuse_unknown(leaf.where.names)
         if not whole and not chosen.config.split_config:
-            leaf.held.put((chosen, files, stamps))
+            leaf.checked.put((chosen, files, stamps))
 
     def _folder(self, leaf: LeafDataset) -> DataFolder:
         return open_folder(leaf.path)
