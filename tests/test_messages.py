@@ -137,7 +137,10 @@ def test_a_full_disk_says_what_to_do(text_dataset: Callable[..., Path], tmp_path
     [note] = caught.value.__notes__
     assert "MB are free on the disk of" in note
     assert "--no-sqlite" in note
-    with size_limit(60_000), pytest.raises(OSError, match=r"is there room on the disk\?: '.*index.sqlite'") as caught:
+    with (
+        size_limit(60_000),
+        pytest.raises(OSError, match=r"check the free space of the disk: '.*index.sqlite'") as caught,
+    ):
         prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
     needed = re.search(r"about ([\d,]+) MB are needed in all for \d+ shards", caught.value.__notes__[0])
     assert needed is not None

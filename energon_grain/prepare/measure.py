@@ -303,7 +303,7 @@ def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> Kept
 
 def _about_place(folder: ColumnFolder) -> list[str]:
     """What is to be known where columns do not lie beside the data."""
-    if folder.local != folder.here_alone.local:
+    if folder.local != folder.machine_local.local:
         return []
     return [
         f"nothing can be written beside the data, so the columns lie in {folder.local}, for this machine alone: on "

@@ -137,7 +137,7 @@ def test_excludes_that_name_nothing(root: Path) -> None:
     configure(root, "split.yaml", {"split_parts": parts, "exclude": ["shard_009.tar/x", "shard_000.tar/nobody"]})
     finding = only(root)
     assert finding["severity"] == "warning"
-    assert "excludes that name nothing that is there: 2, such as 'shard_009.tar/x'" in finding["what"]
+    assert "2 excludes match no sample or shard, for example 'shard_009.tar/x'" in finding["what"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_excludes_that_name_nothing(root: Path) -> None:
         ("split.yaml", {"split_parts": {}, "more": 1}, "more"),
         ("dataset.yaml", {"colour": "red"}, "there is no such key"),
         ("dataset.yaml", {**CRUDE, "decoder": {"colour": 1}}, "colour"),
-        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code that lies beside the data"),
+        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code that is stored beside the data"),
         ("dataset.yaml", {**CRUDE, "__module__": "my.data", "__class__": "Mine"}, "--trust-module my.data"),
     ],
 )
@@ -326,7 +326,7 @@ def test_a_shard_that_was_rewritten(folder: Path) -> None:
 
 def test_keys_of_yaml_that_come_again(folder: Path) -> None:
     (finding,) = of_train(folder, "{path: a, split_part: train, split_part: train}")
-    assert (finding["severity"], "comes again" in finding["what"]) == ("warning", True)
+    assert (finding["severity"], "is repeated" in finding["what"]) == ("warning", True)
 
 
 ENCODER = """

@@ -329,16 +329,16 @@ def test_classes_of_the_program_in_a_configuration(copy: Path, module: str) -> N
     assert [sample.n for sample in samples] == [3 * i for i in range(12)]
     assert samples[0].__subflavors__ == {"b": 1}
     assert len(samples_of(copy, trusted_modules=[module], sample_type=Sample)) == 12
-    with pytest.raises(ConfigError, match="holds Numbered, but sample_type=TextSample was asked for"):
+    with pytest.raises(ConfigError, match="contains Numbered, but sample_type=TextSample is requested"):
         samples_of(copy, trusted_modules=[module], sample_type=TextSample)
     say(copy, **{**said, "time": 3})
-    with pytest.raises(ConfigError, match=r"my_factories\.Fancy does not take .*'time'"):
+    with pytest.raises(ConfigError, match=r"my_factories\.Fancy does not accept .*'time'"):
         samples_of(copy, trusted_modules=[module])
     say(copy, __module__=module, __class__="Bare", part_filter=["json"], subset={"range": [0, 3]})
     assert [sample.n for sample in samples_of(copy, trusted_modules=[module])] == [0, 1, 2]
     for name in ("NoFactory", "Numbered"):
         say(copy, __module__=module, __class__=name)
-        with pytest.raises(ConfigError, match=f"class my_factories.{name} cannot be read; give a `sample_type`"):
+        with pytest.raises(ConfigError, match=f"of class my_factories.{name}; set a `sample_type`"):
             samples_of(copy, trusted_modules=[module])
 
 
