@@ -31,9 +31,9 @@ from energon_grain.formats.columnar_header import (
     encode_header,
     index_cache_folder,
     info_stamp,
-    mending,
     read_column,
     read_header,
+    repair_advice,
 )
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.key_order import DuplicateKeys, external_key_order
@@ -160,7 +160,7 @@ def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> Co
             if header.info_stamp is not None and header.info_stamp != info_stamp(root):
                 continue
             own = place == columnar_folder(root) and folder.bare is None
-            advice = mending(folder.location) if own else f"remove {place}, and the next use builds the index again"
+            advice = repair_advice(folder.location) if own else f"remove {place}; the next use builds the index again"
             try:
                 return load_columnar(folder, place, header, advice)
             except FileNotFoundError:
@@ -169,7 +169,7 @@ def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> Co
                         f"{place / header.generation}: columns listed in {HEADER_NAME} are missing; {advice}"
                     ) from None
         build_columnar(folder, info, cache_dir=cache_dir)
-    raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
+    raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {repair_advice(root)}")
 
 
 def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
@@ -281,6 +281,6 @@ def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEnc
     if len(scan) != count:
         raise StaleIndexError(
             f"{dataset.shard(shard)}: has {len(scan)} samples, but `.info.json` lists {count}; "
-            f"{mending(dataset.location)}"
+            f"{repair_advice(dataset.location)}"
         )
     return scan

@@ -209,7 +209,7 @@ def _check_shard(
         ]
     if wrong is not None:
         return [LintFinding(where=shard, what=wrong[0], way_out=wrong[1])]
-    if index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
+    if index is not None and not index.scan(index.shards.index(shard)).has_same_layout(scan):
         return [LintFinding(where=shard, what="the shard does not match the columnar index", way_out=_INDEX_AGAIN)]
     return []
 

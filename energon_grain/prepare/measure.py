@@ -303,7 +303,7 @@ def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> Kept
 
 def _about_place(folder: ColumnFolder) -> list[str]:
     """A note if the columns are not stored beside the data."""
-    if folder.local != folder.here_alone.local:
+    if folder.local != folder.machine_local.local:
         return []
     return [
         f"the folder of the data is read-only, so the columns are in {folder.local}, on this machine only: measure "

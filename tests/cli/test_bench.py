@@ -89,8 +89,8 @@ def test_a_table_and_a_sentence(folder: Path) -> None:
         "pipeline, 0 workers",
         "pipeline, 1 worker ",
         "(enough)",
-        "note: some were dropped: decode: DecodingError; `energon-grain lint` lists what is broken",
-        "no more workers than that are tried",
+        "note: some samples were dropped: decode: DecodingError; `energon-grain lint` lists broken samples",
+        "larger numbers of workers are not measured",
     ):
         assert text in shown.output
     assert "64000" not in shown.output
@@ -147,7 +147,9 @@ def test_lanes_with_a_program_show_in_the_pipeline_alone(folder: Path) -> None:
 def test_few_samples_are_shuffled_fully(folder: Path) -> None:
     told = measured("texts", "--workers", "0", "--max-samples-per-sequence", "100")
     assert (told["block"], told["largest_block"]) == (None, 200 // 48)
-    assert any("blocks of 100 samples would be fewer than the 48 lanes" in note for note in told["notes"])
+    assert any(
+        "blocks of 100 samples would leave some of the 48 lanes without a block" in note for note in told["notes"]
+    )
     told = measured("texts", "--workers", "0", "--max-samples-per-sequence", "2")
     assert told["block"] == 2
 
@@ -166,7 +168,7 @@ def test_a_run_is_measured_with_its_settings(folder: Path) -> None:
         (["--task-encoder", "nocolon"], "module:Class"),
         (["--task-encoder", "no_such_module:Class"], "no_such_module"),
         (["--task-encoder", "json:Nothing"], "Nothing"),
-        (["--task-encoder", "pathlib:Path"], "no TaskEncoder"),
+        (["--task-encoder", "pathlib:Path"], "expected a TaskEncoder"),
         (["--limit", "8"], "add --validation"),
     ],
 )
@@ -256,36 +258,41 @@ STORE: dict[str, Any] = {"in_store": True, "first": rate(800), "runs": {0: 700.0
 @pytest.mark.parametrize(
     ("changes", "bound", "said", "unsaid"),
     [
-        ({}, "work", "decode takes 60% of it, 300 µs a sample): decode images no larger than", "rgb8"),
+        ({}, "work", "decode takes 60% of it, 300 µs per sample): decode images no larger than", "rgb8"),
         ({"images": False}, "work", "decode only parts that you use", "images"),
         ({"work": {"decode": 9.0, "batch": 291.0}}, "work", "make smaller arrays", "decode"),
         (
             {"work": {"encode_sample": 300.0}},
             "work",
-            "encode_sample takes 100% of it, 300 µs a sample): do less",
+            "encode_sample takes 100% of it, 300 µs per sample): do less",
             "lock",
         ),
         ({"work": {"encode_sample": 300.0}, "serial": "encode_sample"}, "work", "thread_safe = True", "do less"),
         (
             {"work": {"encode_sample": 300.0}, "serial": "encode_sample", "worker_type": "process"},
             "work",
-            "do less in it, and give more workers (there are 8 cores)",
+            "do less in it, and use more workers (this machine has 8 cores)",
             "thread_safe",
         ),
-        ({"first": rate(1000)}, "storage", "read runs of neighbours (max_samples_per_sequence=105), or use", "store"),
-        ({"first": rate(1000), "block": 100}, "storage", "it gives 1,000 samples/s", "neighbours"),
+        (
+            {"first": rate(1000)},
+            "storage",
+            "read blocks of consecutive samples (max_samples_per_sequence=105), or use",
+            "store",
+        ),
+        ({"first": rate(1000), "block": 100}, "storage", "it delivers 1,000 samples/s", "neighbours"),
         ({"first": rate(1000), "largest_block": 1}, "storage", "faster storage or more memory", "neighbours"),
         ({"first": rate(1000), "runs": {0: 900.0}}, "work", "decode", "neighbours"),
-        ({"first": None, "work": CHEAP, "runs": {0: 9000.0}}, "storage", "even out of memory", "neighbours"),
+        ({"first": None, "work": CHEAP, "runs": {0: 9000.0}}, "storage", "even from memory", "neighbours"),
         (
             {"work": CHEAP, "first": None, "later": rate(200_000), "runs": {0: 9000.0}},
             "pipeline",
             "larger batches than 32",
             "decode",
         ),
-        (STORE, "storage", "read runs of neighbours (max_samples_per_sequence=420)", "memory"),
+        (STORE, "storage", "read blocks of consecutive samples (max_samples_per_sequence=420)", "memory"),
         ({**STORE, "block": 300}, "storage", "allow more requests at a time", "neighbours"),
-        ({**STORE, "later": None}, "storage", "it brings 800 samples/s", "memory"),
+        ({**STORE, "later": None}, "storage", "it delivers 800 samples/s", "memory"),
         ({**STORE, "first": rate(20_000)}, "work", "decode", "the store"),
         ({**STORE, "runs": {0: 1900.0}}, "work", "decode", "the store"),
         ({**STORE, "runs": {0: 10.0}, "items": True}, "storage", "limited by the store", "decode"),

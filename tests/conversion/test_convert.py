@@ -187,7 +187,7 @@ def test_arguments(tars: Path, tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("a.__key__", "sample 'a' has a part '__key__'"),
-        ("b\udcff.txt", "its key or the name of a part is not UTF-8"),
+        ("b\udcff.txt", "its key or a part name is not UTF-8"),
     ],
 )
 def test_what_records_cannot_hold(tmp_path: Path, name: str, said: str) -> None:
@@ -202,9 +202,9 @@ def test_what_records_cannot_hold(tmp_path: Path, name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("features", "said"),
     [
-        ({"__key__": [b"v1.5"], "txt": [b"x"]}, "'v1.5.txt', which is not read as that sample"),
-        ({"__key__": [b"a"], "image/png": [b"x"]}, "parts no slash"),
-        ({"__key__": [b"a"], "x\0y": [b"x"]}, "neither a zero byte"),
+        ({"__key__": [b"v1.5"], "txt": [b"x"]}, "'v1.5.txt' would not be read as this sample"),
+        ({"__key__": [b"a"], "image/png": [b"x"]}, "slashes from the part name"),
+        ({"__key__": [b"a"], "x\0y": [b"x"]}, "zero bytes from both"),
         ({"__key__": [b"a"], "n": [1]}, "the part 'n' holds numbers"),
         ({"__key__": [b"a"]}, "has no part"),
     ],
@@ -267,7 +267,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     assert 1 <= len(list(target.glob("*.array_record"))) < 9
     done = subprocess.run([*command, "--num-workers", "2"], capture_output=True, text=True, check=True)
-    assert " had been written by an earlier run that did not finish" in done.stdout
+    assert " had been written by an interrupted run" in done.stdout
     assert "720 samples in 9 ArrayRecord files" in done.stdout
     assert done.stderr == ""
     assert told(target) == told(tmp_path / "blobs")
@@ -392,9 +392,11 @@ def test_what_cannot_be_converted_is_named(bucket: Bucket, tmp_path: Path) -> No
     write_v2(tmp_path / "sets", "mix.yaml", train={"path": "tars"})
     url = bucket.upload(tmp_path / "sets")
     for root in (url, str(tmp_path / "sets")):
-        with pytest.raises(ConfigError, match=f"^{root}/mix.yaml: .*a metadataset: convert its datasets one by one"):
+        with pytest.raises(
+            ConfigError, match=f"^{root}/mix.yaml: is a metadataset, .*: convert its datasets one by one"
+        ):
             convert_dataset(f"{root}/mix.yaml", tmp_path / "new")
-    with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: nothing lies below that URL$"):
+    with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: there is nothing below that URL; check it$"):
         convert_dataset(f"{url}/nothing", tmp_path / "new")
 
 

@@ -28,7 +28,7 @@ from energon_grain.formats.commit_journal import (
 )
 from energon_grain.formats.data_folder import look_again, mirror_dataset, naming, open_folder
 from energon_grain.formats.nv_meta import read_info
-from energon_grain.kinds.arrays.folder import arrays_of, is_array_folder, look_at
+from energon_grain.kinds.arrays.folder import arrays_of, find_array, is_array_folder
 from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.sources.kinds import kind_at
 from energon_grain.storage.local import LocalFiles
@@ -343,7 +343,7 @@ def test_what_has_no_arrays(tmp_path: Path) -> None:
     write_group(path / "val", a=numbered(3))
     with pytest.raises(DatasetNotFoundError, match="name one of them: train, val"):
         arrays_of(str(path))
-    with pytest.raises(DatasetNotFoundError, match="array or group, but there is none"):
+    with pytest.raises(DatasetNotFoundError, match="array or group, found neither"):
         arrays_of(str(tmp_path))
 
 
@@ -360,7 +360,7 @@ def test_other_folders(tmp_path: Path) -> None:
 def test_attributes_that_are_no_json(tmp_path: Path, number: str) -> None:
     """zarr-python writes them as Python's `json` does."""
     (tmp_path / "zarr.json").write_text(f'{{"node_type": "group", "attributes": {{"missing": {number}}}}}')
-    assert look_at(str(tmp_path)) is True
+    assert find_array(str(tmp_path)) is True
 
 
 NEW = {
@@ -525,7 +525,7 @@ def test_lost_staged_file(tmp_path: Path) -> None:
     staging = staged(tmp_path)
     write_journal(tmp_path, staging)
     (staging / ".nv-meta/split.yaml").unlink()
-    with pytest.raises(IndexFileError, match=r"split\.yaml.*is gone"):
+    with pytest.raises(IndexFileError, match=r"split\.yaml.*is missing"):
         finish_interrupted_prepare(tmp_path)
 
 
@@ -534,7 +534,7 @@ def test_read_only_dataset(tmp_path: Path) -> None:
     write_journal(tmp_path, staged(tmp_path))
     (tmp_path / "shards").chmod(0o500)
     try:
-        with pytest.raises(StaleIndexError, match="may not write"):
+        with pytest.raises(StaleIndexError, match="has no write permission"):
             finish_interrupted_prepare(tmp_path)
     finally:
         (tmp_path / "shards").chmod(0o700)

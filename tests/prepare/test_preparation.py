@@ -643,7 +643,7 @@ def test_what_was_prepared_stays_what_it_is(records_root: Path) -> None:
 
 def test_an_interrupted_run_is_of_its_encoding(records_root: Path) -> None:
     write_records(records_root / "zzz.array_record", [b"no map"])
-    with pytest.raises(FormatError, match=r"zzz\.array_record: record 0: is no msgpack map"):
+    with pytest.raises(FormatError, match=r"zzz\.array_record: record 0: is not a msgpack map"):
         prepare_dataset(records_root, records="msgpack", num_workers=0)
     report = prepare_dataset(records_root, records="raw", num_workers=0)
     assert (report.shards_reused, report.samples) == (0, 41)
@@ -676,5 +676,5 @@ def test_what_cannot_be_prepared(tmp_path: Path) -> None:
         prepare_dataset(tmp_path / "empty", records="raw", split_ratio=ALL)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.array_record").write_bytes(b"garbage" * 20000)
-    with pytest.raises(ReadError, match=r"x\.array_record: is no ArrayRecord file"):
+    with pytest.raises(ReadError, match=r"x\.array_record: is not an ArrayRecord file"):
         prepare_dataset(tmp_path / "bad", records="raw", split_ratio=ALL)

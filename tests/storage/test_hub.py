@@ -546,7 +546,7 @@ def test_columns_are_kept_on_this_machine_and_outlive_a_commit(
     assert keys(f"{URL}/set", 5, state, where="length >= 60")[0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another host"))
     for path in folders:
-        with pytest.raises(KeyNotFoundError, match="so each machine keeps its own columns: measure on every host"):
+        with pytest.raises(KeyNotFoundError, match="so each machine stores its own columns: measure on every host"):
             open_columns(path)["length"]
     measure_dataset(f"{URL}/set", attach={"length": np.arange(100)})
     with pytest.raises(FingerprintError, match=r"where\.columns\.length"):

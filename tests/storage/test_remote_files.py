@@ -511,7 +511,7 @@ def test_failures_are_told_to_workers(files: RemoteFiles, bucket: Bucket, method
 
 @may_fork
 def test_a_fork_of_a_process_that_has_read_is_told_the_way_out(files: RemoteFiles, bucket: Bucket) -> None:
-    said = r"x\.tar: this process was forked .* by 'forkserver' or 'spawn'"
+    said = r"x\.tar: this process was forked .* 'forkserver'` or 'spawn'"
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=fork) as pool, pytest.raises(WorkerError, match=said):
         pool.submit(digest, RemoteFiles(files.settings), f"{bucket.url}/x.tar", SIZE).result(PATIENCE_S)

@@ -129,7 +129,7 @@ def test_a_dataset_without_digests_is_read_with_a_warning(
     use_storage(verifying(tmp_path))
     with caplog.at_level(logging.WARNING, "energon_grain"):
         assert batches(URL) == batches(data)
-    assert "has no digests to verify its shards by; run `energon-grain prepare --digest`" in caplog.text
+    assert "has no digests to verify its shards; run `energon-grain prepare --digest`" in caplog.text
 
 
 def test_a_shard_of_another_size_is_an_error(server: FaultyServer, data: Path, tmp_path: Path) -> None:
