@@ -54,7 +54,7 @@ from energon_grain.prepare.containers import (
     open_prepared,
 )
 from energon_grain.prepare.dataset_definition import CRUDE_CLASS, propose_definition
-from energon_grain.prepare.encode import encode_part, ending_of, ends_alike, has_known_ending
+from energon_grain.prepare.encode import encode_part, extension_for, has_known_extension, has_same_encoder
 from energon_grain.prepare.media_folder import CLASSES_JSON, MediaFolder, find_media, loose_parts
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
@@ -606,14 +606,14 @@ def _named(part: str, value: Any, endings: Mapping[str, str]) -> tuple[str, byte
         value = value.readall()
     said = endings.get(part) or endings.get(part.rpartition(".")[0])  # of a column, or of its list
     if said is not None:
-        if ends_alike(part, said):
+        if has_same_encoder(part, said):
             return part, encode_part(part, value)
-        found = ending_of(value)
+        found = extension_for(value)
         return f"{part}.{said if said in ('txt', 'json') or found == 'bin' else found}", encode_part(part, value)
-    if has_known_ending(part):
+    if has_known_extension(part):
         with suppress(ConfigError):
             return part, encode_part(part, value)
-    ending = ending_of(value)
+    ending = extension_for(value)
     name = part if ending == "bin" else f"{part}.{ending}"
     return name, encode_part(name, value)
 

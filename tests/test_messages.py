@@ -104,7 +104,7 @@ def test_missing_packages_name_both_ways_to_install() -> None:
 
 def test_ragged_fields_and_whole_samples_in_batch_stack() -> None:
     images = [np.zeros((2, 3)), np.zeros((4, 3))]
-    with pytest.raises(ValueError, match=r"^image: arrays of one shape can be stacked, these are \(2, 3\), \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"^image: cannot stack arrays of different shapes \(2, 3\), \(4, 3\)"):
         batch_samples([{"image": image} for image in images], actions={"image": batch_stack})
     sample = TextSample(__key__="a", __restore_key__=(), text="")
     with pytest.raises(ValueError, match=r"whole samples \(TextSample\).*batch_stack\(\[sample\.image"):
@@ -137,9 +137,12 @@ def test_a_full_disk_says_what_to_do(text_dataset: Callable[..., Path], tmp_path
     [note] = caught.value.__notes__
     assert "MB are free on the disk of" in note
     assert "--no-sqlite" in note
-    with size_limit(60_000), pytest.raises(OSError, match=r"is there room on the disk\?: '.*index.sqlite'") as caught:
+    with (
+        size_limit(60_000),
+        pytest.raises(OSError, match=r"check the free space of the disk: '.*index.sqlite'") as caught,
+    ):
         prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
-    needed = re.search(r"about ([\d,]+) MB are needed in all for \d+ shards", caught.value.__notes__[0])
+    needed = re.search(r"the run needs about ([\d,]+) MB in total for \d+ shards", caught.value.__notes__[0])
     assert needed is not None
     prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
     with size_limit(2000), pytest.raises(OSError, match="too large") as caught:
@@ -172,7 +175,7 @@ def test_another_number_of_lanes_after_drops_names_hosts_and_the_reason(text_dat
             next(loader)
         dropped = loader.get_state()
     other = get_savable_loader(get_train_dataset(text_dataset(96), lanes=12, **_SHUFFLE))
-    with pytest.raises(StateError, match=r"pass lanes=6, lanes are a constant of a run$"):
+    with pytest.raises(StateError, match=r"pass lanes=6, because the number of lanes is constant in a run$"):
         other.set_state(state)
     other.close()
     hosts = WorkerConfig(rank=0, world_size=4)

@@ -45,7 +45,7 @@ from energon_grain.prepare.dataset_definition import (
 )
 from energon_grain.prepare.listing import find_shards, parse_split_parts, shards_per_part
 from energon_grain.prepare.plan import PrepareRequest, plan_of
-from energon_grain.prepare.preparation import Means, PrepareReport, carry_out
+from energon_grain.prepare.preparation import PrepareReport, RunOptions, carry_out
 from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
 from energon_grain.prepare.writing import check_written, open_to_prepare
 from energon_grain.samplers.split_ratio import parse_ratio
@@ -321,13 +321,13 @@ def _carry_out(
             chosen.append(_ask_definition(scanned, options.sample_type))
             return chosen[0]
 
-        means = Means(
+        run_options = RunOptions(
             choose_definition=choose if request.asks else None,
             num_workers=options.num_workers,
-            tell=shown_by(bar),
+            notify=shown_by(bar),
             executor=executor,
         )
-        report = carry_out(plan_of(open_to_prepare(location), request), means)
+        report = carry_out(plan_of(open_to_prepare(location), request), run_options)
     lines = [*_lines(report, options.dataset_yaml_name if options.writes_yaml else None, options.append)]
     if request.asks or (request.split_ratio and not options.split_ratio):
         answered = {"--split-ratio": _written_ratio(request.split_ratio)} if request.split_ratio else {}

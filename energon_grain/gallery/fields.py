@@ -23,7 +23,7 @@ from PIL import Image
 from rich.filesize import decimal
 
 from energon_grain.errors import DecodingError, MissingPackageError
-from energon_grain.media.container import Bounds, opened, require_av
+from energon_grain.media.container import Limits, opened, require_av
 from energon_grain.transforms.decode import SampleDecoder, gunzip
 from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_size
 from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, media_extension
@@ -202,7 +202,7 @@ def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
-    with opened(io.BytesIO(data), Bounds()) as container:
+    with opened(io.BytesIO(data), Limits()) as container:
         if not container.streams.audio:
             raise DecodingError("the file has no audio stream")
         context = container.streams.audio[0].codec_context
@@ -241,7 +241,7 @@ def _peaks(loud: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
-    with opened(io.BytesIO(data), Bounds()) as container:
+    with opened(io.BytesIO(data), Limits()) as container:
         if not container.streams.video:
             raise DecodingError("the file has no video stream")
         stream = container.streams.video[0]

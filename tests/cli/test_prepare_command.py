@@ -136,7 +136,7 @@ def test_dry_runs_of_single_files(tmp_path: Path) -> None:
     said = run("prepare", joined, "--dry-run").output
     assert _files(tmp_path) == before
     assert f"  join    {joined}: $.splits.train: " in said
-    assert f"  write   {document[0]['write']}, unless it is there and valid" in said.splitlines()
+    assert f"  write   {document[0]['write']}, unless a valid index exists" in said.splitlines()
     prepare_joins(joined)
     assert Path(document[0]["write"]).is_dir()
     assert "it has no joins" in run("prepare", write_v2(tmp_path, train={"path": "a"}), "--dry-run").output

@@ -56,7 +56,7 @@ def test_a_loader_is_not_copied(loader: Any, copied: Callable[[Any], Any]) -> No
 
 
 def test_a_loader_is_not_wrapped(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"no batches by number, .* iterate over it"):
+    with pytest.raises(TypeError, match=r"no random access: iterate over it"):
         next(iter(DataLoader(loader, batch_size=None)))
 
 
@@ -70,7 +70,7 @@ def test_a_closed_loader_says_where_it_was_closed(train: Train) -> None:
         loader = get(train())
         next(loader)
         loader.close()
-        with pytest.raises(ValueError, match=r"closed at .*test_misuse\.py:\d+; make a new one, and restore the state"):
+        with pytest.raises(ValueError, match=r"closed at .*test_misuse\.py:\d+; make a new one and restore the state"):
             next(loader)
         assert loader.save_state_rank()["step"] == 1
         with get(train()) as loader:
@@ -137,15 +137,15 @@ def test_a_dataset_says_what_to_give_it_to(train: Train) -> None:
 
 
 def test_a_loader_has_no_batches_by_number(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"Loader\(\S+/train\) has no batches by number.* iterate over it, by itself"):
+    with pytest.raises(TypeError, match=r"Loader\(\S+/train\) has no random access: iterate over it directly"):
         loader[0]
 
 
 NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda dataset: get_loader(dataset), "got a SavableDataLoader; pass the dataset that it was made of"),
-    (lambda dataset: [(dataset, None)], "got a list; pass the datasets in it, one by one"),
-    (lambda dataset: "s3://bucket/data", "got a str; give it to get_train_dataset"),
-    (lambda dataset: load_dataset("s3://bucket/data"), "got a DatasetLoader; give it to get_train_dataset"),
+    (lambda dataset: get_loader(dataset), "got a SavableDataLoader; pass the dataset that it was made from"),
+    (lambda dataset: [(dataset, None)], "got a list; pass its datasets one by one"),
+    (lambda dataset: "s3://bucket/data", "got a str; pass it to get_train_dataset"),
+    (lambda dataset: load_dataset("s3://bucket/data"), "got a DatasetLoader; pass it to get_train_dataset"),
     (
         lambda dataset: TextWebdataset(
             "s3://bucket/data",
@@ -154,10 +154,13 @@ NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
             worker_config=WorkerConfig(rank=0, world_size=1),
             field_map={"text": "txt"},
         ),
-        r"got a TextWebdataset; pass what its build\(\) gives",
+        r"got a TextWebdataset; pass the result of its build\(\)",
     ),
-    (lambda dataset: BatchMapDataset(dataset), "got a BatchMapDataset; pass what get_train_dataset or another"),
-    (lambda dataset: None, "got a NoneType; pass what get_train_dataset or another"),
+    (
+        lambda dataset: BatchMapDataset(dataset),
+        "got a BatchMapDataset; pass the result of get_train_dataset or of another",
+    ),
+    (lambda dataset: None, "got a NoneType; pass the result of get_train_dataset or of another"),
 ]
 
 
@@ -190,15 +193,17 @@ def test_a_mixture_does_not_read_what_is_no_list_of_datasets(train: Train) -> No
 def test_what_is_no_loader(train: Train) -> None:
     with pytest.raises(ConfigError, match=r"not a SeededDataset; pass get_savable_loader\(dataset\)"):
         to_device(train())
-    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+ gave, not a energon_grain_torch\.SavableDataLoader"):
+    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+, got a energon_grain_torch\.SavableDataLoader"):
         to_device(energon_grain_torch.get_loader(train()))
 
 
 def test_what_is_no_path(train: Train) -> None:
     usual: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-    with pytest.raises(ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* ready for get_loader"):
+    with pytest.raises(
+        ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* pass this dataset to get_loader"
+    ):
         get_train_dataset(train(), **usual)
-    with pytest.raises(ConfigError, match="path=7: expected the path of a dataset or of a metadataset"):
+    with pytest.raises(ConfigError, match="path=7: expected the path of a dataset or metadataset"):
         get_train_dataset(7, **usual)  # type: ignore[arg-type]
 
 

@@ -129,7 +129,7 @@ def test_a_segment_begins_new_shares_and_a_child_of_weight_0_pauses() -> None:
 
 def test_a_child_that_costs_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_blend, "_NOTHING", 5000)
-    with pytest.raises(ConfigError, match=r"cost nothing, one after the other.*`where`"):
+    with pytest.raises(ConfigError, match=r"consecutive samples of one dataset cost nothing.*`where`"):
         blend([1, 1], [constant(10, 0), np.zeros(10, np.int64)])
 
 
@@ -186,7 +186,7 @@ def test_carries_as_one_list_and_back(carries: list[Carry]) -> None:
 
 @pytest.mark.parametrize("numbers", [[0], [2, 1], [1, 5, 3, 1, 1]])
 def test_what_are_no_carries(numbers: list[int]) -> None:
-    with pytest.raises(ValueError, match="no whole carries"):
+    with pytest.raises(ValueError, match="do not form complete carries"):
         unflat(numbers)
 
 

@@ -112,7 +112,7 @@ def test_extend_takes_all_fields_of_a_parent():
 
 def test_extend_refuses_other_types():
     other = CaptioningSample(__key__="a", __restore_key__=(), image=None, caption="c")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Scored\.extend: takes an instance of a parent type.*CaptioningSample"):
+    with pytest.raises(TypeError, match=r"Scored\.extend: expected an instance of a parent type.*CaptioningSample"):
         Scored.extend(other)
 
 
@@ -290,7 +290,7 @@ def test_fields_are_mapped_for_frameworks_that_ask() -> None:
     assert batch["image"] is batch.image
     assert "inner" in batch
     assert "other" not in batch
-    with pytest.raises(KeyError, match="Examples has no field 'other', it has image, inner, valid"):
+    with pytest.raises(KeyError, match="Examples has no field 'other'; it has image, inner, valid"):
         batch["other"]
     with pytest.raises(TypeError, match="not iterable"):
         iter(batch)  # type: ignore[call-overload]

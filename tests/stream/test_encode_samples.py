@@ -272,7 +272,7 @@ def test_an_entry_may_be_any_exception(text_dataset: MakeDataset, caplog: pytest
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda samples: samples[1:], r"an entry for each of the 4 samples .*it returned a list of 3\. To drop"),
+        (lambda samples: samples[1:], r"one entry for each of the 4 samples .*it returned a list of 3\. To drop"),
         (lambda samples: None, r"it returned a value of type NoneType"),
         (lambda samples: iter(samples), r"it returned a value of type list_iterator"),
         (lambda samples: samples.clear() or [], r"4 samples .*a list of 0"),
@@ -321,7 +321,7 @@ def test_what_does_not_fit(text_dataset: MakeDataset) -> None:
 
     path = text_dataset(24)
     refused = {
-        r"encode_sample and encode_samples; .*same place, so keep one": {"encode_sample": hook, "encode_samples": hook},
+        r"encode_sample and encode_samples, .*keep only one": {"encode_sample": hook, "encode_samples": hook},
         r"preencode_sample and encode_samples": {"preencode_sample": hook, "encode_samples": hook},
         r"several\) is a generator function": {"encode_samples": several},
         r"encode_samples: restore_seeds=True .*self\.rngs": {"encode_samples": stateless(restore_seeds=True)(hook)},
@@ -344,7 +344,7 @@ def test_lists_that_fail_although_no_sample_does_are_told(
         take(stream, 12)
         assert stream.stats()["dropped_total"] == 0
     (record,) = caplog.records
-    assert "encode_samples raised ValueError (shapes differ) on a list of samples, and on none" in record.getMessage()
+    assert "encode_samples raised ValueError (shapes differ) on a list of samples, but on none" in record.getMessage()
 
 
 def test_augmented_encoders_hand_it_on(text_dataset: MakeDataset) -> None:
