@@ -183,7 +183,7 @@ def test_messages_say_what_does_not_fit() -> None:
     two = [torch.ones(2), np.ones(2)]
     with pytest.raises(ValueError, match=r"^a: sample 0 has an array \(Tensor\), sample 1 has ndarray$"):
         generic_batch([{"a": entry} for entry in two])
-    with pytest.raises(ValueError, match="one number of dimensions can be padded"):
+    with pytest.raises(ValueError, match="cannot pad arrays of different numbers of dimensions"):
         batch_pad_stack([torch.ones(2), torch.ones(2, 2)])
     with pytest.raises(ValueError, match="one shape can be stacked"):
         batch_stack([torch.ones(2), torch.ones(3)])
@@ -207,7 +207,7 @@ for what in (lambda: generic_batch([{"a": torch.ones(1)}]), lambda: batch_stack(
     )
     first, second = done.stdout.splitlines()
     assert first.startswith("a: torch's Tensor needs the PyTorch backend: import TaskEncoder")
-    assert second.startswith("a Tensor of torch is batched where")
+    assert second.startswith("torch's Tensor needs the PyTorch backend")
 
 
 def sent(value: Any) -> tuple[Any, int]:
