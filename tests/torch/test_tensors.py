@@ -185,7 +185,7 @@ def test_messages_say_what_does_not_fit() -> None:
         generic_batch([{"a": entry} for entry in two])
     with pytest.raises(ValueError, match="cannot pad arrays of different numbers of dimensions"):
         batch_pad_stack([torch.ones(2), torch.ones(2, 2)])
-    with pytest.raises(ValueError, match="one shape can be stacked"):
+    with pytest.raises(ValueError, match="cannot stack arrays of different shapes"):
         batch_stack([torch.ones(2), torch.ones(3)])
     with pytest.raises(ValueError, match="without dimensions cannot be concatenated"):
         concat_pad([torch.tensor(1)])
