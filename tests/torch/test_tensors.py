@@ -421,7 +421,7 @@ def test_torch_files_unpack_to_no_more_than_allowed(allow_pickle: bool) -> None:
 @pytest.mark.parametrize("mode", ["torchrgb", "rgb8", "pil"])
 def test_images_have_no_more_pixels_than_allowed(mode: Any) -> None:
     SampleDecoder(image_decode=mode, max_pixels=16).decode("a.jpg", encoded(0, (4, 4)))
-    with pytest.raises(DecodingError, match=r"part 'jpg': .* 4 x 4 pixels .*max_pixels=15\)"):
+    with pytest.raises(DecodingError, match=r"part 'jpg': .* 4 x 4 pixels, .*max_pixels=15\)"):
         SampleDecoder(image_decode=mode, max_pixels=15).decode("a.jpg", encoded(0, (4, 4)))
 
 
