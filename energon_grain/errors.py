@@ -139,6 +139,10 @@ class FingerprintError(StateError):
     """A saved state belongs to another configuration or to other data."""
 
 
+class AmendmentError(FingerprintError):
+    """A change of a running mixture that cannot be made; the message names what, and what to do instead."""
+
+
 class FatalSampleError(EnergonGrainError, RuntimeError):
     """Too many failures in a row, or a failure that no policy may skip. Hooks may raise it to end the iteration."""
 

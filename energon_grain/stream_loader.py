@@ -14,6 +14,7 @@ from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
+from energon_grain.stream.stream import OnChange
 from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.progress import ProgressLine
 from energon_grain.watch.stream import Stream
@@ -120,18 +121,30 @@ class StreamLoader(OneSubscript[Item]):
         """This host's state, with the manifest that explains a later mismatch. JSON-native."""
         return self._stream.cursor(with_manifest=True)
 
-    def restore_state_rank(self, state: Mapping[str, Any] | None, *, allow_changes: bool = False) -> None:
+    def restore_state_rank(
+        self,
+        state: Mapping[str, Any] | None,
+        *,
+        allow_changes: bool = False,
+        on_change: OnChange = "refuse",
+        note: str = "",
+    ) -> None:
         """Restore what `save_state_rank` or `save_state_global` returned; None leaves a fresh loader as it is.
 
         Args:
             state: The state, saved by this host or for all hosts.
-            allow_changes: Go on at its position although the configuration or the data changed.
+            allow_changes: The older spelling of `on_change="position"`.
+            on_change: If the configuration or the data changed since: "refuse"; "amend", to continue every dataset of
+                the mixture exactly where it is, with the present weights; "position", to continue at the same position
+                of the changed stream, which repeats and loses samples.
+            note: Reason of the change, for `amendments`.
 
         Raises:
             StateError: The state cannot be continued here.
+            AmendmentError: The change cannot be amended.
         """
         if state is not None:
-            self._stream.restore(state, allow_changes=allow_changes)
+            self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
 
     def _gathered(self) -> Cursor:
         """The state of all hosts; collective with several."""
@@ -161,6 +174,8 @@ class StreamLoader(OneSubscript[Item]):
         *,
         src_rank: int | None = None,
         allow_changes: bool = False,
+        on_change: OnChange = "refuse",
+        note: str = "",
     ) -> None:
         """Restore the state of all hosts on any number of hosts.
 
@@ -168,6 +183,8 @@ class StreamLoader(OneSubscript[Item]):
             state: What `save_state_global` returned, or a list of each host's `save_state_rank`.
             src_rank: Host that has the state, where the others pass None; default: each host has it.
             allow_changes: As in `restore_state_rank`.
+            on_change: As in `restore_state_rank`.
+            note: As in `restore_state_rank`.
 
         Raises:
             StateError: The state cannot be continued here.
@@ -180,7 +197,38 @@ class StreamLoader(OneSubscript[Item]):
             )
         if not isinstance(state, Mapping):
             state = merge_cursors(state)
-        self._stream.restore(state, allow_changes=allow_changes)
+        self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
+
+    def amend(
+        self,
+        weights: Mapping[str, Any] | None = None,
+        *,
+        add: Mapping[str, Any] | None = None,
+        remove: Sequence[str] = (),
+        note: str = "",
+    ) -> None:
+        """Change the mixture from the next step on; every dataset that stays continues exactly where it is.
+
+        With several hosts, every host makes the same call at the same step.
+
+        Args:
+            weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
+                whole key); 0 pauses a dataset. Default: as they are.
+            add: Datasets to append to the blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}` or a
+                dataset. Each needs a weight in `weights`. Samples are made as those of the other datasets are.
+            remove: Names of datasets to leave out from now on. Samples that a pack or group holds are still delivered.
+            note: Reason, for `amendments`.
+
+        Raises:
+            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+        """
+        self._stream.amend(weights=weights, add=add, remove=remove, note=note)
+
+    @property
+    def amendments(self) -> list[Any]:
+        """All changes of the mixture in this run, as `energon_grain.amendments.history.Amendment`."""
+        amendments = self._stream.amendments
+        return [] if amendments is None else list(amendments.log)
 
     def which(self, step: int) -> StepSamples:
         """The samples of the global batch of a step, past or future. See `Stream.which`."""

@@ -72,11 +72,12 @@ _FIELDS = frozenset(
         "held",
         "skipped",
         "plans",
+        "amendments",
         "manifest",
         "check",
     )
 )
-_OPTIONAL = ("plans", "manifest", "order_version")
+_OPTIONAL = ("plans", "amendments", "manifest", "order_version")
 _LARGEST = 1 << 53
 """Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
@@ -94,6 +95,7 @@ def to_cursor(
     *,
     held: str = "",
     plans: str = "",
+    amendments: Sequence[str] = (),
     manifest: str | None = None,
 ) -> Cursor:
     """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
@@ -113,6 +115,7 @@ def to_cursor(
         "held": held,
         "skipped": list(map(list, progress.skipped)),
         **({"plans": plans} if plans else {}),
+        **({"amendments": list(amendments)} if amendments else {}),
         **({} if manifest is None else {"manifest": manifest}),
     }
     # What `_CANONICAL` gives, as all texts here are ASCII, only faster.
@@ -160,6 +163,8 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         merged["held"] = _merged_held(ordered)
     if any("plans" in cursor for cursor in ordered):
         merged["plans"] = _merged_plans(ordered)
+    if any("amendments" in cursor for cursor in ordered):
+        merged["amendments"] = _merged_amendments(ordered)
     merged["check"] = _checksum(merged)
     return merged
 
@@ -187,6 +192,34 @@ def _merged_drops(ordered: Sequence[Cursor]) -> str:
     for host, cursor in enumerate(ordered):
         drops[host::hosts] = _drops_of(cursor, lanes // hosts)
     return pack_integers(drops.tolist())
+
+
+def _merged_amendments(ordered: Sequence[Cursor]) -> list[str]:
+    """The log, which all hosts have, and how far each lane had read beyond its items at each amendment."""
+    logs = {cursor.get("amendments", [""])[0] for cursor in ordered}
+    if len(logs) != 1:
+        raise StateError(
+            "the hosts' states do not fit together: the mixture was amended in another way on some hosts; call "
+            "`amend` with the same arguments at the same step on every host"
+        )
+    texts = [cursor["amendments"][1] for cursor in ordered]
+    if not any(texts):
+        return [*logs, ""]
+    lanes, hosts = ordered[0]["lanes"], len(ordered)
+    own = [_amended_lanes(text) for text in texts]
+    count = max(map(len, own)) // (lanes // hosts)
+    ahead = np.zeros((count, lanes), np.int64)
+    for host, values in enumerate(own):
+        if values:
+            ahead[:, host::hosts] = np.array(values, np.int64).reshape(count, lanes // hosts)
+    return [*logs, pack_integers(ahead.reshape(-1).tolist())]
+
+
+def _amended_lanes(text: str) -> list[int]:
+    try:
+        return unpack_integers(text) if text else []
+    except StateError as error:
+        raise StateError(f"the state's 'amendments' are damaged: {error}") from error
 
 
 def _merged_held(ordered: Sequence[Cursor]) -> str:
@@ -595,6 +628,14 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "held": (lambda value: isinstance(value, str), "a text"),
     "skipped": (lambda value: _rows(value, 2), "a list of [step, steps]"),
     "plans": (lambda value: isinstance(value, str), "a text"),
+    "amendments": (
+        lambda value: (
+            isinstance(value, list | tuple)
+            and len(cast("Sequence[Any]", value)) == 2
+            and all(isinstance(text, str) for text in cast("Sequence[Any]", value))
+        ),
+        "a list of two texts",
+    ),
     "manifest": (lambda value: isinstance(value, str | Mapping), "a text, or an object of an older release,"),
 }
 """What each field may be, and how to say so."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -240,6 +241,7 @@ class StreamSpec:
         cache_pool: What hooks get as `cache`; None: what their task encoder says.
         observers: Make observers for each stream.
         timed: Whether stages take their times, for an observer.
+        described_by: The manifest of the configuration that the stream follows from, where the run was amended.
     """
 
     seed: int
@@ -258,6 +260,7 @@ class StreamSpec:
     cache_pool: CachePool | None
     observers: tuple[Callable[[], Observer], ...] = ()
     timed: bool = True
+    described_by: Mapping[str, Any] | None = None
 
     @property
     def order(self) -> IndexMap:
@@ -405,6 +408,8 @@ class StreamSpec:
 
         Of data on the Hub it says of which commit they are, too: another commit with the same data is no change.
         """
+        if self.described_by is not None:
+            return dict(self.described_by)
         placing = None if self.batch is None else self.batch.placing
         sources = {"/".join(leaf.key): leaf.leaf.source for leaf in self.leaves}
         return {
@@ -433,7 +438,7 @@ class StreamSpec:
 
     def fingerprint(self) -> str:
         """32 hex digits that change with anything in the manifest, commits aside."""
-        manifest = self.manifest()
+        manifest = copy.deepcopy(self.manifest())
         for leaf in manifest["leaves"].values():
             leaf.pop("commit", None)
         text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))

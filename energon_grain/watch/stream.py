@@ -91,6 +91,10 @@ class Stream(stream.Stream):
         self._more_than_cores = self._auto is None and self.workers > usable_cores()
         self.statistics.stepped = WeakMethod(self._stepped)
 
+    def _switch(self, spec: StreamSpec) -> None:
+        super()._switch(spec)
+        self.statistics.extend(["/".join(leaf.key) for leaf in spec.leaves], spec.expected_reads)
+
     def stats(self) -> LoaderStats:
         """What was delivered, where the time went, and what was dropped and why; from any thread."""
         if self.turn.acquire(blocking=False):

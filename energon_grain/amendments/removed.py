@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands for a dataset that a run had and the configuration no longer has: its length and order, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.hooks import HookOwner
+from energon_grain.datasets.lowering import Lowering, Part
+from energon_grain.errors import AmendmentError
+from energon_grain.sources.cache_pool import CachePool
+from energon_grain.stream.hooks import HookSpec
+from energon_grain.stream.spec import Ordering, Resolved, ResolvedLeaf
+from energon_grain.stream.worker_config import WorkerConfig
+
+
+class RemovedSource:
+    """The samples of a removed dataset, of which only the number is known. Reading any raises AmendmentError."""
+
+    def __init__(self, name: str, samples: int, content: str) -> None:
+        self.path, self.content_id, self._samples = name, content, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemovedSource, (self.path, self._samples, self.content_id)
+
+    def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(n,) zeros: nothing can be read."""
+        return np.zeros(len(indices), np.int64)
+
+    def read(self, indices: npt.NDArray[np.int64], *arguments: Any, **options: Any) -> NoReturn:
+        """Raise AmendmentError."""
+        self._refuse(len(indices))
+
+    def locate(self, index: int) -> NoReturn:
+        """Raise AmendmentError."""
+        del index
+        self._refuse(1)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _refuse(self, count: int) -> NoReturn:
+        raise AmendmentError(
+            f"{self.path}: this dataset was removed from the configuration, and {count} of its samples are needed: a "
+            f"pack or group of the saved state holds them, or a step before its removal is asked about. Keep it in the "
+            f"configuration until then, and remove it from the running loader with `loader.amend(remove=[…])`"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemovedLeaf(SavableDataset):
+    """A leaf without data.
+
+    Attributes:
+        name: Its key in the manifest.
+        row: What the manifest said of it.
+    """
+
+    worker_config: WorkerConfig = field(default_factory=WorkerConfig.default_worker_config)
+    name: str
+    row: Mapping[str, Any]
+    task_encoder: Any = HookOwner
+
+    @classmethod
+    def of(cls, name: str, row: Mapping[str, Any]) -> Self:
+        """The leaf of a row of a manifest."""
+        return cls(name=name, row=row)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """No other leaf has it."""
+        return "removed", self.name
+
+    def lower(self, to: Lowering) -> Part:
+        return to.leaf(self)
+
+    def resolve(self) -> ResolvedLeaf:
+        """A leaf of as many samples, in an order of which nothing is asked any more."""
+        source: Any = RemovedSource(self.name, max(1, int(self.row["samples"])), str(self.row["content"]))
+        ordering = Ordering(training=False, passes=None, block=None, mixing=None, blocks_in_lane=None)
+        return ResolvedLeaf(
+            source=source, sample_type=None, field_map=None, load=None, decoder=None, subflavors={}, ordering=ordering
+        )
+
+    def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
+        """Nothing is cooked."""
+        del leaf, cache_pool
+        return None
