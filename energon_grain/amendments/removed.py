@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,23 @@ import numpy.typing as npt
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.hooks import HookOwner
 from energon_grain.datasets.lowering import Lowering, Part
-from energon_grain.errors import AmendmentError
+from energon_grain.errors import AmendmentError, SkipSample
 from energon_grain.sources.cache_pool import CachePool
+from energon_grain.sources.source import RawBatch
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, Resolved, ResolvedLeaf
 from energon_grain.stream.worker_config import WorkerConfig
+
+
+_REMOVED = (
+    "this dataset was removed from the configuration. Keep it there as long as packs or groups of a saved state hold its "
+    "samples, or steps before its removal are asked about; `loader.amend(remove=[…])` removes it from a running loader"
+)
+
+
+class _NoHooks:
+    thread_safe: ClassVar[bool] = True
+    __default_failure_tolerance__: ClassVar[int] = 0
 
 
 class RemovedSource:
@@ -36,24 +48,23 @@ class RemovedSource:
         """(n,) zeros: nothing can be read."""
         return np.zeros(len(indices), np.int64)
 
-    def read(self, indices: npt.NDArray[np.int64], *arguments: Any, **options: Any) -> NoReturn:
-        """Raise AmendmentError."""
-        self._refuse(len(indices))
+    def read(self, indices: npt.NDArray[np.int64]) -> RawBatch:
+        """Samples without parts: places that other lanes have passed are read once more, and nobody looks at them."""
+        keys = list(map(str, indices.tolist()))
+        return RawBatch(indices=indices, keys=keys, shards=[self.path] * len(keys), columns={})
 
     def locate(self, index: int) -> NoReturn:
         """Raise AmendmentError."""
-        del index
-        self._refuse(1)
+        raise AmendmentError(f"{self.path}: sample {index} was used; {_REMOVED}")
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _refuse(self, count: int) -> NoReturn:
-        raise AmendmentError(
-            f"{self.path}: this dataset was removed from the configuration, and {count} of its samples are needed: a "
-            f"pack or group of the saved state holds them, or a step before its removal is asked about. Keep it in the "
-            f"configuration until then, and remove it from the running loader with `loader.amend(remove=[…])`"
-        )
+
+def _refuse(sample: Any) -> NoReturn:
+    """In place of making a sample."""
+    del sample
+    raise SkipSample(_REMOVED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +79,7 @@ class RemovedLeaf(SavableDataset):
     worker_config: WorkerConfig = field(default_factory=WorkerConfig.default_worker_config)
     name: str
     row: Mapping[str, Any]
-    task_encoder: Any = HookOwner
+    task_encoder: HookOwner = field(default_factory=_NoHooks)
 
     @classmethod
     def of(cls, name: str, row: Mapping[str, Any]) -> Self:
@@ -85,10 +96,10 @@ class RemovedLeaf(SavableDataset):
 
     def resolve(self) -> ResolvedLeaf:
         """A leaf of as many samples, in an order of which nothing is asked any more."""
-        source: Any = RemovedSource(self.name, max(1, int(self.row["samples"])), str(self.row["content"]))
+        source: Any = RemovedSource(self.name, max(1, int(self.row.get("samples", 1))), "removed")
         ordering = Ordering(training=False, passes=None, block=None, mixing=None, blocks_in_lane=None)
         return ResolvedLeaf(
-            source=source, sample_type=None, field_map=None, load=None, decoder=None, subflavors={}, ordering=ordering
+            source=source, sample_type=None, field_map=None, load=_refuse, decoder=None, subflavors={}, ordering=ordering
         )
 
     def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
