@@ -126,7 +126,7 @@ class StreamLoader(OneSubscript[Item]):
         state: Mapping[str, Any] | None,
         *,
         allow_changes: bool = False,
-        on_change: OnChange = "refuse",
+        on_change: OnChange | None = None,
         note: str = "",
     ) -> None:
         """Restore what `save_state_rank` or `save_state_global` returned; None leaves a fresh loader as it is.
@@ -136,7 +136,7 @@ class StreamLoader(OneSubscript[Item]):
             allow_changes: The older spelling of `on_change="position"`.
             on_change: If the configuration or the data changed since: "refuse"; "amend", to continue every dataset of
                 the mixture exactly where it is, with the present weights; "position", to continue at the same position
-                of the changed stream, which repeats and loses samples.
+                of the changed stream, which repeats and loses samples. Default: as the loader was made.
             note: Reason of the change, for `amendments`.
 
         Raises:
@@ -174,7 +174,7 @@ class StreamLoader(OneSubscript[Item]):
         *,
         src_rank: int | None = None,
         allow_changes: bool = False,
-        on_change: OnChange = "refuse",
+        on_change: OnChange | None = None,
         note: str = "",
     ) -> None:
         """Restore the state of all hosts on any number of hosts.

@@ -37,7 +37,7 @@ from energon_grain.sources.source import Source
 from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.stream import config_to_run
+from energon_grain.stream.stream import OnChange, config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
 from energon_grain.stream_loader import StreamLoader
@@ -289,6 +289,7 @@ def get_savable_loader(
     cache_pool: CachePool | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
+    on_change: OnChange = "refuse",
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """A loader for a dataset, with workers, read-ahead and state.
@@ -303,6 +304,8 @@ def get_savable_loader(
         multiprocessing_context: How worker processes are started: "fork", "forkserver", "spawn" or a
             `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
             arrays among the data or data in an object store. The order does not depend on it.
+        on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
+            where a framework restores: `load_state_dict`, `torch.distributed.checkpoint`.
         **energon: See `EnergonArguments`.
 
     Raises:
@@ -316,16 +319,16 @@ def get_savable_loader(
     def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
         return process_pool(spec, stage.sources, config.most_workers, config.prefetch_bytes, multiprocessing_context)
 
-    return SavableDataLoader(
-        Stream.of(
-            dataset,
-            worker_config=config,
-            prefetch_factor=prefetch_factor,
-            cache_pool=cache_pool,
-            make_pool=processes if str(config.worker_type) == "dataloader" else None,
-            finish=pinning(pin_memory),
-        )
+    stream = Stream.of(
+        dataset,
+        worker_config=config,
+        prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
+        make_pool=processes if str(config.worker_type) == "dataloader" else None,
+        finish=pinning(pin_memory),
     )
+    stream.on_change = on_change
+    return SavableDataLoader(stream)
 
 
 @public

@@ -30,10 +30,10 @@ from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import AmendedAt
 from energon_grain.errors import AmendmentError, StateError
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
-from energon_grain.stream.cursor import Cursor, saved_manifest
+from energon_grain.stream.cursor import Cursor, pack_lane_rows, saved_manifest, unpack_lane_rows
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
-from energon_grain.stream.state import Rounds, pack_integers, unpack_integers, walk
+from energon_grain.stream.state import Rounds, walk
 
 Int64Array = npt.NDArray[np.int64]
 _MAX_TEXT = 1 << 24
@@ -47,7 +47,7 @@ class Amendment:
         step: From this step on it holds.
         item: Its first item.
         note: Why, in the words of the program.
-        before: Share of each dataset in the blend that changed, by the key of its (first) leaf.
+        before: Share of each dataset in the blends that changed, by the key of its (first) leaf.
         after: The same, from the step on.
     """
 
@@ -64,21 +64,30 @@ class Amendments:
 
     Attributes:
         mixture: The outermost blend over the whole run.
-        log: Each amendment.
+        steps: Step, first item and note of each.
         ahead: How many samples each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
     """
 
     mixture: Mixture
-    log: list[Amendment] = field(default_factory=list[Amendment])
+    steps: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
+
+    @property
+    def log(self) -> list[Amendment]:
+        """Each of them."""
+        found: list[Amendment] = []
+        for number, (step, item, note) in enumerate(self.steps):
+            before, after = mixtures.shares_at(self.mixture, number)
+            found.append(Amendment(step=step, item=item, note=note, before=before, after=after))
+        return found
 
     def begins(self, share: Share) -> list[Int64Array]:
         """The round of each lane, (L,), at which each amendment begins; lanes of other hosts as if nothing dropped."""
         found: list[Int64Array] = []
-        for amendment, ahead in zip(self.log, self.ahead, strict=True):
-            rounds = lane_rounds(amendment.item, share.lanes)
+        for (_, item, _), ahead in zip(self.steps, self.ahead, strict=True):
+            rounds = lane_rounds(item, share.lanes)
             if share.whole_lanes:
                 rounds[share.host :: share.hosts] += ahead
             found.append(rounds)
@@ -86,19 +95,8 @@ class Amendments:
 
     def texts(self) -> list[str]:
         """What a state holds: the log, which is that of all hosts, and `ahead`, of this host's lanes."""
-        log = [[a.step, a.item, a.note, dict(a.before), dict(a.after)] for a in self.log]
-        names: dict[str, int] = {}
-        for row in log:
-            for shares in row[3:]:
-                for name in shares:
-                    names.setdefault(name, len(names))
-        rows = [
-            [*row[:3], *([[names[n], round(s, 6)] for n, s in shares.items()] for shares in row[3:])] for row in log
-        ]
-        said = json.dumps([mixtures.packed(self.mixture), list(names), rows], separators=(",", ":"))
-        text = base64.b64encode(zlib.compress(said.encode(), 9)).decode()
-        ahead = np.concatenate([np.zeros(0, np.int64), *self.ahead])
-        return [text, pack_integers(np.where(ahead < 0, -2 * ahead - 1, 2 * ahead).tolist()) if ahead.any() else ""]
+        said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
+        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
@@ -108,32 +106,25 @@ class Amendments:
             said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
             if not unpacking.eof:
                 raise ValueError("it is cut short")
-            tree, names, rows = json.loads(said)
+            tree, rows = json.loads(said)
             mixture = mixtures.unpacked(tree)
             if not isinstance(mixture, Mixture):
                 raise ValueError("it has no blend")
-            log = [
-                Amendment(
-                    step=int(step),
-                    item=int(item),
-                    note=str(note),
-                    before={names[n]: share for n, share in before},
-                    after={names[n]: share for n, share in after},
-                )
-                for step, item, note, before, after in rows
-            ]
-            ahead = _unpacked_ahead(texts[1], len(log), share, saved_by)
+            steps = [(int(step), int(item), str(note)) for step, item, note in rows]
+            ahead = _ahead_of(texts[1], len(steps), share, saved_by)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
-        return cls(mixture=mixture, log=log, ahead=ahead)
+        return cls(mixture=mixture, steps=steps, ahead=ahead)
 
 
-def _unpacked_ahead(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
-    lanes, (host, hosts) = share.lanes, saved_by
+def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
+    """How far the lanes of a host were ahead at each amendment, from what some host saved."""
     if not text:
         return [np.zeros(share.local_lanes, np.int64) for _ in range(count)]
-    values = np.array(unpack_integers(text), np.int64)
-    found = np.where(values % 2, -(values + 1) // 2, values // 2).reshape(count, lanes // hosts)
+    host, hosts = saved_by
+    found = unpack_lane_rows(text, share.lanes // hosts)
+    if len(found) != count:
+        raise ValueError(f"it has {len(found)} rows of lanes for {count} amendments")
     if (host, hosts) == (share.host, share.hosts):
         return list(found)
     if hosts != 1:
@@ -197,8 +188,8 @@ def by_state(
     saved = saved_manifest(cursor)
     if saved is None:
         raise AmendmentError(
-            "the state has no manifest, so the change cannot be known: states of save_state_rank, save_state_global and "
-            "the checkpoint handlers have one"
+            "the state has no manifest, so the change cannot be known: states of save_state_rank, save_state_global "
+            "and the checkpoint handlers have one"
         )
     was = mixtures.described(saved["mixture"], iter(saved["leaves"]))
     if was is None:
@@ -207,7 +198,7 @@ def by_state(
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
     changed = append(amendments, new, plain, share, progress, note)
-    if not changed and not amendments.log:
+    if not changed and not amendments.steps:
         return None
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
@@ -217,16 +208,11 @@ def append(
 ) -> bool:
     """Append an amendment at a place, if a new mixture differs; whether it does. Raises AmendmentError."""
     ahead = _lanes_ahead(plain, share, progress)
-    changes = mixtures.amend(amendments.mixture, new, f"#{len(amendments.log)}", progress.item)
-    if changes:
-        before: dict[str, float] = {}
-        after: dict[str, float] = {}
-        for change in reversed(changes):
-            before |= change.before
-            after |= change.after
-        amendments.log.append(Amendment(step=progress.step, item=progress.item, note=note, before=before, after=after))
+    changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
+    if changed:
+        amendments.steps.append((progress.step, progress.item, note))
         amendments.ahead.append(ahead)
-    return bool(changes)
+    return changed
 
 
 def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
@@ -301,8 +287,8 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
     if lines:
         said = "\n".join(f"  {line}" for line in lines)
         raise AmendmentError(
-            f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as they "
-            f"were. Samples that were added to a dataset can be added as a dataset of their own"
+            f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as "
+            f"they were. Samples that were added to a dataset can be added as a dataset of their own"
         )
 
 

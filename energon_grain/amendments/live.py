@@ -52,7 +52,7 @@ def amended_now(
     old = configured(dataset, plain) if before is None else copy.copy(before.mixture)
     amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
     if before is not None:
-        amendments.log, amendments.ahead = [*before.log], [*before.ahead]
+        amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
     new = _copied(old)
     for each in _blends(new):
         each.segments = [(0, each.weights)]

@@ -126,21 +126,8 @@ def attach(mixture: Mixture, node: BlendDataset) -> None:
             child.node = below
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """What an amendment does to one blend.
-
-    Attributes:
-        before: Share of each child, by the name of its first leaf.
-        after: The same, afterwards.
-    """
-
-    before: dict[str, float]
-    after: dict[str, float]
-
-
-def amend(old: Mixture, new: Mixture, start: str, position: int) -> list[Change]:
-    """Let a mixture become what a new configuration says, from an amendment on; what changed.
+def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
+    """Let a mixture become what a new configuration says, from an amendment on; whether anything changed.
 
     Args:
         old: The mixture of the run until now; it is changed.
@@ -155,13 +142,10 @@ def amend(old: Mixture, new: Mixture, start: str, position: int) -> list[Change]
     return _amend(old, new, start, position, elsewhere, last=True)
 
 
-def _amend(
-    old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool
-) -> list[Change]:
+def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
     if old.per_step != new.per_step:
         raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
-    changes: list[Change] = []
-    before = _shares(old)
+    changed = False
     places: dict[int, int] = {}  # of children of `new` among those of `old`
     for number, child in enumerate(new.children):
         place = _matching(old, child, taken=set(places.values()))
@@ -178,14 +162,12 @@ def _amend(
         if isinstance(one, Mixture):
             assert isinstance(other, Mixture)
             at_end = last and place == len(old.children) - 1
-            changes += _amend(one, other, start, position, elsewhere, last=at_end)
+            changed |= _amend(one, other, start, position, elsewhere, last=at_end)
         else:
             one.node, one.removed = other.node, False
     if isinstance(new.node, BlendDataset):
         old.node = new.node
-    if _take_over(old, new, places, start, position):
-        changes.insert(0, Change(before=before, after=_shares(old)))
-    return changes
+    return _take_over(old, new, places, start, position) or changed
 
 
 def _take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:
@@ -246,10 +228,27 @@ def _check_addition(old: Mixture, child: Unit | Mixture, elsewhere: Mapping[str,
     del old
 
 
-def _shares(mixture: Mixture) -> dict[str, float]:
-    weights = mixture.weights
+def shares_at(mixture: Mixture, number: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares in the blends that an amendment changed, before and after it, by the key of each child's first leaf."""
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+    for child in mixture.children:
+        if isinstance(child, Mixture):
+            for shares, more in zip((before, after), shares_at(child, number), strict=True):
+                shares |= more
+    starts = [start for start, _ in mixture.segments]
+    if (start := f"#{number}") in starts:
+        place = starts.index(start)
+        before |= _shares(mixture, place - 1)
+        after |= _shares(mixture, place)
+    return before, after
+
+
+def _shares(mixture: Mixture, segment: int) -> dict[str, float]:
+    weights = mixture.segments[segment][1]
     total = sum(weights) or 1
-    return {next(child.names()): weight / total for child, weight in zip(mixture.children, weights, strict=True)}
+    children = zip(mixture.children, weights, strict=False)  # others were added later
+    return {next(child.names()): weight / total for child, weight in children}
 
 
 def note_removed(mixture: Mixture, new: Mixture, rows: Mapping[str, dict[str, Any]]) -> None:

@@ -20,10 +20,9 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, Resolved, ResolvedLeaf
 from energon_grain.stream.worker_config import WorkerConfig
 
-
 _REMOVED = (
-    "this dataset was removed from the configuration. Keep it there as long as packs or groups of a saved state hold its "
-    "samples, or steps before its removal are asked about; `loader.amend(remove=[…])` removes it from a running loader"
+    "this dataset was removed from the configuration. Keep it there as long as packs or groups of a saved state hold "
+    "its samples, or steps before its removal are asked about; `loader.amend(remove=[…])` removes it while a loader runs"
 )
 
 
@@ -99,7 +98,13 @@ class RemovedLeaf(SavableDataset):
         source: Any = RemovedSource(self.name, max(1, int(self.row.get("samples", 1))), "removed")
         ordering = Ordering(training=False, passes=None, block=None, mixing=None, blocks_in_lane=None)
         return ResolvedLeaf(
-            source=source, sample_type=None, field_map=None, load=_refuse, decoder=None, subflavors={}, ordering=ordering
+            source=source,
+            sample_type=None,
+            field_map=None,
+            load=_refuse,
+            decoder=None,
+            subflavors={},
+            ordering=ordering,
         )
 
     def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:

@@ -111,7 +111,8 @@ class BlendDataset(SavableDataset):
             parts = to.children(self.datasets, endless=True)
             return extension(BLEND_BY_COST)(to, parts, self.schedule, self.weight_unit)
         router, width = self._router(to)
-        parts = to.children(self.datasets, endless=True, counts_at=router.counts_at)
+        nested = any(not hasattr(dataset, "identity") for dataset in self.datasets)  # leaves need no rounds
+        parts = to.children(self.datasets, endless=True, counts_at=router.counts_at if nested else None)
         weights, starts = router.weights, router.starts
         if to.begins:
             weights, starts = weights[-1:], (0,)

@@ -21,7 +21,7 @@ from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
 from energon_grain.stream.memory import approximate_bytes
-from energon_grain.stream.stream import config_to_run
+from energon_grain.stream.stream import OnChange, config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream_loader import StreamLoader
 from energon_grain.watch.stream import Stream
@@ -263,6 +263,7 @@ def get_savable_loader(
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
+    on_change: OnChange = "refuse",
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """A loader for a dataset, with threads, read-ahead and state; for Grain, a `grain.DatasetIterator`.
@@ -273,6 +274,8 @@ def get_savable_loader(
         prefetch_factor: Batches that are made ahead for each worker.
         cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
             `NoCachePool`.
+        on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
+            where a framework restores: `set_state`, Orbax.
         **energon: See `EnergonArguments`.
 
     Raises:
@@ -281,9 +284,9 @@ def get_savable_loader(
     """
     config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
     dataset = watched(dataset, energon)
-    return SavableDataLoader(
-        Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
-    )
+    stream = Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
+    stream.on_change = on_change
+    return SavableDataLoader(stream)
 
 
 @public

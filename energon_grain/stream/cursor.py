@@ -81,6 +81,7 @@ _OPTIONAL = ("plans", "amendments", "manifest", "order_version")
 _LARGEST = 1 << 53
 """Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
+_MAX_ROWS = 1 << 26
 SHORT_MANIFEST = 640
 """Characters of a manifest that every cursor has, so that it stays below 1 KiB: those of a few leaves."""
 _BEYOND = 4096
@@ -206,20 +207,42 @@ def _merged_amendments(ordered: Sequence[Cursor]) -> list[str]:
     if not any(texts):
         return [*logs, ""]
     lanes, hosts = ordered[0]["lanes"], len(ordered)
-    own = [_amended_lanes(text) for text in texts]
-    count = max(map(len, own)) // (lanes // hosts)
-    ahead = np.zeros((count, lanes), np.int64)
-    for host, values in enumerate(own):
-        if values:
-            ahead[:, host::hosts] = np.array(values, np.int64).reshape(count, lanes // hosts)
-    return [*logs, pack_integers(ahead.reshape(-1).tolist())]
-
-
-def _amended_lanes(text: str) -> list[int]:
     try:
-        return unpack_integers(text) if text else []
-    except StateError as error:
-        raise StateError(f"the state's 'amendments' are damaged: {error}") from error
+        own = [unpack_lane_rows(text, lanes // hosts) for text in texts]
+        ahead = np.zeros((max(map(len, own)), lanes), np.int64)
+        for host, rows in enumerate(own):
+            ahead[:, host::hosts] = rows if len(rows) else 0
+    except ValueError as error:
+        raise StateError(f"the hosts' states do not fit together: their 'amendments' are damaged: {error}") from error
+    return [*logs, pack_lane_rows(ahead)]
+
+
+def pack_lane_rows(rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]) -> str:
+    """Numbers of each lane, (lanes,) a row, as a text: differences of rows, deflated; empty where all are 0."""
+    found = np.array([*rows], np.int64)
+    if not found.any():
+        return ""
+    change = np.diff(found, axis=0, prepend=0)
+    least = change.min(axis=1, keepdims=True)
+    numbers = np.concatenate([np.where(least < 0, -2 * least - 1, 2 * least), change - least], axis=1)
+    packed = base64.b64decode(pack_integers(numbers.reshape(-1).tolist()))
+    return base64.b64encode(zlib.compress(packed, 9)).decode()
+
+
+def unpack_lane_rows(text: str, lanes: int) -> npt.NDArray[np.int64]:
+    """The rows, (n, lanes). Raises ValueError if the text is damaged, or of another number of lanes."""
+    if not text:
+        return np.zeros((0, lanes), np.int64)
+    try:
+        unpacking = zlib.decompressobj()
+        packed = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_ROWS)
+        if not unpacking.eof:
+            raise ValueError("it is cut short")
+        numbers = np.array(unpack_integers(base64.b64encode(packed).decode()), np.int64).reshape(-1, lanes + 1)
+    except (zlib.error, StateError) as error:
+        raise ValueError(f"{error}") from error
+    least = np.where(numbers[:, :1] % 2, -(numbers[:, :1] + 1) // 2, numbers[:, :1] // 2)
+    return np.cumsum(numbers[:, 1:] + least, axis=0)
 
 
 def _merged_held(ordered: Sequence[Cursor]) -> str:
@@ -472,8 +495,26 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
         appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
             f"the saved state belongs to another stream:\n{listed}\nRestore with the configuration and data that it "
-            f"was saved with. {appended}To go on at the same position of the changed stream, pass allow_changes=True"
+            f"was saved with. {appended}{_AMENDABLE if _is_amendable(lines) else ''}To go on at the same position of "
+            f"the changed stream, which repeats and loses samples, pass on_change='position' (or allow_changes=True)"
         )
+
+
+def _is_amendable(lines: Sequence[str]) -> bool:
+    """Whether only weights differ, or datasets that were added or removed."""
+    ends = (": not there when saved", ": saved {", "now gone")
+    return all(
+        line.startswith("mixture.")
+        or (line.startswith("leaves.") and any(end in line for end in ends))
+        or re.match(r"leaves\..*\.number: ", line)
+        for line in lines
+    )
+
+
+_AMENDABLE = (
+    "Or pass on_change='amend': every dataset that stays continues exactly where it is, and the new mixture holds from "
+    "this step on. "
+)
 
 
 _SIZES = re.compile(r"\.samples: saved (\d+), now (\d+)$")

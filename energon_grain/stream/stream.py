@@ -123,6 +123,7 @@ class Stream:
     Attributes:
         outlet: Where all that happens is reported.
         dataset: What it was compiled from; None: that is not known.
+        on_change: See `restore`.
         amendments: Changes of the mixture until now, see `amendments.history.Amendments`; None: there are none.
     """
 
@@ -145,6 +146,7 @@ class Stream:
         self._prefetch_factor = max(1, prefetch_factor)
         self._workers = config.most_workers if workers is None else workers
         self.dataset: Runnable | None = None
+        self.on_change: OnChange = "refuse"
         self.amendments: Any = None
         self._plain = spec  # without amendments
         self._fingerprint = spec.fingerprint()
@@ -568,7 +570,7 @@ class Stream:
         cursor: Mapping[str, Any],
         *,
         allow_changes: bool = False,
-        on_change: OnChange = "refuse",
+        on_change: OnChange | None = None,
         note: str = "",
     ) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
@@ -578,7 +580,7 @@ class Stream:
             allow_changes: The older spelling of `on_change="position"`.
             on_change: If the configuration or the data differ from those of the cursor: "refuse"; "amend", continue
                 every dataset of the mixture where it is, with the present weights; or "position", continue at the same
-                position of the changed stream, which repeats and loses samples.
+                position of the changed stream, which repeats and loses samples. Default: the stream's own `on_change`.
             note: Reason of the change, for the list of amendments.
 
         Raises:
@@ -589,7 +591,7 @@ class Stream:
             WorkerError: This process was forked while the stream was at work.
         """
         self._require_own_process("restore a state")
-        on_change = "position" if allow_changes else on_change
+        on_change = "position" if allow_changes else on_change or self.on_change
         if on_change not in ("refuse", "amend", "position"):
             raise ConfigError(f"on_change={on_change!r}: expected 'refuse', 'amend' or 'position'")
         spec, amendments = self._plain, None
