@@ -306,6 +306,9 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
     known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
     resolved: list[Resolved] = []
     for name, node in _leaves(amendments.mixture):
+        if isinstance(node, RemovedLeaf):
+            resolved.append(node.resolve())
+            continue
         if name not in known:
             known[name] = amendments.resolved[name] = node.resolve()
         resolved.append(known[name])

@@ -86,12 +86,12 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
     for name, data in add.items():
         if name not in weights:
             raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
-        blend.children.append(_added(blend, name, data))
+        places[name] = blend, _place_of(mixture, blend, _added(blend, name, data))
     row: list[Weight] = [*blend.weights]
     if weights:
         missing = [
             _name(child)
-            for number, child in enumerate(blend.children[: len(blend.children) - len(add)])
+            for number, child in enumerate(blend.children)
             if row[number] and number not in {place for _, place in places.values()}
         ]
         if missing:
@@ -102,14 +102,25 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
         for name, (_, place) in places.items():
             if name in weights:
                 row[place] = weights[name]
-        first = len(blend.children) - len(add)
-        for number, name in enumerate(add):
-            row[first + number] = weights[name]
     for name in remove:
         row[places[name][1]] = 0
     if not any(exact(weight) for weight in row):
         raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
     blend.segments = [(0, list(integer_weights(row)))]
+
+
+def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
+    """The place of a dataset that is added: its own, if it was removed before; else at the end."""
+    for place, child in enumerate(blend.children):
+        if isinstance(child, Unit) and child.leaves == added.leaves:
+            if child.node is None or not blend.weights[place]:
+                child.node, child.removed = added.node, False
+                return place
+            raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")
+    if set(added.leaves) & set(mixture.names()):
+        raise AmendmentError(f"amend: {added.leaves[0]} is in another blend of the mixture")
+    blend.children.append(added)
+    return len(blend.children) - 1
 
 
 def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
@@ -155,10 +166,10 @@ def _added(blend: Mixture, name: str, data: Any) -> Unit:
     if not isinstance(like, LeafDataset):
         raise AmendmentError(f"amend: no child of the blend is a plain dataset: give {name!r} as a dataset")
     options = dict(data) if isinstance(data, Mapping) else {"path": data}
-    unknown = set(options) - {"path", "split_part", "subflavors"}
+    unknown = set(options) - {"path", "split_part", "subflavors", "name"}
     if unknown or "path" not in options:
         raise AmendmentError(
-            f"amend: add={{{name!r}: …}}: expected path, split_part and subflavors, got {sorted(options)}"
+            f"amend: add={{{name!r}: …}}: expected path, split_part, subflavors and name, got {sorted(options)}"
         )
     leaf = dataclasses.replace(
         like,
@@ -170,6 +181,6 @@ def _added(blend: Mixture, name: str, data: Any) -> Unit:
         where=None,
         written=str(options["path"]),
         through=(),
-        name=name,
+        name=options.get("name"),
     )
     return Unit(("/".join((*leaf.identity, "0")),), node=leaf)

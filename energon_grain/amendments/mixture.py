@@ -164,7 +164,7 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
             at_end = last and place == len(old.children) - 1
             changed |= _amend(one, other, start, position, elsewhere, last=at_end)
         else:
-            one.node, one.removed = other.node, False
+            one.node, one.removed = other.node, other.removed
     if isinstance(new.node, BlendDataset):
         old.node = new.node
     return _take_over(old, new, places, start, position) or changed

@@ -22,7 +22,7 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 _REMOVED = (
     "this dataset was removed from the configuration. Keep it there as long as packs or groups of a saved state hold "
-    "its samples, or steps before its removal are asked about; `loader.amend(remove=[…])` removes it while a loader runs"
+    "its samples, or steps before its removal are asked for; `loader.amend(remove=[…])` removes it in a running loader"
 )
 
 

@@ -21,6 +21,7 @@ from energon_grain import (
     get_train_dataset,
     merge_cursors,
 )
+from energon_grain.errors import AmendmentError
 from energon_grain.testing import make_text_dataset
 
 SIZES = {"a": 61, "b": 34, "c": 97, "d": 20, "e": 45}
@@ -106,6 +107,10 @@ class Run:
     steps: int = 0
     log: list[list[Use]] = field(default_factory=list)
     loaders: list[Any] = field(default_factory=list)
+    present: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.present = set(self.weights)
 
     def start(self, state: Any = None, **options: Any) -> None:
         yaml = self.data / "mixture.yaml"
@@ -189,27 +194,30 @@ def history(rng: random.Random, run: Run, hosts: Iterator[int]) -> None:
     run.hosts = next(hosts)
     run.start()
     run.step(rng.randrange(1, 12))
+    live = False  # whether the configuration lacks what was added
     for _ in range(rng.randrange(2, 7)):
         kind = rng.random()
         after = changes(rng, run.weights)
         if kind < 0.35:  # while it runs
-            amended = {name: after.get(name, 0) for name in {**run.weights, **after}}
+            amended = {name: after.get(name, 0) for name in sorted(run.present | set(after))}
             add = {
                 name: {"path": str(run.data / name), "subflavors": {"name": name}}
                 for name in after
-                if name not in run.weights
+                if name not in run.present
             }
-            if not add:
-                try:
-                    run.amend(weights=amended, note="live")
-                except Exception as error:
-                    assert "nothing changes" in str(error)
-        elif kind < 0.8:  # edit and restart
+            try:
+                run.amend(weights=amended, add=add, note="live")
+            except AmendmentError as error:
+                assert "nothing changes" in str(error)
+            live = live or bool(add)
+            run.present |= set(add)
+        elif live or kind < 0.8:  # edit and restart
+            live = False
             state = run.state()
-            # What packs hold can be delivered only while its dataset is there.
-            if run.encoder is Packing:
-                after = {**{name: 1 for name in run.weights}, **after}
-            run.weights, run.hosts = after, next(hosts)
+            # What was added stays; and what packs hold can be delivered only while its dataset is there.
+            stays = run.present if run.encoder is Packing else run.present - set(run.weights)
+            after = {**dict.fromkeys(sorted(stays), 1), **after}
+            run.weights, run.present, run.hosts = after, set(after), next(hosts)
             run.start(state, on_change="amend")
         else:
             state = run.state()
