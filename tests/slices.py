@@ -108,6 +108,7 @@ SLICED = frozenset(
         "tests/torch/test_as_megatron_energon.py",
         "tests/torch/test_backends.py",
         "tests/torch/test_data_loader.py",
+        "tests/torch/test_trainers.py",
         "tests/torch/test_datasets.py",
         "tests/torch/test_graphs.py",
         "tests/torch/test_planned_packing.py",

@@ -356,9 +356,8 @@ class _Batches:
 
 _BATCHED_TWICE = (
     "the dataset makes whole batches, and PyTorch would make batches of these: use DataLoader(…, batch_size=None), or "
-    "get_train_dataset(…, batch_size=None) for single samples. Trainers that make the DataLoader themselves take ours "
-    "instead: a subclass of Hugging Face's Trainer returns get_savable_loader(self.train_dataset) from "
-    "get_train_dataloader (examples/trainers/train_huggingface.py)"
+    "get_train_dataset(…, batch_size=None) for single samples. Hugging Face's Trainer makes such a DataLoader: use "
+    "EnergonTrainer of energon_grain_torch.trainers.hf"
 )
 _FETCHING = {fetch._IterableDatasetFetcher.__init__.__code__, fetch._IterableDatasetFetcher.fetch.__code__}
 

@@ -12,16 +12,17 @@ from energon_grain.words import visible
 
 
 def main() -> None:
-    """Run the command line; errors of ours and of the system are one red line on stderr.
+    """Run the command line. Errors of this library and of the system are one red line on stderr.
 
-    Exit code 2 says that the arguments or a configuration file are wrong, 1 that the command was refused or failed.
+    Exit codes: 0 success; 1 a failure, or a check that found problems; 2 invalid arguments or configuration file; 130
+    interrupted.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no command does linear algebra, and its threads cost start-up
     try:
-        app(prog_name="energon-grain")  # which completion goes by, however it was started
+        app(prog_name="energon-grain")  # the name that completion uses, also with `python -m`
     except (EnergonGrainError, OSError) as error:
         import typer
 
-        said = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        typer.secho(f"Error: {visible(said, lines=True)}", fg=typer.colors.RED, err=True)
+        message = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        typer.secho(f"Error: {visible(message, lines=True)}", fg=typer.colors.RED, err=True)
         sys.exit(2 if isinstance(error, ConfigError) and not isinstance(error, RefusedError) else 1)

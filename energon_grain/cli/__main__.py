@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m energon_grain.cli`, where no console script is installed."""
+"""`python -m energon_grain.cli`, the command without its console script."""
 
 from __future__ import annotations
 

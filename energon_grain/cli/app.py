@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: what `--help` says of each, and which module holds it. That is loaded when the command is called."""
+"""The list of commands, with the summary of each. A command's module is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from energon_grain._version import __version__
+from energon_grain.cli.help import HelpfulCommand, help_text
 from energon_grain.cli.terminal import answering
 
+PROGRAM = "energon-grain"
 _MAKE, _LOOK, _WRITE = "Make datasets", "Look at datasets and mixtures", "Write metadatasets"
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A command, before it is loaded.
+    """A command that is not imported yet.
 
     Attributes:
-        function: Where it is, below `energon_grain.cli`, as `module.function`.
+        function: Its function below `energon_grain.cli`, as `module.function`.
         summary: The first paragraph of its help.
-        panel: Of the list of commands.
+        panel: The heading that it is listed under.
     """
 
     function: str
@@ -32,42 +34,34 @@ class Listed:
 
 
 COMMANDS = {
-    "energon-grain": {
-        "prepare": Listed(
-            "prepare.prepare",
-            "Index and split the tar files below PATH, so that they are a dataset. "
-            "Of a metadataset file, index its joins.",
-            _MAKE,
-        ),
+    PROGRAM: {
+        "prepare": Listed("prepare.prepare", "Prepare a folder of tar files as a dataset: index, split, type.", _MAKE),
         "prepare-media": Listed(
             "prepare.prepare_media",
-            "Gather sizes, durations and rates of images, videos and sounds from their headers; nothing is decoded.",
+            "Collect sizes, durations and rates of images, videos and audio from their headers, without decoding.",
             _MAKE,
         ),
         "measure": Listed(
-            "prepare.measure",
-            "Call a function on every sample, and keep the number that it returns as a column: "
-            "to filter, mix and pack by.",
+            "measure.measure",
+            "Call a function on every sample and store the number it returns as a column, to filter, mix and pack by.",
             _MAKE,
         ),
         "convert": Listed(
-            "prepare.convert",
-            "Convert a dataset, tars to ArrayRecord files or back, shard by shard, and prepare the result.",
+            "convert.convert",
+            "Convert data to a prepared dataset: loose media files, an ImageFolder, tables, tars, ArrayRecord files.",
             _MAKE,
         ),
-        "info": Listed("info.info", "Show what a dataset or a metadataset holds, without reading samples.", _LOOK),
+        "info": Listed("info.info", "Show the contents of a dataset or metadataset, without reading samples.", _LOOK),
         "preview": Listed(
-            "preview.preview", "Show samples: pictures, sounds, videos, texts and values, as they lie on disk.", _LOOK
+            "preview.preview", "Show samples: images, audio, videos, texts and values, as stored and as decoded.", _LOOK
         ),
         "lint": Listed(
-            "lint.lint",
-            "Open a dataset as a loader does, compare its indices with its tars, and decode every sample.",
-            _LOOK,
+            "lint.lint", "Check a dataset: open it, compare its indices with its tars, decode every sample.", _LOOK
         ),
         "which": Listed("checkpoint.which", "List shard, key and byte range of the samples of a global batch.", _LOOK),
         "bench": Listed(
             "bench.bench",
-            "Measure loading on your own data: storage, the work on samples, and the pipeline with workers.",
+            "Measure loading on your own data: storage, the work per sample, and the pipeline with workers.",
             _LOOK,
         ),
         "schema": Listed(
@@ -79,50 +73,65 @@ COMMANDS = {
     "checkpoint": {
         "info": Listed(
             "checkpoint.checkpoint_info",
-            "Say what a saved state says: where the run stands, what it had of each dataset, "
-            "and what it needs to go on.",
+            "Show the contents of a saved state: progress, samples drawn from each dataset, and what it restores on.",
         )
     },
     "cache": {
         "check": Listed(
-            "cache.cache_check",
-            "Check the pages of object stores that are kept on this machine, and remove those that are wrong.",
+            "cache.cache_check", "Check the local cache of object stores, and remove the pages that are wrong."
         )
     },
 }
 """By group and name."""
+EXAMPLES = {
+    PROGRAM: ("energon-grain prepare tars --split-ratio 8,1,1", "energon-grain preview captions --html page.html"),
+    "checkpoint": (
+        "energon-grain checkpoint info state.json",
+        "energon-grain checkpoint info state.json --dataset captions",
+    ),
+    "cache": ("energon-grain cache check", "energon-grain cache check cache --json"),
+}
+"""Command lines in the help of each group."""
 
 
 class Later(TyperCommand):
-    """A command of which only what the list shows is known until it is called."""
+    """A command that is imported when it is called. Until then, only its name and summary are known."""
 
     def __init__(self, name: str, listed: Listed) -> None:
         super().__init__(name, help=listed.summary, rich_help_panel=listed.panel)
         self._function = listed.function
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """That of the command itself, which is the one that runs then."""
+        """Import the command, and return its context."""
         module, _, function = self._function.partition(".")
+        answer = answering(getattr(import_module(f"energon_grain.cli.{module}"), function))
         loaded = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-        loaded.command(self.name)(answering(getattr(import_module(f"energon_grain.cli.{module}"), function)))
-        return typer.main.get_command(loaded).make_context(info_name, args, parent, **extra)
+        loaded.command(self.name, cls=HelpfulCommand)(answer)
+        command: Any = typer.main.get_command(loaded)
+        command.examples = vars(answer)["examples"]
+        return command.make_context(info_name, args, parent, **extra)
 
 
 class _Group(TyperGroup):
-    """A group with the commands that are listed for it, before those that it was given."""
+    """A group of commands that are imported when they are called."""
 
     def __init__(self, *, name: str | None = None, commands: Any = None, **rest: Any) -> None:
-        listed = {each: Later(each, about) for each, about in COMMANDS[name or "energon-grain"].items()}
+        self.examples = EXAMPLES[name or PROGRAM]
+        listed = {each: Later(each, about) for each, about in COMMANDS[name or PROGRAM].items()}
         super().__init__(name=name, commands={**listed, **(commands or {})}, **rest)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(help_text(self, ctx))
 
+
+_HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
-    name="energon-grain",
+    name=PROGRAM,
     cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
 )
 checkpoint = typer.Typer(cls=_Group, no_args_is_help=True)
 cache = typer.Typer(cls=_Group, no_args_is_help=True)
@@ -135,7 +144,7 @@ def _checkpoint() -> None:
 
 @cache.callback()
 def _cache() -> None:
-    """Look after what is kept of object stores."""
+    """Look after the local cache of object stores."""
 
 
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_LOOK)
@@ -144,7 +153,7 @@ app.add_typer(cache, name="cache", rich_help_panel=_LOOK)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"energon-grain {__version__}")
+        typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`energon-grain bench`: three rates on the user's own data, what limits them, and one sentence of advice."""
+"""`energon-grain bench`: three rates on the user's own data, their limit, and one sentence of advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from energon_grain.task_encoder import TaskEncoder
 
 _ENOUGH = 0.95
-"""A number of workers is enough where more of them bring less than this part's complement."""
+"""A number of workers is enough if it reaches this fraction of the best rate."""
 _LOCAL_BLOCK_BYTES, _REMOTE_BLOCK_BYTES, _MAX_BLOCK = 1 << 20, 4 << 20, 1000
 
 
@@ -30,20 +30,25 @@ def bench(
     path: Annotated[str, typer.Argument(help="Folder or URL of a prepared dataset, or a metadataset (.yaml).")],
     run: Run,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
-    workers: Annotated[str, typer.Option(help="Numbers of workers to run the pipeline with.")] = "0,1,2,4",
-    worker_type: Annotated[Literal["thread", "process"], typer.Option(help="What workers are.")] = "thread",
-    seconds: Annotated[float, typer.Option(min=1e-3, help="For each measurement; there are about ten.")] = 2.0,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to try.")] = "0,1,2,4",
+    worker_type: Annotated[
+        Literal["thread", "process"], typer.Option(help="Workers are threads or processes.")
+    ] = "thread",
+    seconds: Annotated[float, typer.Option(min=1e-3, help="Seconds per measurement; there are about ten.")] = 2.0,
     image_decode: Annotated[
-        str | None, typer.Option(help="What images are decoded to, as rgb8. Default: as the task encoder says.")
+        str | None, typer.Option(help="Format to decode images to, as rgb8. Default: the format of the task encoder.")
     ] = None,
-    progress: Annotated[bool, typer.Option(help="Say on stderr what is measured, on terminals.")] = True,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar on terminals.")] = True,
 ) -> Answer:
-    """Measure loading on your own data: storage, the work on samples, and the pipeline with workers.
+    """Measure loading on your own data: storage, the work per sample, and the pipeline with workers.
 
-    Says which of them limits the rate, and what to change. Give the settings of the run, as to get_train_dataset. To
-    measure
-    storage as in a first epoch, the kernel is asked to drop the files that are read from memory; what lies in an object
-    store is read past the cache on local disk, and then out of it. Nothing is written but that cache.
+    Reports the limit of the rate and the change that raises it. Give the settings of the run, as for get_train_dataset.
+    To measure storage as in a first epoch, the files are dropped from the page cache of the kernel first. Objects in
+    stores are read without the cache on local disk, and then from it. Nothing else is written.
+
+    Examples:
+        energon-grain bench captions --seconds 1
+        energon-grain bench captions --batch-size 64 --workers 0,2
     """
     if not all(number.isdecimal() for number in workers.split(",")):
         raise ConfigError(f"--workers {workers}: expected numbers with commas between them, as 0,1,2,4")
@@ -95,15 +100,15 @@ def figure_lines(figures: Figures, advice: str) -> list[str]:
 
 
 def advise(figures: Figures, image_decode: str | None) -> str:
-    """One sentence: what limits the rate, and what to change; `image_decode`: what the decoder makes of images."""
+    """One sentence: the limit of the rate, and what to change. `image_decode`: the format of decoded images."""
     stage = figures.slowest
-    workers = f"give more workers (there are {figures.cores} cores)"
+    workers = f"use more workers (this machine has {figures.cores} cores)"
     worth = _REMOTE_BLOCK_BYTES if figures.in_store else _LOCAL_BLOCK_BYTES
     block = min(_MAX_BLOCK, figures.largest_block, -(-worth // max(1, round(figures.sample_bytes))))
-    # Blocks of which there are fewer than lanes have no effect.
-    neighbours = f"read runs of neighbours (max_samples_per_sequence={block}), or "
+    # Blocks have no effect if they are fewer than the lanes.
+    neighbours = f"read blocks of consecutive samples (max_samples_per_sequence={block}), or "
     neighbours = neighbours if block > 2 * (figures.block or 1) else ""
-    takes = f"{stage.name} takes {stage.share:.0%} of it, {significant(stage.microseconds)} µs a sample"
+    takes = f"{stage.name} takes {stage.share:.0%} of it, {significant(stage.microseconds)} µs per sample"
     if figures.bound == "pipeline":
         return handover_advice(figures.batch_size)
     if figures.bound == "storage":
@@ -119,33 +124,29 @@ def advise(figures: Figures, image_decode: str | None) -> str:
 
 
 def _storage_advice(figures: Figures, neighbours: str, workers: str) -> str:
-
     first = figures.first
     if first and figures.in_store:
-        brings = f"it brings {first.samples_per_s:,.0f} samples/s"
         return store_advice(
-            f"The first epoch is limited by the store ({brings}, and one thread could make {figures.work_per_s:,.0f} "
-            f"of what "
-            f"is there)",
+            f"The first epoch is limited by the store (it delivers {first.samples_per_s:,.0f} samples/s, and one "
+            f"thread could process {figures.work_per_s:,.0f})",
             neighbours,
         )
     if first and first.samples_per_s < figures.best.samples_per_s:
         return (
-            f"The rate is limited by storage while the files are not in memory (it gives {first.samples_per_s:,.0f} "
-            f"samples/s, and the "
-            f"pipeline could take {figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or "
-            f"more memory."
+            f"The rate is limited by storage while the files are not in memory (it delivers "
+            f"{first.samples_per_s:,.0f} samples/s, and the pipeline could process "
+            f"{figures.best.samples_per_s:,.0f}): {neighbours}use more workers, faster storage or more memory."
         )
     return (
-        f"The rate is limited by reading, even out of memory: read only parts that you use (field map, part_filter), "
+        f"The rate is limited by reading, even from memory: read only the parts that you use (field map, part_filter), "
         f"and {workers}."
     )
 
 
 def _encoder(named: str | None, image_decode: str | None) -> TaskEncoder:
-    """The user's task encoder, or the default one, with its images decoded as asked.
+    """The user's task encoder, or the default one, with the format to decode images to.
 
-    Raises ConfigError if there is no such class, it is no task encoder, or it does not decode.
+    Raises ConfigError if the class does not exist, is no task encoder, or decodes nothing.
     """
     encoder = DefaultTaskEncoder() if named is None else own_task_encoder(named)
     if image_decode is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`energon-grain cache check`: whether what is kept of object stores on this machine is right."""
+"""`energon-grain cache check`: checks the local cache of object stores."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ def cache_check(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Also read this object, or all below this URL, and compare the pages that are kept of it."),
+        typer.Option(help="Also read this object, or all objects below this URL, and compare their cached pages."),
     ] = None,
 ) -> Answer:
-    """Check the pages of object stores that are kept on this machine, and remove those that are wrong.
+    """Check the local cache of object stores, and remove the pages that are wrong.
 
-    Every page is compared with its check sum. With --against it is compared with what the store has, too: what a server
-    sent wrongly has a right check sum. Readers may go on meanwhile. Ends with 1 if something was wrong.
+    Every page is compared with its checksum, and with --against also with the store: a page that a server sent wrongly
+    has a valid checksum. Readers can use the cache meanwhile. Exit code 1: there were wrong pages.
+
+    Examples:
+        energon-grain cache check
+        energon-grain cache check cache --json
     """
     import msgspec
 
@@ -35,7 +39,7 @@ def cache_check(
     pages = pages_folder(settings.cache_folder if folder is None else folder)
     report = check_sums(pages)
     if against is not None:
-        # Pages are only read, so that the limit does not matter.
+        # Pages are only read, so the size limit has no effect.
         compare(report, PageCache(pages, limit_bytes=1 << 62), shared_client(settings), against)
     lines = [
         f"{pages}: {counted(report.pages, 'page')} ({format_bytes(report.size_bytes)}) in "

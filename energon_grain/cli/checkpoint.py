@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that look into saved states: `checkpoint info`, what one says, and `which`, the samples of a step."""
+"""The commands for saved states and steps: `checkpoint info` shows a state, `which` lists the samples of a step."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
     from energon_grain.stream.spec import StreamSpec
 
 _DEPTH = 3
-"""Folders of a checkpoint below each other: of a step, of an item of it."""
+"""Depth of the folders of a checkpoint: steps, and items of a step."""
 _MOST_DEPTH = 8
-"""Of dictionaries in a checkpoint, with states in them."""
+"""Largest depth of nested dictionaries in a checkpoint in which states are searched."""
 _MOST_BYTES = 1 << 30
-"""Of JSON: who gives a file of samples or weights by mistake should not wait until all of it is read."""
+"""Largest JSON file: a file of samples or weights, given by mistake, is refused without reading all of it."""
 _DISTRIBUTED = ".metadata"
-"""What `torch.distributed.checkpoint` writes last: where in which file each value lies."""
+"""Last file that `torch.distributed.checkpoint` writes: the file and offset of each value."""
 _ORBAX_JSON = "metadata"
-"""What Orbax calls an item that was saved as JSON."""
+"""Name of an item that Orbax saved as JSON."""
 _MOST_STATE_BYTES = 64 << 20
-"""Of a value in a distributed checkpoint. Larger ones are no state of a loader."""
+"""Largest value of a distributed checkpoint that can be a state of a loader."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafState:
-    """What a run has had of a dataset.
+    """The progress of a run in one dataset.
 
     Attributes:
         name: Its key in the run.
-        samples: How many it had when the state was saved.
-        share: Of what was asked for so far.
-        draws: About how many of its samples were asked for; None: items are made of samples, and the data are not
-            there to count them.
-        epochs: The same in passes over it.
+        samples: Number of its samples when the state was saved.
+        share: Its share of the samples drawn so far.
+        draws: About how many of its samples were drawn; None: items consist of several samples, which can only be
+            counted with the data.
+        epochs: The same in passes over the dataset.
     """
 
     name: str
@@ -71,29 +71,29 @@ class LeafState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateInfo:
-    """What a saved state says.
+    """The contents of a saved state.
 
     Attributes:
-        place: The file, and where in it.
-        version: Of its form.
+        place: The file, and the place in it.
+        version: Version of the state format.
         step: Steps delivered since the beginning of the run.
-        pass_number: Pass that the next step is in.
+        pass_number: Pass of the next step.
         pass_step: Steps delivered in this pass.
         item: Items of all hosts delivered in this pass.
         ended: Whether the pass is over.
-        batches: (first step, items of all hosts in a step) wherever that changed.
-        host: Who saved it; None: it holds the states of all hosts.
-        hosts: How many there were; 1 where it holds the states of all.
-        lanes: L.
-        dropped: Samples dropped in this pass; None where lanes have states of their own, which do not count them.
-        held: Lanes that hold samples, or stand where only their states know.
-        skipped: (first step, steps) of ranges that were jumped over.
-        fits_hosts: Numbers of hosts that it can go on on; None: any.
-        seed: Of the run; None: the state does not say, as is the case of all that follows.
-        seed_offset: Of the run.
-        endless: Whether there are no passes.
-        leaves: In the order of the run.
-        differences: Lines that say what is another now; None: nothing was compared.
+        batches: (first step, items of all hosts in a step) for each change of the batch size.
+        host: The host that saved it; None: it holds the states of all hosts.
+        hosts: Number of hosts; 1 if it holds the states of all hosts.
+        lanes: Number of lanes.
+        dropped: Samples dropped in this pass; None if lanes have their own states, which do not count drops.
+        held: Number of lanes with their own states.
+        skipped: (first step, steps) of skipped ranges.
+        fits_hosts: Numbers of hosts that it restores on; None: any.
+        seed: Seed of the run; None: the state has no manifest, so all following fields are unknown.
+        seed_offset: Seed offset of the run.
+        endless: Whether the run has no passes.
+        leaves: The datasets in the order of the run.
+        differences: Differences from the dataset that was compared; None: nothing was compared.
     """
 
     place: str
@@ -130,21 +130,24 @@ def checkpoint_info(
     run: Run,
     dataset: Annotated[
         str | None,
-        typer.Option(
-            help="Dataset or metadataset to compare with, read with the options of the run below: says what differs."
-        ),
+        typer.Option(help="Dataset or metadataset to compare with, opened with the options of the run below."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples in the batch of one host. Default: one that fits the state.")
+        int | None, typer.Option(min=1, help="Samples in the batch of one host. Default: a size that fits the state.")
     ] = None,
 ) -> Answer:
-    """Say what a saved state says: where the run stands, what it had of each dataset, and what it needs to go on.
+    """Show the contents of a saved state: progress, samples drawn from each dataset, and what it restores on.
 
-    With --dataset, also what is another here than when it was saved. Status 1 says that something is.
+    With --dataset, also list the differences between the dataset now and when the state was saved. Exit code 1: there
+    are differences.
+
+    Examples:
+        energon-grain checkpoint info state.json
+        energon-grain checkpoint info state.json --dataset captions
     """
     states = saved_states(file)
     if dataset is None and run != Run():
-        raise ConfigError("options of the run are there to compare with: add --dataset")
+        raise ConfigError("options of the run are for a comparison: add --dataset")
     spec = None if dataset is None else _compiled(run, dataset, states, batch_size)
     found = [_info(place, cursor, spec) for place, cursor in states.items()]
     lines = [line for info in found for line in ("", *_lines(info))][1:]
@@ -158,7 +161,7 @@ def _compiled(run: Run, dataset: str, states: Mapping[str, Cursor], batch_size: 
 
 
 def read_saved(file: Path) -> Cursor:
-    """The one state that a file or folder holds. Raises StateError if it holds none, or several, or it is damaged."""
+    """Read the state in a file or folder. Raises StateError if there is none or several, or if it is damaged."""
     states = saved_states(file)
     if len(states) > 1:
         raise StateError(f"{file} holds several states: {', '.join(states)}; give one of them")
@@ -167,23 +170,22 @@ def read_saved(file: Path) -> Cursor:
 
 
 def saved_states(file: Path) -> dict[str, Cursor]:
-    """The states that a file or folder holds, each of all hosts that it has, by place.
+    """Read the states in a file or folder, by place. States of several hosts are merged.
 
-    Raises StateError if it holds none, or one is damaged.
+    Raises StateError if there is none, or if one is damaged.
     """
     if not file.exists():
         raise StateError(f"{file}: there is no such file or folder")
     found = dict(_in_folder(file, _DEPTH) if file.is_dir() else _checked(_in_value(_loaded(file), str(file), 0)))
     if not found:
         raise StateError(
-            f"{file} holds no state of a loader: expected what save_state_rank, save_state_global, state_dict or a "
-            f"checkpoint handler of ours wrote"
+            f"{file} holds no state of a loader: expected a state of save_state_rank, save_state_global, state_dict or "
+            f"a checkpoint handler of this library"
         )
     return found
 
 
 def _checked(states: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Cursor]]:
-
     for place, value in states:
         try:
             yield place, merge_cursors(value) if isinstance(value, list) else check_cursor(value)
@@ -192,7 +194,6 @@ def _checked(states: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Cursor]]:
 
 
 def _in_folder(folder: Path, depth: int) -> Iterator[tuple[str, Cursor]]:
-
     entries = sorted(folder.iterdir())
     names = {entry.name for entry in entries}
     if FILE_NAME in names or any(map(GRAIN_FILE.fullmatch, names)):
@@ -211,7 +212,7 @@ def _loaded(file: Path) -> Any:
     with file.open("rb") as opened:
         head = opened.read(2)
         opened.seek(0)
-        if head in (b"PK", b"\x80\x02"):  # of torch.save, and of older ones
+        if head in (b"PK", b"\x80\x02"):  # of torch.save: its zip format, and the one before
             return _of_torch(opened, str(file))
     try:
         if file.stat().st_size > _MOST_BYTES:
@@ -222,7 +223,7 @@ def _loaded(file: Path) -> Any:
 
 
 class _Anything(dict[Any, Any]):
-    """In place of whatever a pickle would make: an object that does nothing, with what a dictionary has in it."""
+    """Stands in for any object of a pickle: does nothing, and holds the entries of a dictionary."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -237,11 +238,11 @@ class _Anything(dict[Any, Any]):
         vars(self).update(state if isinstance(state, dict) else {})
 
     def extend(self, _: Any) -> None:
-        """Take what would be the elements of a list."""
+        """Ignore the elements of a list."""
 
 
 class _Inert(pickle.Unpickler):
-    """Reads values of plain types; no class or function that a file names is imported, let alone called."""
+    """Reads values of plain types. No class or function that a file names is imported or called."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         return type(name, (_Anything,), {"__module__": module})
@@ -251,12 +252,12 @@ class _Inert(pickle.Unpickler):
 
 
 def _of_torch(file: Any, place: str) -> Any:
-    """What a file of `torch.save` holds, its tensors left out. Needs no torch, and runs nothing."""
+    """Read a file of `torch.save` without its tensors. Needs no torch, and runs no code of the file."""
     try:
         if not zipfile.is_zipfile(file):
             file.seek(0)
             plain = _Inert(file)
-            return [plain.load() for _ in range(4)][3]  # behind a mark, a version and facts of the machine
+            return [plain.load() for _ in range(4)][3]  # after a magic number, a version and system info
         with zipfile.ZipFile(file) as archive:
             [name] = (name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")
             if archive.getinfo(name).file_size > _MOST_BYTES:
@@ -264,27 +265,27 @@ def _of_torch(file: Any, place: str) -> Any:
             return _Inert(io.BytesIO(archive.read(name))).load()
     except Exception as error:  # a damaged pickle raises anything
         raise StateError(
-            f"{place}: is damaged, or no file of torch.save ({type(error).__name__}: {error}); save the loader's state "
-            f"as JSON, or by itself"
+            f"{place}: is damaged, or not a file of torch.save ({type(error).__name__}: {error}); save the loader's "
+            f"state as JSON, or in its own file"
         ) from error
 
 
 def _distributed(folder: Path) -> dict[Any, Any]:
-    """What `torch.distributed.checkpoint` wrote of plain values, nested as it was. Needs no torch, and runs nothing."""
+    """Read the plain values of a `torch.distributed.checkpoint`. Needs no torch, and runs no code of the file."""
     try:
         with (folder / _DISTRIBUTED).open("rb") as opened:
-            said = vars(_Inert(opened).load())
+            metadata = vars(_Inert(opened).load())
         found: dict[Any, Any] = {}
-        for index, where in said["storage_data"].items():
+        for index, where in metadata["storage_data"].items():
             name, info = vars(index)["fqn"], vars(where)
-            kind = type(said["state_dict_metadata"].get(name)).__name__
+            kind = type(metadata["state_dict_metadata"].get(name)).__name__
             if kind != "BytesStorageMetadata" or info["length"] > _MOST_STATE_BYTES:
                 continue
             with (folder / Path(info["relative_path"]).name).open("rb") as opened:
                 opened.seek(info["offset"])
                 value = _of_torch(io.BytesIO(opened.read(info["length"])), f"{opened.name}: {name}")
             inner = found
-            *path, last = (said.get("planner_data") or {}).get(name, (name,))
+            *path, last = (metadata.get("planner_data") or {}).get(name, (name,))
             for step in path:
                 inner = inner.setdefault(step, {})
             inner[last] = value
@@ -299,12 +300,12 @@ def _distributed(folder: Path) -> dict[Any, Any]:
 
 
 def _in_value(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """States inside of dictionaries, as a checkpoint of a trainer has them; and of the torch adapter, as texts."""
+    """States inside dictionaries, as in a checkpoint of a trainer, or as JSON text, as the torch adapter saves them."""
     if isinstance(value, list) and not depth:
         yield place, value
     elif isinstance(value, Mapping) and depth < _MOST_DEPTH:
         given = cast("Mapping[Any, Any]", value)
-        if {"version", "fingerprint", "history"} <= given.keys() or (not depth and _is_flat(given)):  # damaged, perhaps
+        if {"version", "fingerprint", "history"} <= given.keys() or (not depth and _is_flat(given)):  # may be damaged
             yield place, given
         else:
             for name, below in given.items():
@@ -323,11 +324,10 @@ def _below(name: Any, value: Any, place: str, depth: int) -> Iterator[tuple[str,
     try:
         yield place, json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{place}: the text under {name!r} is no JSON: {error}") from error
+        raise StateError(f"{place}: the text under {name!r} is not JSON: {error}") from error
 
 
 def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
-
     host, hosts = cursor["host"]
     manifest = saved_manifest(cursor) or {}
     dropped = sum(unpack_integers(cursor["drops"])) if cursor["drops"] else 0
@@ -357,7 +357,7 @@ def _info(place: str, cursor: Cursor, spec: StreamSpec | None) -> StateInfo:
 
 
 def _fitting(cursor: Cursor, dropped: int) -> list[int] | None:
-    """Numbers of hosts that a state restores on; None: on any that divides its lanes."""
+    """Numbers of hosts that a state restores on; None: any number that divides its lanes."""
     _, hosts = cursor["host"]
     if not (dropped or cursor["held"]):
         return None
@@ -365,7 +365,6 @@ def _fitting(cursor: Cursor, dropped: int) -> list[int] | None:
 
 
 def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:
-
     said: Mapping[str, Any] = manifest.get("leaves", {})
     leaves = sorted(said.items(), key=lambda entry: entry[1]["number"])
     if not leaves:
@@ -377,7 +376,7 @@ def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: Str
     draws: Sequence[float] = leaf_draws(manifest["mixture"], sizes, before + cursor["item"] + dropped)
     shares = _shares(draws)
     known: Sequence[float | None] = draws
-    if cursor["held"]:  # items are made of samples; the lanes know how far each dataset was read
+    if cursor["held"]:  # items consist of several samples; the states of the lanes count those
         known = (None if spec is None else _drawn_by_lanes(cursor, spec)) or [None] * len(leaves)
     return [
         LeafState(name=name, samples=size, share=share, draws=drawn, epochs=None if drawn is None else drawn / size)
@@ -391,7 +390,7 @@ def _shares(draws: Sequence[float]) -> list[float | None]:
 
 
 def _items_before(cursor: Cursor) -> int:
-    """Items in passes before this one, as far as the history tells."""
+    """Items in the passes before this one, as far as the history goes back."""
     first = cursor["step"] - cursor["pass_step"]
     edges = [*(segment[0] for segment in cursor["history"][1:]), first]
     found, step = 0, 0
@@ -402,7 +401,7 @@ def _items_before(cursor: Cursor) -> int:
 
 
 def _drawn_by_lanes(cursor: Cursor, spec: StreamSpec) -> list[float] | None:
-    """Samples of each leaf that were taken, as the lanes' states count them; None: only one host's are there."""
+    """Samples drawn from each leaf, as counted by the states of the lanes; None: it has those of one host only."""
     import numpy as np
 
     if cursor["host"][1] != 1 or spec.program is None:
@@ -434,8 +433,8 @@ def _lines(info: StateInfo) -> list[str]:
     rows = [
         ("next step", f"{info.step:,}"),
         ("pass", f"{info.pass_number:,}, {where}; item {info.item:,}"),
-        ("steps have", f"{batches}, of all hosts together"),
-        ("saved by", "all hosts" if info.host is None else f"host {info.host} of {info.hosts}, for its lanes alone"),
+        ("step size", f"{batches}, of all hosts together"),
+        ("saved by", "all hosts" if info.host is None else f"host {info.host} of {info.hosts}, for its lanes only"),
         ("restores on", _hosts(info)),
         *_rows_of_some(info),
     ]
@@ -444,24 +443,23 @@ def _lines(info: StateInfo) -> list[str]:
         lines += _leaf_lines(info.leaves)
     else:
         lines.append(
-            "It has no manifest (get_state leaves a long one out): datasets are named in states of save_state_rank."
+            "It has no manifest, so datasets are unknown (get_state leaves out a long one; save_state_rank keeps it)."
         )
     if info.differences is not None:
-        lines += ["", "It belongs to this dataset as it is read here." if not info.differences else "Differs here:"]
+        lines += ["", "It fits this dataset and these options." if not info.differences else "Differences:"]
         lines += [f"  {line}" for line in info.differences]
     return lines
 
 
 def _rows_of_some(info: StateInfo) -> Iterator[tuple[str, str]]:
-    """Rows that not all states have."""
+    """Rows that only some states have."""
     if info.dropped is not None:
         yield "dropped", counted(info.dropped, "sample") + (" in this pass" if not info.endless else "")
     if info.held:
-        what = "samples or places of their own (filters, groups, packs, generators); what was dropped is not counted"
-        yield "lanes hold", what
+        yield "lanes hold", "their own states (filters, groups, packs, generators); dropped samples are not counted"
     if info.skipped:
         jumps = ", ".join(f"{counted(steps, 'step')} from {first:,} on" for first, steps in info.skipped)
-        yield "jumped over", jumps
+        yield "skipped", jumps
     if info.seed is not None:
         yield "seed", f"{info.seed}" + (f", offset {info.seed_offset}" if info.seed_offset else "")
 
@@ -482,11 +480,11 @@ def _leaf_lines(leaves: Sequence[LeafState]) -> list[str]:
         share = "" if leaf.share is None else f"{leaf.share:.2%}"
         drawn = "?" if leaf.draws is None else f"{leaf.draws:,.0f}"
         epochs = "?" if leaf.epochs is None else significant(leaf.epochs)
-        name = leaf.name.partition("/")[2].rpartition("/")[0].rstrip("/")  # without kind, and number among equals
+        name = leaf.name.partition("/")[2].rpartition("/")[0].rstrip("/")  # without kind and number
         rows.append((name, f"{leaf.samples:,}", share, drawn, epochs))
     lines = table(rows, "<>>>>")
     if any(leaf.draws is None for leaf in leaves):
-        lines.append("Items are made of samples here: with --dataset and the options of the run, they are counted.")
+        lines.append("Items consist of several samples: --dataset and the options of the run count those.")
     return lines
 
 
@@ -498,17 +496,21 @@ def which(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in the batch of one host.")],
     state: Annotated[
         Path | None,
-        typer.Option(help="A saved state of the run, of all hosts, as `checkpoint info` reads it, to begin at."),
+        typer.Option(help="Saved state of all hosts to begin at, in any form that `checkpoint info` reads."),
     ] = None,
 ) -> Answer:
     """List shard, key and byte range of the samples of a global batch.
 
-    Bytes of ArrayRecord files and arrays are counted as if records or rows lay one behind the other, uncompressed. In
-    --json, `index` counts the samples of a dataset that split part, subset and `where` leave.
+    Give the settings of the run. Usually this is arithmetic. If a task encoder packs, groups, filters or generates, the
+    steps before this one are computed again, from the beginning or from a saved state. Without such a task encoder,
+    dropped samples are known only from a state.
 
-    Give the settings of the run. Mostly this is arithmetic. Where a task encoder packs, groups, filters or generates,
-    the steps before this one are made again, from the beginning or from a saved state. Samples that a run dropped
-    without such a task encoder are known from a state only.
+    In ArrayRecord files and arrays, byte ranges are positions in the uncompressed sequence of records or rows. In
+    --json, `index` is the index after split part, subset and `where`.
+
+    Examples:
+        energon-grain which captions --step 3 --batch-size 16
+        energon-grain which mix.yaml --step 3 --batch-size 16 --world-size 4 --json
     """
     saved = None if state is None else read_saved(state)
     with Stream.of(run.dataset(path, batch_size=batch_size)) as stream:
@@ -518,12 +520,12 @@ def which(
     document = [{**asdict(record), "read": True} for record in records] if records.read else records
     lines = _lines_of_records(records)
     if records.read:
-        lines.append("Known by reading the samples before, and making the steps again.")
+        lines.append("Computed by reading the samples of the steps before.")
     return Answer(document=document, lines=lines)
 
 
 def _lines_of_records(records: list[SampleRecord]) -> list[str]:
-    """A table; it names the datasets where they are several, shortened by what they have in common."""
+    """A table. It names the datasets if there are several, without their common folder."""
     in_files = all(holds_plain_bytes(record.shard) for record in records)
     datasets = sorted({record.dataset for record in records})
     several = len(datasets) > 1

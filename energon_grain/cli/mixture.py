@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a metadataset comes to: its tree, with the share of the stream that each dataset gets, as data and as text."""
+"""The tree of a metadataset, with the share of the stream that each dataset gets, as data and as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A part of the stream from a position on: 0 to 1, and exactly the same as a fraction such as `3/10`."""
+    """A share of the stream from a position on: from 0 to 1, and as an exact fraction such as `3/10`."""
 
     from_position: int
     share: float
@@ -40,23 +40,23 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafSummary:
-    """A dataset and its part in the stream.
+    """A dataset and its share of the stream.
 
     Attributes:
-        label: Its name or its path as written, with what tells it from its siblings.
+        label: Its name or its path as written, with what distinguishes it from its siblings.
         path: Its folder.
-        place: Where in the metadataset it stands.
-        split_part: What is read of it.
-        subset: The range that is taken of that; None: all.
-        where: The condition that samples of it meet; None: there is none.
-        of_samples: How many there are without that condition.
-        name: As the metadataset names it.
+        place: Its place in the metadataset.
+        split_part: Its split part.
+        subset: Range of the split part; None: all.
+        where: Condition on its samples; None: none.
+        of_samples: Number of samples without that condition.
+        name: Its name in the metadataset.
         subflavors: Tags, without those of the dataset's own configuration.
-        samples: After subset, excludes and `where`.
-        shares: Of the samples of the stream; several where a schedule changes it.
-        cost_shares: Of what all datasets in the outermost blend by cost that it is in cost; else empty.
-        seen_per_epoch: How often an epoch has each of its samples, on average over epochs; None in an endless blend.
-        seen_per_million: How often a million positions have each of its samples, for each of `shares`.
+        samples: Number of samples after subset, excludes and `where`.
+        shares: Shares of the samples of the stream; several if a schedule changes the share.
+        cost_shares: Shares of the cost of all datasets in the outermost blend by cost; empty without such a blend.
+        seen_per_epoch: Times that an epoch has each sample, on average over epochs; None in an endless blend.
+        seen_per_million: Times that a million positions have each sample, for each of `shares`.
     """
 
     label: str
@@ -81,13 +81,13 @@ class NodeSummary:
 
     Attributes:
         kind: A blend, a concatenation or a dataset.
-        weights: In the blend that it is a child of, one for each step of that blend's schedule; empty elsewhere.
-        repetitions: In the epochized blend that it is a child of; None elsewhere.
-        samples: Of all datasets below.
-        shares: Of the stream, of all datasets below.
-        cost_shares: Likewise.
-        leaf: Number of the dataset among `leaves`; None for a combination.
-        children: Of a combination.
+        weights: Weights in its parent blend, one for each step of the schedule; empty without such a parent.
+        repetitions: Repetitions in its parent epochized blend; None without such a parent.
+        samples: Samples of all datasets below.
+        shares: Shares of the stream of all datasets below.
+        cost_shares: Shares of the cost of all datasets below.
+        leaf: Number of the dataset in `leaves`; None for a combination.
+        children: Children of a combination.
     """
 
     kind: NodeKind
@@ -102,19 +102,19 @@ class NodeSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureSummary:
-    """What one split of a metadataset comes to in training.
+    """One split of a metadataset in training.
 
     Attributes:
         path: The file.
         split: The split.
         endless: Whether it is a blend by weights, which has no epochs.
-        weight_unit: What weights are shares of where they are not shares of samples, the outermost such ones; several
-            with commas between. None: all are.
-        samples: Of all leaves.
-        epoch_positions: Length of the first epoch; later ones of an epochized blend can differ by a few. None where
-            it is endless.
-        tree: Its root.
-        leaves: In document order.
+        weight_unit: Unit of the weights of the outermost blends by cost, separated by commas; None: all weights are
+            shares of samples.
+        samples: Samples of all leaves.
+        epoch_positions: Length of the first epoch; later epochs of an epochized blend can differ by a few positions.
+            None if it is endless.
+        tree: The root.
+        leaves: The datasets in document order.
     """
 
     path: str
@@ -139,9 +139,10 @@ def summarize_mixture(
     split: str = "train",
     seed: int = 0,
     lanes: int | None = None,
+    split_ratio: str | None = None,
     trusted_modules: Collection[str] = (),
 ) -> tuple[MixtureSummary, StreamSpec]:
-    """Describe one split of a metadataset, as `get_train_dataset` reads it. The spec has its order, to count on.
+    """Describe one split of a metadataset as `get_train_dataset` reads it. The spec holds its order.
 
     Raises ConfigError, DatasetNotFoundError and SplitError.
     """
@@ -158,6 +159,7 @@ def summarize_mixture(
         repeat=endless,
         seed=seed,
         lanes=lanes,
+        split_ratio=split_ratio,
         trusted_modules=trusted_modules,
     )
     spec = compile_dataset(dataset)
@@ -189,10 +191,10 @@ def summarize_mixture(
 
 
 def leaf_shares(flat: Sequence[FlatLeaf], sizes: Sequence[int]) -> list[Course]:
-    """Give the share of the stream that each leaf gets, from each position on: exact fractions that add up to 1.
+    """Return the share of the stream that each leaf gets, from each position on: exact fractions that add up to 1.
 
-    Weights are shares as they stand; a concat in a blend divides its share by the lengths of its leaves. Without
-    weights, the share of a leaf is its part in an epoch: repetitions times length.
+    Weights are shares; a concat in a blend divides its share in proportion to the lengths of its leaves. Without
+    weights, the share of a leaf is its share of an epoch: repetitions times length.
     """
     if flat[0].shares is None:
         rates = [size * (each.repetitions or Fraction(1)) for each, size in zip(flat, sizes, strict=True)]
@@ -209,7 +211,7 @@ def _length_of(concat: object, flat: Sequence[FlatLeaf], sizes: Sequence[int]) -
 
 
 def _blends_by_cost(tree: SavableDataset, first: int = 0) -> Iterator[tuple[Expression, slice]]:
-    """The outermost blends whose weights are shares of a cost: that, and which leaves are below, from `first` on."""
+    """The outermost blends whose weights are shares of a cost: the cost, and the numbers of the leaves below."""
     if isinstance(tree, BlendDataset) and tree.weight_unit is not None:
         yield tree.weight_unit, slice(first, first + _count_leaves(tree))
         return
@@ -223,7 +225,7 @@ def _count_leaves(tree: SavableDataset) -> int:
 
 
 def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> list[Course]:
-    """The share of the samples that each leaf gets where blends by cost decide, from each start on: estimates."""
+    """The estimated share of the samples that each leaf gets in blends by cost, from each start on."""
     before = [leaf_draws(spec.mixture, sizes, start) for start in starts]
     behind = [leaf_draws(spec.mixture, sizes, stop) for stop in (*starts[1:], starts[-1] + MILLION)]
     drawn = [[late - early for early, late in zip(*both, strict=True)] for both in zip(before, behind, strict=True)]
@@ -231,7 +233,7 @@ def _drawn(spec: StreamSpec, sizes: Sequence[int], starts: Sequence[int]) -> lis
 
 
 def _costs(leaves: Sequence[LeafSpec], unit: Expression, courses: Sequence[Course]) -> list[Course]:
-    """The share of the leaves' cost that each of them gets, by what its first million samples cost on average."""
+    """The share of the cost that each leaf gets, by the mean cost of its first million samples."""
     means = [
         Fraction(int(each.sum()), len(each))
         for leaf in leaves
@@ -275,7 +277,7 @@ def _leaf(flat: FlatLeaf, course: Course, cost: Course, source: Source, label: s
 
 
 def _labels(flat: Sequence[FlatLeaf]) -> list[str]:
-    """A label for each leaf, as short as it can be while none is there twice; joins are called by all their members."""
+    """The shortest distinct label of each leaf. The label of a join names all its members."""
     leaves = [each.leaf for each in flat]
     labels = [leaf.name or _written(leaf) for leaf in leaves]
     splits = {leaf.split_part for leaf in leaves}
@@ -303,7 +305,7 @@ def _node(
     weights: tuple[float, ...] = (),
     repetitions: float | None = None,
 ) -> NodeSummary:
-    """Summarise a node, whose leaves are those from `first` on: shares of samples and of cost, and samples of each."""
+    """Summarize a node. `leaves` holds the shares of samples and of cost, and the samples; its own begin at `first`."""
     children: list[NodeSummary] = []
     at = first
     for number, child in enumerate(children_of(tree)):
@@ -331,7 +333,7 @@ def _kind(tree: SavableDataset) -> NodeKind:
 
 
 def _sum(courses: Sequence[Course]) -> Course:
-    """Shares of several leaves together; empty where one has none."""
+    """The sum of the shares of several leaves; empty if any leaf has none."""
     if len(courses) == 1 or not all(courses):
         return courses[0] if len(courses) == 1 else ()
     starts = sorted({start for course in courses for start, _ in course})
@@ -343,7 +345,7 @@ def _shares(course: Course) -> tuple[Share, ...]:
 
 
 def mixture_lines(summary: MixtureSummary) -> list[str]:
-    """Lay out a summary as a table with the tree in its first column."""
+    """Lay out a summary as a table, with the tree in the first column."""
     said = "repetitions" if summary.tree.kind == "blend_epochized" else "weight"
     seen = f"seen in {MILLION:,}" if summary.endless else "seen per epoch"
     unit = "" if summary.weight_unit is None else f"of {summary.weight_unit}"
@@ -360,7 +362,7 @@ def mixture_lines(summary: MixtureSummary) -> list[str]:
 
 
 def _without_empty(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The rows of a table without columns of weights and costs that are empty below their title."""
+    """The rows of a table without empty columns of weights and costs."""
     shown = [place for place in range(len(rows[0])) if place not in (2, 3) or any(row[place] for row in rows[1:])]
     return [tuple(row[place] for place in shown) for row in rows]
 
@@ -384,11 +386,11 @@ def _length(summary: MixtureSummary) -> str:
     datasets = f"{counted(len(summary.leaves), 'dataset')}, {counted(summary.samples, 'sample')}"
     if summary.epoch_positions is None:
         return f"{datasets}, endless"
-    return f"{datasets}, {summary.epoch_positions:,} positions an epoch"
+    return f"{datasets}, {summary.epoch_positions:,} positions per epoch"
 
 
 def _rows(summary: MixtureSummary, node: NodeSummary, first: str, further: str) -> Iterator[tuple[str, ...]]:
-    """Rows of a node and all below it; `first` and `further` are the tree's lines before its label and its children."""
+    """Rows of a node and its descendants; `first` and `further` are drawn before its label and before its children."""
     leaf = None if node.leaf is None else summary.leaves[node.leaf]
     said = _chain([f"{weight:.6g}" for weight in node.weights])
     if node.repetitions is not None:
@@ -417,6 +419,6 @@ def _percentages(shares: Sequence[Share]) -> list[str]:
 
 
 def _chain(texts: Sequence[str]) -> str:
-    """What changes along the stream: the first, and the last after `…` where there are many."""
+    """Values that change along the stream; if there are many, the first ones and the last."""
     shown = [*texts[:2], "…", texts[-1]] if len(texts) > 4 else texts
     return " → ".join(shown)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of `energon-grain info --plot`: a mixture over its steps, and the sizes of what a dataset holds.
+"""Plots of `energon-grain info --plot`: a mixture over its steps, and the sizes of samples and parts of a dataset.
 
-**Windows.** The share of a dataset is counted in windows of positions. A blend deals its shares exactly, but in whole
-samples: among `RUN` rounds of all lanes together a dataset has its share up to a sample or two for each level of the
-tree, wherever one looks; only between such places it can be off by as many samples as there are lanes. So windows begin
-and end there, and hold at least `_UNITS` of them: 4,608 positions with 48 lanes, where a sample is 0.02 % and below
-what a picture shows. Where a schedule changes the shares, and where an epoch ends, a window ends too. Mixtures that are
-shorter than a window are one window; concatenations have nothing to round and are cut as finely as the picture is.
+**Windows.** The share of a dataset is counted in windows of positions. A blend follows its shares exactly, but in whole
+samples: in every run of `RUN` rounds of all lanes, a dataset has its share up to one or two samples per level of the
+tree; between the ends of such runs, the count can differ by as many samples as there are lanes. Windows therefore begin
+and end with such runs, and hold at least `_UNITS` of them: 4,608 positions with 48 lanes. There a sample is 0.02 %,
+less than the plot shows. A window also ends where a schedule changes the shares and where an epoch ends. A mixture that
+is shorter than a window is one window. Concatenations need no rounding and are cut as finely as the plot.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WINDOWS = 200
 _UNITS = 24
 _EPOCHS = 3
 MAX_DRAWN = 4_000_000
-"""Positions that are counted at most, about a second's work; of longer stretches some are counted."""
+"""Most positions to count, about one second of work; longer ranges are sampled."""
 _PIECES = 16
 _COLORS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99", "#882255", "#999933",
@@ -48,9 +48,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def check_file(file: Path) -> None:
-    """Check that a plot can be drawn and written to a file of this name, before there is one to write.
+    """Check that a plot can be drawn and written to this file.
 
-    Raises ConfigError if it has another ending, or its folder is not there, and MissingPackageError if there is no
+    Raises ConfigError if the ending is not supported or the folder does not exist, MissingPackageError without
     matplotlib.
     """
     if file.suffix.lower() not in ENDINGS:
@@ -60,12 +60,12 @@ def check_file(file: Path) -> None:
     with needed_for("--plot"):
         import matplotlib
 
-    matplotlib.rcParams["svg.hashsalt"] = "energon-grain"  # the same bytes for the same picture
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text that can be searched
+    matplotlib.rcParams["svg.hashsalt"] = "energon-grain"  # equal plots have equal bytes
+    matplotlib.rcParams["svg.fonttype"] = "none"  # searchable text
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write a picture; its ending says as what. Raises ConfigError where it cannot be written."""
+    """Write a plot in the format of the file's ending. Raises ConfigError if it cannot be written."""
     dated = {".svg": "Date", ".pdf": "CreationDate"}.get(file.suffix.lower())
     try:
         figure.savefig(file, dpi=150, metadata={dated: None} if dated else None)
@@ -74,13 +74,13 @@ def save(figure: Figure, file: Path) -> None:
 
 
 def draw_mixture(summary: MixtureSummary, spec: StreamSpec, *, batch_size: int = 1, steps: int | None = None) -> Figure:
-    """Draw which share of each window every dataset has, and how many epochs of it have gone by.
+    """Draw the share of every dataset in each window, and the epochs of it that have passed.
 
     Args:
         summary: The mixture.
         spec: Its order, which is counted.
         batch_size: Positions of a step.
-        steps: How many to show; default: three epochs, or enough to see the last step of a schedule.
+        steps: Steps to show; default: three epochs, or enough to show the last step of a schedule.
     """
     order = spec.order
     positions = steps * batch_size if steps is not None else _default_positions(summary, order, spec.lanes)
@@ -111,23 +111,23 @@ def draw_mixture(summary: MixtureSummary, spec: StreamSpec, *, batch_size: int =
     below.set(xlabel=f"{unit}; shares are counted in windows of up to {longest:,} positions", ylim=(0, None))
     below.set_ylabel("epochs of each dataset")
     below.xaxis.set_major_formatter("{x:,.0f}")
-    # The first dataset is at the bottom of the stack: the legend goes up as the areas do.
+    # The first dataset is at the bottom of the stack, so the legend is reversed.
     above.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, reverse=True)
     return figure
 
 
 def _mark(panels: Sequence[Axes], places: Iterable[int], positions: int, batch_size: int, style: str) -> None:
-    """Draw vertical lines at places that are shown."""
+    """Draw vertical lines at the places within the plot."""
     for place in places:
         for panel in panels if place < positions else ():
             panel.axvline(place / batch_size, color="#222222", linestyle=style, linewidth=1)
 
 
 def draw_sizes(path: str, summary: object) -> Figure:
-    """Draw histograms of the sizes of samples, and of the parts of each name. Raises ConfigError if it has none."""
+    """Draw histograms of the sizes of samples, and of the parts of each name. Raises ConfigError without sizes."""
     sizes: tuple[SizeBin, ...] | None = getattr(summary, "sizes", None)
     if sizes is None:
-        raise ConfigError(f"{path}: the size of a row is not known unless it is read, so there is nothing to plot")
+        raise ConfigError(f"{path}: the size of a row is not known before it is read, so there is nothing to plot")
     figure, panels = _axes(2 if isinstance(summary, DatasetSummary) else 1)
     _stairs(panels[0], sizes, fill=True, color=_COLORS[0], label="samples")
     samples = counted(sum(size.samples for size in sizes), "sample")
@@ -154,7 +154,7 @@ def _stairs(panel: Axes, sizes: Sequence[SizeBin], **style: Any) -> None:
 
 
 def window_edges(summary: MixtureSummary, order: IndexMap, *, lanes: int, positions: int) -> Int64Array:
-    """(windows + 1,) positions at which windows begin, and where the last one ends; see the module's beginning."""
+    """(windows + 1,) first positions of the windows, and the end of the last window; see the module docstring."""
     blends = any(node.kind in ("blend", "blend_epochized") for node in _nodes(summary))
     unit = RUN * lanes if blends else 1
     least = _UNITS * unit if blends else 1
@@ -168,14 +168,14 @@ def window_edges(summary: MixtureSummary, order: IndexMap, *, lanes: int, positi
 
 
 def count_leaves(order: IndexMap, leaves: int, edges: Int64Array, *, unit: int, most: int = MAX_DRAWN) -> Int64Array:
-    """(windows, leaves) how often each leaf is drawn in windows of a stream; a finite one goes on with its next pass.
+    """(windows, leaves) samples of each leaf in the windows of a stream. A finite stream continues with its next pass.
 
     Args:
         order: The order of the stream.
         leaves: Number of leaves.
-        edges: Of the windows.
-        unit: Positions that belong together; see the module's beginning.
-        most: Where there are more positions, each window counts evenly spread pieces, so that about so many are.
+        edges: Edges of the windows.
+        unit: Positions that belong together; see the module docstring.
+        most: About how many positions to count. If there are more, evenly spread pieces of each window are counted.
     """
     counts = np.zeros((len(edges) - 1, leaves), np.int64)
     for window, (start, stop) in enumerate(pairwise(edges.tolist())):
@@ -191,7 +191,7 @@ def count_leaves(order: IndexMap, leaves: int, edges: Int64Array, *, unit: int, 
 
 
 def _default_positions(summary: MixtureSummary, order: IndexMap, lanes: int) -> int:
-    """Three epochs; of an endless blend as much as shows all of a schedule, and two turns of what is concatenated."""
+    """Three epochs; for an endless blend, a whole schedule and two passes over each concatenation."""
     if order.passes is not None:
         return order.start(_EPOCHS) or _EPOCHS * summary.samples
     turns = [
@@ -203,7 +203,7 @@ def _default_positions(summary: MixtureSummary, order: IndexMap, lanes: int) -> 
 
 
 def _starts(order: IndexMap, positions: int) -> list[int]:
-    """First positions of the epochs that begin below a position; of many, none but the first."""
+    """First positions of the epochs that begin before a position; if there are many, only the first."""
     if order.passes is None:
         return [0]
     starts = [order.start(epoch) for epoch in range(WINDOWS)]
@@ -218,7 +218,7 @@ def _nodes(summary: MixtureSummary) -> list[NodeSummary]:
 
 
 def _groups(totals: npt.NDArray[np.float64]) -> list[list[int]]:
-    """Each leaf by itself; of many, the largest, and one group of the others. In document order."""
+    """Each leaf alone; if there are many, the largest ones, and one group of the others. In document order."""
     if len(totals) <= len(_COLORS):
         return [[number] for number in range(len(totals))]
     alone = sorted(np.argsort(-totals, kind="stable")[: len(_COLORS)].tolist())
@@ -226,7 +226,7 @@ def _groups(totals: npt.NDArray[np.float64]) -> list[list[int]]:
 
 
 def _axes(panels: int) -> tuple[Figure, Sequence[Axes]]:
-    """A figure without a window, and its panels below each other."""
+    """A figure without a window, with its panels in one column."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.6 * panels), layout="constrained")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that make datasets: `prepare`, which asks for what is open, `prepare-media`, `measure` and `convert`."""
+"""The commands `prepare`, which asks for missing answers, and `prepare-media`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from energon_grain.cli.run import options_of
-from energon_grain.cli.terminal import (
-    Answer,
-    ProgressBar,
-    note,
-    own_modules,
-    own_sample_type,
-    with_samples,
+from energon_grain.cli.running import (
+    Progress,
+    RayAddress,
+    Runner,
+    Workers,
+    flag,
+    option,
+    running,
+    shown_by,
 )
-from energon_grain.conversion import convert_dataset
+from energon_grain.cli.terminal import Answer, ProgressBar, note, own_sample_type, with_samples
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import is_prepared
@@ -29,9 +31,8 @@ from energon_grain.formats.records import read_records_file
 from energon_grain.media.headers import MediaFilterConfig
 from energon_grain.metadataset.documents import find_joins, prepare_metadataset
 from energon_grain.metadataset.prepare_joins import plan_joins
-from energon_grain.metadataset.samples import measure_dataset
 from energon_grain.prepare.add_media import prepare_media as prepare_it
-from energon_grain.prepare.containers import container_named, container_of
+from energon_grain.prepare.containers import container_of
 from energon_grain.prepare.dataset_definition import (
     SAMPLE_TYPES,
     class_reference,
@@ -42,62 +43,36 @@ from energon_grain.prepare.dataset_definition import (
     propose_definition,
     propose_expression,
 )
-from energon_grain.prepare.executors import RayExecutor
 from energon_grain.prepare.listing import find_shards, parse_split_parts, shards_per_part
 from energon_grain.prepare.plan import PrepareRequest, plan_of
 from energon_grain.prepare.preparation import Means, PrepareReport, carry_out
 from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
-from energon_grain.prepare.summary import column_rows
 from energon_grain.prepare.writing import check_written, open_to_prepare
 from energon_grain.samplers.split_ratio import parse_ratio
 from energon_grain.sources.kinds import hint_at, kind_at, kind_by_name
 from energon_grain.storage.location import METADATASET_ENDINGS, is_file_of, is_url, join, located, no_such_path
 from energon_grain.transforms.field_map import PSEUDO_PARTS, parse_expression
-from energon_grain.words import counted, format_bytes, table, visible
+from energon_grain.words import counted, format_bytes, visible
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from energon_grain.conversion import ConversionReport
     from energon_grain.formats.records import RecordEncoding
     from energon_grain.formats.scan import ShardScan
     from energon_grain.metadataset.prepare_joins import MetadatasetReport
     from energon_grain.prepare.dataset_definition import DatasetDefinition, SampleField
-    from energon_grain.prepare.measure import MeasureProgress
-    from energon_grain.prepare.plan import PrepareRequest
-    from energon_grain.prepare.preparation import PrepareReport
-    from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScannedDataset
+    from energon_grain.prepare.scan import MediaReport, ScannedDataset
     from energon_grain.sources.kinds import Described, IndexProgress, Kind
 
-_SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Metadata of media", "How it runs"
+_SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Media metadata", "How it runs"
 _SHOWN_PARTS = 10
 _LEAVE_OUT = "-"
 _CRUDE = "CrudeWebdataset"
 
-
-def _option(text: str, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, **more)
-
-
-def _flag(name: str, text: str, panel: str | None = None) -> Any:
-    """A flag that has no opposite."""
-    return typer.Option(name, help=text, rich_help_panel=panel)
-
-
-_GLOB = "Of files whose names fit a shell pattern, such as '*.jpg'; several with commas between them."
-_ByGlob = Annotated[str | None, _option(_GLOB, _MEDIA)]
-_HEADER = "Of files that begin as media do: all are looked at."
-_ByHeader = Annotated[bool, _flag("--media-metadata-by-header", _HEADER, _MEDIA)]
-_ENDINGS = "Of files with the usual endings of media."
-_ByExtension = Annotated[bool, _flag("--media-metadata-by-extension", _ENDINGS, _MEDIA)]
-_WORKERS = "Processes at most; 0 for none. Default: one for each core. With Ray: tasks handed over at a time."
-Workers = Annotated[int | None, _option(_WORKERS, _RUNNING, min=0)]
-_RUNNER = "Work in processes of this machine, or as tasks of a Ray cluster that is running."
-Runner = Annotated[Literal["processes", "ray"], _option(_RUNNER, _RUNNING)]
-_CLUSTER = "That cluster, as HOST:PORT. Default: the one that Ray finds (auto)."
-RayAddress = Annotated[str | None, _option(_CLUSTER, _RUNNING)]
-Progress = Annotated[bool, _option("Show a progress bar, on terminals.", _RUNNING)]
-
+_GLOB = "Collect metadata of files whose names match shell patterns, as '*.jpg,*.mp4'."
+_ByGlob = Annotated[str | None, option(_GLOB, _MEDIA)]
+_HEADER = "Collect metadata of files whose first bytes are those of media; looks at every file."
+_ByHeader = Annotated[bool, flag("--media-metadata-by-header", _HEADER, _MEDIA)]
+_ENDINGS = "Collect metadata of files with the usual endings of media."
+_ByExtension = Annotated[bool, flag("--media-metadata-by-extension", _ENDINGS, _MEDIA)]
 
 _DECIDE_SPLIT = ("split_ratio", "split_parts", "exclude", "shuffle_tars")
 _DECIDE_TYPE = ("sample_type", "field_map", "crude")
@@ -110,54 +85,54 @@ _OF_FOLDERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `prepare` is called with; each field is an option."""
+    """The options of `prepare`."""
 
     records: Annotated[
         Literal["msgpack", "tf_example", "raw"] | None,
-        _option("The shards are ArrayRecord files, with records in this encoding."),
+        option("The shards are ArrayRecord files whose records have this encoding."),
     ] = None
-    force_overwrite: Annotated[
-        bool, _flag("--force-overwrite", "Prepare again without asking what is prepared already.")
-    ] = False
-    tar_index_only: Annotated[
-        bool, _flag("--tar-index-only", "Write only the indices of a prepared dataset again.")
-    ] = False
-    append: Annotated[
-        bool, _flag("--append", "Add the shards that a prepared dataset does not have yet; only they are scanned.")
-    ] = False
+    force_overwrite: Annotated[bool, flag("--force-overwrite", "Prepare a prepared dataset again without asking.")] = (
+        False
+    )
+    tar_index_only: Annotated[bool, flag("--tar-index-only", "Write only the indices of a prepared dataset again.")] = (
+        False
+    )
+    append: Annotated[bool, flag("--append", "Add new shards to a prepared dataset; only those are scanned.")] = False
     fix_duplicates: Annotated[
-        bool, _flag("--fix-duplicates", "Where tars have a key in common, put their paths before members' names.")
+        bool, flag("--fix-duplicates", "Make keys unique across tars: put the path of the tar before each member name.")
     ] = False
-    sqlite: Annotated[bool, _option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True
+    sqlite: Annotated[bool, option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True
     digest: Annotated[
-        bool, _flag("--digest", "Keep digests of the shards, for `verify` of the storage settings; reads all bytes.")
+        bool, flag("--digest", "Store digests of the shards, for `verify` of the storage settings; reads every byte.")
     ] = False
     split_ratio: Annotated[
-        str | None, _option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
+        str | None, option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
     ] = None
     split_parts: Annotated[
         list[str] | None,
-        _option(
+        option(
             "Shards of a split part, instead of a ratio: NAME:glob:PATTERN, NAME:re:REGEX (found anywhere), or "
-            "NAME:PATTERN (braces, then a regular expression from the beginning, as in Energon). Repeatable.",
+            "NAME:PATTERN (as in Energon: braces, then a regular expression from the beginning). Repeatable.",
             _SPLIT,
         ),
     ] = None
     exclude: Annotated[
-        str | None, _option("Leave out shards in whose relative path this regular expression is found.", _SPLIT)
+        str | None, option("Leave out shards whose relative path contains this regular expression.", _SPLIT)
     ] = None
-    shuffle_tars: Annotated[bool, _flag("--shuffle-tars", "Shuffle the shards before splitting.", _SPLIT)] = False
+    shuffle_tars: Annotated[bool, flag("--shuffle-tars", "Shuffle the shards before splitting.", _SPLIT)] = False
     sample_type: Annotated[
-        str | None, _option("Sample type, such as CaptioningSample, or package.module:Class.", _SAMPLES)
+        str | None, option("Sample type, such as CaptioningSample, or package.module:Class.", _SAMPLES)
     ] = None
     field_map: Annotated[
-        str | None, _option('Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.', _SAMPLES)
+        str | None, option('Part of each field, as JSON: \'{"image": "jpg", "caption": "txt"}\'.', _SAMPLES)
     ] = None
-    crude: Annotated[bool, _flag("--crude", "Samples are plain dicts, cooked by the program.", _SAMPLES)] = False
-    skip_dataset_yaml: Annotated[
-        bool, _flag("--skip-dataset-yaml", "Do not write (or ask about) dataset.yaml.", _SAMPLES)
+    crude: Annotated[
+        bool, flag("--crude", "Samples are plain dicts, which cookers of the program turn into samples.", _SAMPLES)
     ] = False
-    dataset_yaml_name: Annotated[str, _option("Name of that file in .nv-meta.", _SAMPLES)] = "dataset.yaml"
+    skip_dataset_yaml: Annotated[
+        bool, flag("--skip-dataset-yaml", "Do not write dataset.yaml, and do not ask for it.", _SAMPLES)
+    ] = False
+    dataset_yaml_name: Annotated[str, option("Name of that file in .nv-meta.", _SAMPLES)] = "dataset.yaml"
     media_metadata_by_glob: _ByGlob = None
     media_metadata_by_header: _ByHeader = False
     media_metadata_by_extension: _ByExtension = False
@@ -165,13 +140,15 @@ class Options:
     runner: Runner = "processes"
     ray_address: RayAddress = None
     dry_run: Annotated[
-        bool, _flag("--dry-run", "Print what would be scanned, written and removed, and write nothing.", _RUNNING)
+        bool, flag("--dry-run", "Print the plan: shards to scan, files to write and remove. Write nothing.", _RUNNING)
     ] = False
-    non_interactive: Annotated[bool, _flag("--non-interactive", "Never ask.", _RUNNING)] = False
+    non_interactive: Annotated[bool, flag("--non-interactive", "Never ask: options give all answers.", _RUNNING)] = (
+        False
+    )
     progress: Progress = True
 
     def refuse(self, why: str, *names: str) -> None:
-        """Raise ConfigError if one of some options is given."""
+        """Raise ConfigError if any of these options is given."""
         of_class = {field.name: field.default for field in fields(self)}
         given = [name for name in names if getattr(self, name) and getattr(self, name) != of_class[name]]
         if given:
@@ -181,10 +158,10 @@ class Options:
     def check(self) -> None:
         """Raise ConfigError if options contradict each other."""
         if self.skip_dataset_yaml:
-            self.refuse("--skip-dataset-yaml contradicts what decides the sample type", *_DECIDE_TYPE)
+            self.refuse("--skip-dataset-yaml contradicts the options for the sample type", *_DECIDE_TYPE)
         if self.tar_index_only:
             self.refuse("--tar-index-only keeps shards, splits and sample types", *_DECIDE_TYPE, *_DECIDE_SPLIT)
-            self.refuse("--tar-index-only looks at no media; `energon-grain prepare-media` does", *_DECIDE_MEDIA)
+            self.refuse("--tar-index-only ignores media; use `energon-grain prepare-media`", *_DECIDE_MEDIA)
         if self.append:
             self.refuse("--append keeps sample types and shards", *_DECIDE_TYPE, "force_overwrite")
         if self.split_ratio and self.split_parts:
@@ -192,17 +169,17 @@ class Options:
 
     @property
     def asks_for_type(self) -> bool:
-        """Whether the user is asked what samples are, after the scan."""
+        """Whether the user is asked for the sample type, after the scan."""
         is_known = self.crude or self.field_map or self.sample_type == _CRUDE
         return self.writes_yaml and not (self.non_interactive or is_known)
 
     @property
     def writes_yaml(self) -> bool:
-        """Whether the file that says what samples are is written, or may be."""
+        """Whether `dataset.yaml` may be written."""
         return not (self.append or self.tar_index_only or self.skip_dataset_yaml)
 
     def request(self) -> PrepareRequest:
-        """What the options ask for, before shards are listed and questions are answered."""
+        """The request of the options, before shards are listed and questions are answered."""
         looks = self.media_metadata_by_glob, self.media_metadata_by_header, self.media_metadata_by_extension
         patterns = parse_split_parts(self.split_parts) if self.split_parts else None
         return PrepareRequest(
@@ -233,18 +210,21 @@ def prepare(
     ],
     options: Options,
 ) -> Answer:
-    """Index and split the tar files below PATH, so that they are a dataset. Of a metadataset file, index its joins.
+    """Prepare a folder of tar files as a dataset: index, split, type.
 
-    With --records, or where it was given before, the shards are the *.array_record files instead.
+    For a metadataset file, index its joins. With --records, now or in an earlier call, the shards are *.array_record
+    files. A JSONL file is only indexed: it has neither splits nor sample types.
 
-    A JSONL file is indexed and needs no more: it has neither splits nor sample types.
+    Asks for the split and the sample type if options do not set them. The dataset keeps its old state until everything
+    is written. After an interruption, the same command continues.
 
-    Asks for the split and the sample type where the flags leave them open. The dataset keeps its old state until all is
-    written; after a kill, the same command continues where it was.
+    Examples:
+        energon-grain prepare tars --split-ratio 8,1,1
+        energon-grain prepare tars --non-interactive --split-ratio 1,0,0 --crude
     """
     location = located(path)
     if is_file_of(location, METADATASET_ENDINGS):
-        options.refuse(f"{path}: a metadataset, of which only joins are prepared", *_OF_FOLDERS)
+        options.refuse(f"{path}: a metadataset: only its joins are prepared", *_OF_FOLDERS)
         return _plan_of_metadataset(location) if options.dry_run else _metadataset(location, options.progress)
     kind = _kind_of(location)
     if kind is not None and kind.index is not None:
@@ -268,7 +248,7 @@ def prepare(
 def _with_shards(
     location: str, request: PrepareRequest, exclude: str | None
 ) -> tuple[PrepareRequest, RecordEncoding | None]:
-    """The request with the shards that it is about, and the encoding of their records; None: they are tars."""
+    """The request with its shards, and the encoding of their records; None: they are tars."""
     dataset = open_to_prepare(location)
     check_written(dataset.local)
     encoding = request.records or read_records_file(dataset.local)
@@ -282,16 +262,16 @@ def _found(shards: Sequence[str], encoding: RecordEncoding | None) -> str:
 
 
 def _with_split(location: str, options: Options, request: PrepareRequest, unasked: list[str]) -> PrepareRequest:
-    """The request with the answers of the user to what comes before the scan.
+    """The request with the user's answers to the questions before the scan.
 
-    With `--dry-run` nothing is asked: the questions go into `unasked`, and the answers are those that are proposed.
+    With `--dry-run`, no question is asked: the questions go into `unasked`, and the proposals are the answers.
     """
     if _is_replaced(location, options, unasked):
         request = replace(request, force_overwrite=True)
     if request.split_ratio is not None or request.split_patterns is not None or options.append:
         return request
     if options.non_interactive:
-        raise ConfigError("--non-interactive needs --split-ratio (such as 8,1,1) or --split-parts.")
+        raise ConfigError("--non-interactive needs --split-ratio, such as 8,1,1, or --split-parts.")
     count = len(request.shards or ())
     if not options.dry_run:
         return replace(request, split_ratio=_ask_split_ratio(count))
@@ -301,7 +281,7 @@ def _with_split(location: str, options: Options, request: PrepareRequest, unaske
 
 
 def _is_replaced(location: str, options: Options, unasked: list[str]) -> bool:
-    """Ask whether to prepare a prepared dataset again; a no ends the program. False where it is not prepared."""
+    """Ask whether to prepare a prepared dataset again; a no ends the program. False if it is not prepared."""
     if options.force_overwrite or options.append or options.non_interactive:
         return False
     if not is_prepared(open_to_prepare(location).local):
@@ -326,7 +306,7 @@ def _carry_out(
     request: PrepareRequest,
     encoding: RecordEncoding | None,
 ) -> Answer:
-    """Prepare a dataset; the user is asked for the sample type when it is scanned."""
+    """Prepare a dataset. The user is asked for the sample type after the scan."""
     chosen: list[DatasetDefinition | None] = []
     with (
         running(options.runner, options.ray_address) as executor,
@@ -342,7 +322,7 @@ def _carry_out(
         means = Means(
             choose_definition=choose if request.asks else None,
             num_workers=options.num_workers,
-            tell=_shown_by(bar),
+            tell=shown_by(bar),
             executor=executor,
         )
         report = carry_out(plan_of(open_to_prepare(location), request), means)
@@ -352,16 +332,16 @@ def _carry_out(
         answered |= _written_definition(chosen[0]) if chosen else {}
         again = _command(context, answered, request.force_overwrite)
         lines += ["The same command without questions:", f"  {again}"]
-    return Answer(document=with_samples(report), lines=lines)
+    return Answer(document=with_samples(report), lines=lines, is_report=True)
 
 
 def _written_ratio(ratio: Mapping[str, float] | Sequence[float]) -> str:
-    assert isinstance(ratio, Mapping)  # of `parse_ratio`
+    assert isinstance(ratio, Mapping)  # as `parse_ratio` returns it
     return ",".join(f"{name}={share:g}" for name, share in ratio.items())
 
 
 def _written_definition(definition: DatasetDefinition | None) -> dict[str, str | None]:
-    """The options that say what a definition says."""
+    """The options for a definition."""
     import json
 
     if definition is None:
@@ -377,12 +357,12 @@ def _written_definition(definition: DatasetDefinition | None) -> dict[str, str |
 
 
 def _command(context: typer.Context, answered: Mapping[str, str | None], overwrite: bool = False) -> str:
-    """The command that does without questions what this one does: its own options, and those that answer.
+    """The same command without questions: its options, and options in place of the answers.
 
     Args:
-        context: Of this command.
-        answered: Options and their values; None: those without one.
-        overwrite: Whether what is prepared already is prepared again.
+        context: The context of this command.
+        answered: Options and their values; None: an option without a value.
+        overwrite: Whether a prepared dataset is prepared again.
     """
     import shlex
 
@@ -398,14 +378,14 @@ def _command(context: typer.Context, answered: Mapping[str, str | None], overwri
 
 
 def _written_option(names: Sequence[str], value: Any) -> list[str]:
-    """An option as it is written; `names` are its own and, of a flag, the one of its opposite."""
+    """An option as the user writes it; `names` are its name and, for a flag, the name of its opposite."""
     if isinstance(value, bool):
         return [names[0] if value else names[1]]
     return [f"{names[0]}={one}" for one in (value if isinstance(value, list | tuple) else [value])]
 
 
 def prepare_media(
-    path: Annotated[str, typer.Argument(help="A dataset that is prepared, or a folder of files; also by URL.")],
+    path: Annotated[str, typer.Argument(help="Path or URL of a prepared dataset, or of a folder of files.")],
     media_metadata_by_glob: _ByGlob = None,
     media_metadata_by_header: _ByHeader = False,
     media_metadata_by_extension: _ByExtension = False,
@@ -414,23 +394,27 @@ def prepare_media(
     ray_address: RayAddress = None,
     progress: Progress = True,
 ) -> Answer:
-    """Gather sizes, durations and rates of images, videos and sounds from their headers; nothing is decoded.
+    """Collect sizes, durations and rates of images, videos and audio from their headers, without decoding.
 
-    They go into the index of a dataset, or beside the files of a plain folder: for `get_media_metadata`, and for
-    columns. What is known of files that are not looked at stays.
+    The metadata go into the index of a dataset, or beside the files of a plain folder. `get_media_metadata` and columns
+    read them. Metadata of files that are not selected this time stay.
+
+    Examples:
+        energon-grain prepare-media captions --media-metadata-by-extension
+        energon-grain prepare-media captions --media-metadata-by-glob '*.jpg,*.png'
     """
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location, _kind_of(location))
     with running(runner, ray_address) as executor, ProgressBar("Looking", shown=progress) as bar:
-        report = prepare_it(location, media, num_workers=num_workers, progress=_shown_by(bar), executor=executor)
+        report = prepare_it(location, media, num_workers=num_workers, progress=shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
         held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
         document: object = with_samples(report)
     else:
         held, document = counted(report.files, "file"), report
     done = f"Looked at {report.root}: {held}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
-    return Answer(document=document, lines=[done, *_lines_of_media(report.media)])
+    return Answer(document=document, lines=[done, *_lines_of_media(report.media)], is_report=True)
 
 
 def _lines_of_media(media: MediaReport | None) -> Iterator[str]:
@@ -440,28 +424,28 @@ def _lines_of_media(media: MediaReport | None) -> Iterator[str]:
     if media.failures:
         more = "" if media.failures == len(media.failed) else ", such as these"
         which = f"{counted(media.failures, 'file')} with a damaged header"
-        yield "  " + note(f"{which}, of which nothing is known{more}:")
+        yield "  " + note(f"no metadata of {which}{more}:")
         yield from (f"    {each}" for each in media.failed)
 
 
 def _plan_of_index(kind: Kind, path: str) -> Answer:
     if kind.index_plan is None:
-        raise ConfigError(f"{path}: {kind.described}, which cannot be planned: leave --dry-run out.")
+        raise ConfigError(f"{path}: --dry-run is not supported for {kind.described}. Leave it out.")
     plan = kind.index_plan(path)
     return Answer(document=plan, lines=plan.lines())
 
 
 def _index(index: Callable[[str, IndexProgress], Described], path: str, progress: bool) -> Answer:
-    """Index data that have neither splits nor sample types."""
+    """Index data without splits and sample types."""
     with ProgressBar("Indexing", shown=progress) as bar:
         report = index(path, lambda done, total, samples: bar.advance_to(done, total, f"{samples:,} samples"))
-    return Answer(document=report, lines=report.lines())
+    return Answer(document=report, lines=report.lines(), is_report=True)
 
 
 def _plan_of_metadataset(path: str) -> Answer:
 
     plans = plan_joins(find_joins(path))
-    what = "index its joins; indices of joins that it no longer has are removed" if plans else "it has no joins"
+    what = "index its joins, and remove indices that no join uses" if plans else "it has no joins"
     lines = [f"Plan: {path}: {what}. Nothing was written.", *(line for plan in plans for line in plan.lines())]
     return Answer(document=plans, lines=lines)
 
@@ -473,27 +457,27 @@ def _metadataset(path: str, progress: bool) -> Answer:
             path,
             progress=lambda place, keys, total: bar.advance_to(keys, total, f"{keys:,}/{total:,} keys, {place}"),
         )
-    return Answer(document=report, lines=_lines_of_joins(path, report))
+    return Answer(document=report, lines=_lines_of_joins(path, report), is_report=True)
 
 
 def _lines_of_joins(path: str, report: MetadatasetReport) -> Iterator[str]:
     if not report.joins:
-        yield f"{path}: has no joins, there is nothing to prepare."
+        yield f"{path}: no joins, nothing to prepare."
     for made in report.joins:
         done = "joined" if made.built else "up to date"
         yield f"{', '.join(made.places)}: {counted(made.rows, 'row')} {done}, in {made.folder.name}"
         if made.skipped:
-            yield f"  without a row: {counted(made.skipped, 'sample')} of the first dataset"
+            yield f"  {counted(made.skipped, 'sample')} of the first dataset without a row"
         for dataset, missing in made.missing.items():
             if missing:
-                yield f"  without a sample of {dataset}: {counted(missing, 'row')}"
-    yield from (f"  removed the index {name}, which no join needs any more" for name in report.removed)
+                yield f"  {counted(missing, 'row')} without a sample of {dataset}"
+    yield from (f"  removed the index {name}, which no join uses" for name in report.removed)
     yield from (f"  {note(each)}" for each in report.notes)
     yield f"Prepared {path} in {report.elapsed_s:.2f} s."
 
 
 def _kind_of(path: str) -> Kind | None:
-    """What is at a path; None: a URL whose text does not say it. No store is asked."""
+    """The kind of data at a path; None: a URL whose text does not tell. Makes no request."""
     return kind_by_name(path) if is_url(path) else kind_at(path)
 
 
@@ -501,37 +485,12 @@ def _check_kind(path: str, kind: Kind | None) -> None:
     if is_url(path):
         return
     if os.path.isfile(path):
-        taken = "prepare takes the folder that holds the tars, a .jsonl file, or a metadataset (.yaml)."
+        taken = "expected the folder with the tars, a .jsonl file, or a metadataset (.yaml)."
         raise ConfigError(f"{path}: {hint_at(path) or taken}")
     if not os.path.isdir(path):
         raise DatasetNotFoundError(no_such_path(path, "folder"))
     if kind is not None and kind.open is not None:
-        raise RefusedError(f"{path}: is {kind.described}, which is read as it is: there is nothing to prepare.")
-
-
-def running(runner: str, ray_address: str | None) -> contextlib.AbstractContextManager[Executor | None]:
-    """The executor that options ask for; None: processes of this machine."""
-    if runner == "processes":
-        if ray_address is not None:
-            raise ConfigError("--ray-address is for --runner ray.")
-        return contextlib.nullcontext()
-
-    return RayExecutor(ray_address or "auto")
-
-
-def _shown_by(bar: ProgressBar) -> Callable[[PrepareProgress], None]:
-    """Runs over bytes, where known: shards differ in size."""
-
-    def show(now: PrepareProgress) -> None:
-        of = f"/{now.shards_total:,}" if now.shards_total else ""
-        detail = f"{now.shards_done:,}{of} shards, {now.samples:,} samples"
-        if now.stage == "scan" and now.bytes_done:
-            detail += f", {format_bytes(now.bytes_done / bar.elapsed_s)}/s"
-        labels = {"write": "Writing", "index": "Writing the index", "commit": "Putting it in place"}
-        done, total = (now.bytes_done, now.bytes_total) if now.bytes_total else (now.shards_done, now.shards_total)
-        bar.advance_to(done, total, detail, labels.get(now.stage))
-
-    return show
+        raise RefusedError(f"{path}: {kind.described} is read directly: there is nothing to prepare.")
 
 
 def _parse_field_map(text: str) -> dict[str, str]:
@@ -542,7 +501,7 @@ def _parse_field_map(text: str) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError(f'--field-map {text!r} is not JSON ({error}): write \'{{"image": "jpg"}}\'.') from error
     if not isinstance(fields, dict):
-        raise ConfigError(f'--field-map {text!r} is no mapping: write \'{{"image": "jpg"}}\'.')
+        raise ConfigError(f'--field-map {text!r} is not a mapping: write \'{{"image": "jpg"}}\'.')
     return fields
 
 
@@ -553,7 +512,7 @@ def _lines(report: PrepareReport, wants_yaml: str | None, append: bool) -> Itera
         f"{format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
     )
     if report.shards_reused:
-        why = "are in the index already" if append else "had been scanned by an earlier run that did not finish"
+        why = "are in the index already" if append else "had been scanned by an interrupted run"
         yield f"  {counted(report.shards_reused, 'shard')} {why}."
     for name, shards in report.split_parts.items():
         yield f"  {name}: {counted(report.samples_of(name), 'sample')} in {counted(len(shards), 'shard')}"
@@ -563,7 +522,7 @@ def _lines(report: PrepareReport, wants_yaml: str | None, append: bool) -> Itera
     if wants_yaml is not None and not any(path.endswith(f"/{wants_yaml}") for path in report.written):
         kept = (open_folder(report.root).local / ".nv-meta" / wants_yaml).exists()
         ways = "Prepare again with --force-overwrite, and --sample-type with --field-map, or --crude."
-        yield f"  {wants_yaml}: the existing one was kept." if kept else f"  {wants_yaml}: none was written. {ways}"
+        yield f"  {wants_yaml}: the existing file was kept." if kept else f"  {wants_yaml}: not written. {ways}"
 
 
 def _some(parts: Sequence[str]) -> str:
@@ -574,13 +533,13 @@ def _some(parts: Sequence[str]) -> str:
 def _answers(
     context: typer.Context, location: str, shards: Sequence[str], records: RecordEncoding | None
 ) -> Generator[None]:
-    """Give the command that needs no answers where the questions reach no user."""
+    """If no user can answer the questions, raise an error with the command that needs no answers."""
     try:
         yield
     except typer.Abort:
         if sys.stdin.isatty():
             raise
-        typer.echo()  # behind the question
+        typer.echo()  # ends the line of the question
         answered: dict[str, str | None] = {}
         if not (context.params["split_ratio"] or context.params["split_parts"]):
             answered["--split-ratio"] = _default_ratio(len(shards))
@@ -607,7 +566,7 @@ def _proposed_for(location: str, shards: Sequence[str], records: RecordEncoding 
 
 
 def _example(root: str, shard: str, scan: ShardScan, records: RecordEncoding | None) -> object:
-    """Content of the `json` part of the first sample that has one."""
+    """The content of the `json` part of the first sample that has one."""
     import json
 
     for _, _, text in preview_samples(join(root, shard), scan, records=records):
@@ -621,7 +580,7 @@ def _default_ratio(shard_count: int) -> str:
 
 
 def _ask_split_ratio(shard_count: int) -> dict[str, float]:
-    """Ask for the split until it is one that `shard_count` shards can be dealt to."""
+    """Ask for the split ratio until `shard_count` shards can be split by it."""
     while True:
         answer: str = typer.prompt("Ratio of train, val and test", default=_default_ratio(shard_count))
         try:
@@ -634,7 +593,7 @@ def _ask_split_ratio(shard_count: int) -> dict[str, float]:
 
 
 def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> DatasetDefinition | None:
-    """Show the first samples, then ask for sample type (unless it is given) and field map."""
+    """Show the first samples, then ask for the sample type (unless an option gives it) and the field map."""
     task, scan = scanned.shards[0].task, next(scanned.scans())
     for key, sizes, json_text in preview_samples(join(scanned.root, task.name), scan, records=task.records):
         parts = ", ".join(f"{name} ({size:,} bytes)" for name, size in sizes.items())
@@ -659,7 +618,7 @@ def _ask_definition(scanned: ScannedDataset, sample_type: str | None) -> Dataset
 
 
 def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
-    """Ask for the sample type; "" takes the proposal, with its field map."""
+    """Ask for the sample type. "" takes the proposal, with its field map."""
     names = [*SAMPLE_TYPES, _CRUDE]
     for number, name in enumerate(names):
         known = ", ".join(field.name for field in data_fields(SAMPLE_TYPES[name])) if name in SAMPLE_TYPES else ""
@@ -675,7 +634,7 @@ def _ask_sample_type(proposed: str, fields: Mapping[str, str]) -> str:
 
 
 def _sample_type(answer: str, names: Sequence[str]) -> str:
-    """The sample type that was chosen by its number or name. Raises ConfigError."""
+    """The sample type, chosen by its number or name. Raises ConfigError."""
     if answer.isdecimal() and int(answer) < len(names):
         return names[int(answer)]
     if answer not in ("", _CRUDE):
@@ -688,8 +647,8 @@ def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition 
 
     fields = data_fields(find_sample_type(sample_type))
     typer.echo(
-        f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several to take "
-        f"the first that a sample has (jpg,png), or a value inside JSON (json[captions][0])."
+        f"Which part fills each field of {class_reference(sample_type)['__class__']}? Write a part, several parts to "
+        f"take the first that a sample has (jpg,png), or a value in JSON (json[captions][0])."
     )
     while True:
         answers = {field.name: _ask_field(field, parts) for field in fields}
@@ -701,151 +660,23 @@ def _ask_field_map(sample_type: str, parts: Sequence[str]) -> DatasetDefinition 
 
 
 def _ask_field(field: SampleField, parts: Sequence[str]) -> str | None:
-    """Ask for the expression of one field; None leaves an optional one out."""
+    """Ask for the expression of one field. None leaves an optional field out."""
     proposal = propose_expression(field.name, parts)
     skip = "" if field.required else f", '{_LEAVE_OUT}' to leave it at {field.default}"
     while True:
-        default = proposal or (None if field.required else _LEAVE_OUT)
-        answer: str = typer.prompt(f"  {field.name} ({field.annotation}{skip})", default=default).strip()
+        default = proposal or ("" if field.required else _LEAVE_OUT)
+        asked = f"  {field.name} ({field.annotation}{skip})"
+        answer: str = typer.prompt(asked, default=default, show_default=bool(default)).strip()
         if answer == _LEAVE_OUT and not field.required:
             return None
-        unknown = [option.part for option in parse_expression(answer) if option.part not in {*parts, *PSEUDO_PARTS}]
-        if not unknown:
+        problem = _wrong_answer(field, answer, parts)
+        if problem is None:
             return answer
-        typer.echo(f"    There is no part {unknown[0]!r}. There are {_some(parts)}.")
+        typer.echo(f"    {problem} Parts: {_some(parts)}.")
 
 
-def measure(
-    path: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset, a JSONL file, Parquet files or tars; or a metadataset with one join; also by URL."
-        ),
-    ],
-    column: Annotated[
-        list[str] | None,
-        typer.Option(help="A column and its function, as tokens=my_module:count_tokens. Repeatable: one pass for all."),
-    ] = None,
-    attach: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A column and its file, as tokens=tokens.npy, or score=scores.parquet (.csv, .jsonl); by the field "
-            "`key`, else by row. Another field: score=scores.csv:aesthetic. Repeatable."
-        ),
-    ] = None,
-    parts: Annotated[
-        str | None, typer.Option(help="Parts that functions get, as txt,json. Default: all; fewer are read quicker.")
-    ] = None,
-    version: Annotated[
-        int | None, typer.Option(help="Of the functions, kept with the columns. Default: their own, else 1.")
-    ] = None,
-    split_part: Annotated[str, typer.Option(help="Of a metadataset: the split that has the join.")] = "train",
-    num_workers: Workers = None,
-    runner: Runner = "processes",
-    ray_address: RayAddress = None,
-    progress: Progress = True,
-) -> Answer:
-    """Call a function on every sample, and keep the number that it returns as a column: to filter, mix and pack by.
-
-    The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None where there is none.
-    Its module is looked for in the current folder, too. After a kill, the same command continues where it was.
-    """
-    columns, files = _pairs("--column", column), _pairs("--attach", attach)
-    if not columns and not files:
-        raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
-    own_modules(columns.values())
-    with running(runner, ray_address) as executor, ProgressBar("Measuring", shown=progress) as bar:
-
-        def show(now: MeasureProgress) -> None:
-            speed = f", {now.done / bar.elapsed_s:,.0f}/s" if now.done else ""
-            bar.advance_to(now.done, now.total, f"{now.done:,}/{now.total:,} samples{speed}")
-
-        report = measure_dataset(
-            path,
-            columns,
-            attach=files,
-            parts=None if parts is None else [part.strip() for part in parts.split(",")],
-            version=version,
-            split_part=split_part,
-            num_workers=num_workers,
-            executor=executor,
-            progress=show,
-        )
-    lines = [f"Measured {counted(report.samples, 'sample')} of {report.path} in {report.elapsed_s:.2f} s."]
-    if report.samples_reused:
-        lines.append(f"  {counted(report.samples_reused, 'sample')} had been measured by a run that did not finish.")
-
-    lines += [*table(*column_rows(report.columns)), *(f"  {note(each)}" for each in report.notes)]
-    return Answer(document=report, lines=lines)
-
-
-def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for each in given or ():
-        name, equals, value = each.partition("=")
-        if not (name and equals and value):
-            example = "my_module:count_tokens" if option == "--column" else "tokens.npy"
-            raise ConfigError(f"{option} {each}: write a name and what it is made of, as tokens={example}")
-        if name in pairs:
-            raise ConfigError(f"{option} {each}: the column {name!r} is given twice")
-        pairs[name] = value
-    return pairs
-
-
-def convert(
-    source: Annotated[
-        str,
-        typer.Argument(help="Path or URL of a dataset, of JSONL (also .gz, .zst), Parquet, bare tars, or arrays."),
-    ],
-    target: Annotated[str, typer.Argument(help="New or empty folder of this machine.")],
-    to: Annotated[
-        Literal["array-record", "tar"] | None,
-        typer.Option(help="Kind of the new shards. Default: the other one; tars, where there are no shards."),
-    ] = None,
-    compression: Annotated[Literal["none", "zstd"], typer.Option(help="Of each record of ArrayRecord files.")] = "none",
-    shard_samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a new shard, where there are no shards. Default: 5,000.")
-    ] = None,
-    num_workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes at most; 0 for none. Default: one for each core.")
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Read every new shard back and compare all keys and bytes.")] = True,
-    sqlite: Annotated[
-        bool, typer.Option(help="Write index.sqlite for tars, which Energon's joins and auxiliary data need.")
-    ] = True,
-    progress: Annotated[bool, typer.Option(help="Show a progress bar, on terminals.")] = True,
-) -> Answer:
-    """Convert a dataset, tars to ArrayRecord files or back, shard by shard, and prepare the result.
-
-    Keys, parts, splits and configuration stay, so the new dataset gives the same stream and continues from saved states
-    of the old one. Data in no shards (JSONL files, arrays, …) becomes a crude dataset, all of it train. After a kill,
-    the same command continues where it was.
-    """
-    with ProgressBar("Converting", shown=progress) as bar:
-        report = convert_dataset(
-            source,
-            target,
-            to=to,
-            compression=compression,
-            shard_samples=shard_samples,
-            num_workers=num_workers,
-            verify=verify,
-            sqlite=sqlite,
-            progress=_shown_by(bar),
-        )
-    return Answer(document=with_samples(report), lines=_lines_of_conversion(report))
-
-
-def _lines_of_conversion(report: ConversionReport) -> list[str]:
-    kind = container_named(report.container).file
-    lines = [
-        f"Converted {report.source} to {report.target}: {counted(report.samples, 'sample')} in "
-        f"{counted(len(report.shard_counts), kind)}, {format_bytes(report.target_bytes)} "
-        f"({format_bytes(report.source_bytes)} before), in {report.elapsed_s:.2f} s."
-    ]
-    if report.shards_reused:
-        lines.append(
-            f"  {counted(report.shards_reused, 'shard')} had been written by an earlier run that did not finish."
-        )
-    read_back = "every shard was read back and compared." if report.verified else "nothing was read back."
-    return [*lines, f"  {read_back}", *(f"  {note(each)}" for each in report.notes)]
+def _wrong_answer(field: SampleField, answer: str, parts: Sequence[str]) -> str | None:
+    if not answer:
+        return f"{field.name} is required, and no part fits it by name."
+    unknown = [option.part for option in parse_expression(answer) if option.part not in {*parts, *PSEUDO_PARTS}]
+    return f"There is no part {unknown[0]!r}." if unknown else None

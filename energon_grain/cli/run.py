@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that a command is about: the settings that decide its order, as options, and its dataset."""
+"""The options that describe a run (the settings that decide its order), and the dataset that they build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.task_encoder import TaskEncoder
 
 _PANEL = "The run"
-_TRAINING = "As in get_train_dataset."
 
 
 def _option(text: str, **more: Any) -> Any:
@@ -30,37 +29,65 @@ def _option(text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What `get_train_dataset` or `get_val_dataset` was called with, as far as the order of samples depends on it.
+    """The arguments of `get_train_dataset` or `get_val_dataset` that decide the order of samples.
 
-    Attributes are options of the commands that `of_a_run` makes, and described there.
+    Each attribute is an option of the commands that `of_a_run` decorates, with its description.
     """
 
     split_part: Annotated[str | None, _option("Split part. Default: train, or val with --validation.")] = None
     validation: Annotated[
-        bool, typer.Option("--validation", help="As get_val_dataset: in order, not endless.", rich_help_panel=_PANEL)
+        bool,
+        typer.Option(
+            "--validation",
+            help="A run of get_val_dataset: samples in order, one pass at a time.",
+            rich_help_panel=_PANEL,
+        ),
     ] = False
     world_size: Annotated[int, _option("Number of hosts.", min=1)] = 1
-    seed: Annotated[int, _option("Seed of the run.")] = 0
-    seed_offset: Annotated[int, _option("As in WorkerConfig.")] = 0
-    lanes: Annotated[int | None, _option("Lanes of the run, if they were given.", min=1)] = None
-    shuffle_buffer_size: Annotated[int | None, _option(_TRAINING, min=0)] = None
-    max_samples_per_sequence: Annotated[int | None, _option(_TRAINING, min=1)] = None
-    parallel_shard_iters: Annotated[int | None, _option(_TRAINING, min=1)] = None
-    shuffle_over_epochs_multiplier: Annotated[str, _option(f"{_TRAINING} `none` keeps the order.")] = "1"
-    virtual_epoch_length: Annotated[int, _option(_TRAINING, min=0)] = 0
-    repeat: Annotated[bool, _option("Endless, or pass by pass: as repeat=False.")] = True
-    last_batch: Annotated[Literal["keep", "drop", "pad"] | None, _option(_TRAINING)] = None
+    seed: Annotated[int, _option("Seed of every random choice.")] = 0
+    seed_offset: Annotated[int, _option("seed_offset of WorkerConfig, mixed into the seed.")] = 0
+    lanes: Annotated[
+        int | None, _option("Number of interleaved sub-streams. Default: 48, or lcm(48, hosts).", min=1)
+    ] = None
+    shuffle_buffer_size: Annotated[
+        int | None,
+        _option("With --max-samples-per-sequence: mix at least about this many samples. Default: full shuffle.", min=0),
+    ] = None
+    max_samples_per_sequence: Annotated[
+        int | None,
+        _option("Read this many consecutive samples as one block. Default: 1; in stores, about 4 MiB.", min=1),
+    ] = None
+    parallel_shard_iters: Annotated[
+        int | None, _option("Blocks that mix in a lane, if batches are formed inside lanes. Default: 16.", min=1)
+    ] = None
+    shuffle_over_epochs_multiplier: Annotated[
+        str, _option("Passes over the data that are shuffled as one; -1: with replacement; none: keep the order.")
+    ] = "1"
+    virtual_epoch_length: Annotated[int, _option("End an epoch after this many batches; 0: never.", min=0)] = 0
+    repeat: Annotated[bool, _option("Repeat the data without end, or make one pass at a time.")] = True
+    last_batch: Annotated[
+        Literal["keep", "drop", "pad"] | None,
+        _option("Keep, drop or pad an incomplete last batch. Default: keep on one host, pad on several."),
+    ] = None
     limit: Annotated[int | None, _option("With --validation: batches of each pass.", min=1)] = None
-    packing_buffer_size: Annotated[int | None, _option(_TRAINING, min=1)] = None
+    packing_buffer_size: Annotated[
+        int | None, _option("Candidates in each lane from which the task encoder packs samples.", min=1)
+    ] = None
     subset: Annotated[str | None, _option("Range of samples, as 0%,50% or 100,200.")] = None
     where: Annotated[str | None, _option("Condition on columns, as 'tokens >= 16'.")] = None
     dataset_config: Annotated[str, _option("Name of the dataset's YAML file in .nv-meta.")] = "dataset.yaml"
-    split_config: Annotated[str | None, _option("Name of the split file in .nv-meta.")] = None
-    split_ratio: Annotated[str | None, _option("How bare tars are split, as train:0.9,val:0.1.")] = None
-    task_encoder: Annotated[
-        str | None, _option("Task encoder of the run, as module:Class. It is imported and called without arguments.")
+    split_config: Annotated[
+        str | None, _option("Name of the split file in .nv-meta. Default: split.yaml, or as the dataset's file says.")
     ] = None
-    trust_module: Annotated[list[str] | None, _option("Module whose sample types may be imported. Repeatable.")] = None
+    split_ratio: Annotated[
+        str | None, _option("How to split tars that are not prepared, as 8,1,1 or train:0.9,val:0.1.")
+    ] = None
+    task_encoder: Annotated[
+        str | None, _option("Task encoder of the run, as module:Class; it is imported and called without arguments.")
+    ] = None
+    trust_module: Annotated[
+        list[str] | None, _option("Module whose sample types and functions may be imported. Repeatable.")
+    ] = None
 
     def dataset(
         self,
@@ -70,9 +97,9 @@ class Run:
         task_encoder: TaskEncoder | None = None,
         worker_type: Literal["thread", "process"] = "thread",
     ) -> SavableDataset:
-        """The dataset of the run, for host 0; `task_encoder` in place of the run's. Raises ConfigError."""
+        """Build the dataset of the run for host 0. `task_encoder` replaces the one of the run. Raises ConfigError."""
         settings: dict[str, Any] = {
-            # Every host is computed here.
+            # The commands compute the samples of every host.
             "worker_config": WorkerConfig(
                 rank=0,
                 world_size=self.world_size,
@@ -98,7 +125,7 @@ class Run:
             self._refuse_training()
             return get_val_dataset(path, split_part=self.split_part or "val", limit=self.limit, **settings)
         if self.limit is not None:
-            raise ConfigError("--limit cuts the passes of validation: add --validation")
+            raise ConfigError("--limit applies to validation only: add --validation")
         return get_train_dataset(
             path,
             split_part=self.split_part or "train",
@@ -110,7 +137,7 @@ class Run:
     def _refuse_training(self) -> None:
         for name in _OF_TRAINING:
             if getattr(self, name) != _DEFAULTS[name]:
-                raise ConfigError(f"--{name.replace('_', '-')} is of training, and goes without --validation")
+                raise ConfigError(f"--{name.replace('_', '-')} applies to training only: remove it or --validation")
 
     def _range(self) -> list[int | str] | None:
         if self.subset is None:
@@ -138,7 +165,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Run)}
 
 
 def options_of(kind: type[Any], parameter: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Give a command an option for each field of a dataclass, in place of the parameter that takes the dataclass."""
+    """Decorate a command: each field of a dataclass becomes an option, in place of the parameter for the dataclass."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
 
     def with_options(command: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -165,10 +192,10 @@ of_a_run = options_of(Run, "run")
 
 
 def own_task_encoder(named: str) -> TaskEncoder:
-    """The task encoder that is written as `package.module:Class`, made without arguments. Raises ConfigError."""
+    """Import a task encoder, `package.module:Class`, and call it without arguments. Raises ConfigError."""
     own_modules([named.partition(":")[0]])
     found = imported(named, f"--task-encoder {named}", "Class")
     encoder = found() if isinstance(found, type) else found
     if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"--task-encoder {named}: is no TaskEncoder")
+        raise ConfigError(f"--task-encoder {named}: expected a TaskEncoder, got {type(encoder).__name__}")
     return encoder

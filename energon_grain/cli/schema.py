@@ -13,6 +13,10 @@ def schema() -> Answer:
     """Print the JSON Schema of metadataset files, for editors that complete and check YAML.
 
     Save it, and put `# yaml-language-server: $schema=FILE` at the top of a metadataset.
+
+    Examples:
+        energon-grain schema
+        energon-grain schema --json
     """
     found = json_schema()
     return Answer(document=found, lines=[json.dumps(found, indent=2)])

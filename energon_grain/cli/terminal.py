@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: an answer as text or as JSON, numbers as people read them, progress, the user's own modules.
+"""Parts that all commands share: answers as text or JSON, `-q` and `-v`, numbers, progress bars, own modules.
 
-A command computes an `Answer` and prints nothing of it; `answering` adds `--json` to its options and prints the answer
-either way. With `--json` whatever else is written to stdout meanwhile, by questions or by modules of the user, goes to
-stderr: stdout has one JSON document and nothing more.
+A command returns an `Answer` and does not print it. `answering` adds `--json`, `--quiet` and `--verbose` to its options
+and prints the answer. With `--json`, all other output to stdout (questions, output of the user's modules) goes to
+stderr: stdout holds exactly one JSON document.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import contextlib
 import functools
 import inspect
 import json
+import logging
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from energon_grain.errors import ConfigError
 from energon_grain.words import visible
 
 if TYPE_CHECKING:
@@ -35,47 +37,117 @@ if TYPE_CHECKING:
 DataPath = Annotated[
     str, typer.Argument(help="Folder or URL of a dataset or array, a JSONL file, or a metadataset (.yaml).")
 ]
-SplitConfig = Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta.")]
+SplitConfig = Annotated[str | None, typer.Option(help="Name of the split file in .nv-meta. Default: split.yaml.")]
 DatasetConfig = Annotated[
     str | None, typer.Option(help="Name of the dataset's YAML file in .nv-meta. Default: dataset.yaml.")
+]
+RatioOption = Annotated[
+    str | None, typer.Option(help="How to split tars that are not prepared, as 8,1,1 or train:0.9,val:0.1.")
+]
+TrustModule = Annotated[
+    list[str] | None, typer.Option(help="Module whose sample types and functions may be imported. Repeatable.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
-        document: What `--json` prints: dataclasses, structs and containers of these.
-        lines: What people read.
-        failed: Whether the command ends with status 1 all the same.
+        document: The value that `--json` prints: dataclasses, structs and containers of these.
+        lines: The text.
+        failed: Whether the command ends with exit code 1 after printing the answer.
+        is_report: Whether the text only reports a success, which `--quiet` leaves out.
     """
 
     document: Any
     lines: Iterable[str]
     failed: bool = False
+    is_report: bool = False
+
+
+_SHARED: dict[str, Any] = {
+    "as_json": (
+        Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, everything else on stderr.")],
+        False,
+    ),
+    "quiet": (
+        Annotated[
+            bool, typer.Option("-q", "--quiet", help="Leave out progress, reports of success, notes and warnings.")
+        ],
+        False,
+    ),
+    "verbose": (
+        Annotated[int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Log more; -vv: debug.")],
+        0,
+    ),
+}
+"""Annotation and default of the options that every command has."""
 
 
 def answering(command: Callable[..., Answer]) -> Callable[..., None]:
-    """Make a command of a function that answers: one with `--json`, which prints."""
+    """Turn a function that returns an answer into a command that prints it.
+
+    The command gets the options `--json`, `--quiet` and `--verbose`. The lines of the section `Examples:` of the
+    docstring are its attribute `examples`; the rest of the docstring is its help.
+    """
 
     @functools.wraps(command)
-    def run(*, as_json: bool, **given: Any) -> None:
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            answer = command(**given)
-        for line in [_json(answer.document)] if as_json else map(_shown, answer.lines):
-            typer.echo(line)
+    def run(*, as_json: bool, quiet: bool, verbose: int, **given: Any) -> None:
+        with _logging(quiet, verbose):
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                answer = command(**given)
+            # Lines may be computed as they are printed, with output of their own.
+            lines = [] if quiet and answer.is_report else map(_shown, answer.lines)
+            for line in [_json(answer.document)] if as_json else lines:
+                typer.echo(line)
         if answer.failed:
             raise typer.Exit(1)
 
-    kind = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")]
-    asked = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
     signature = inspect.signature(command, eval_str=True)
-    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), asked])
-    run.__annotations__ = {**get_type_hints(command, include_extras=True), "as_json": kind}
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # as wide as the terminal is
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _SHARED.items()
+    ]
+    vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *shared])
+    run.__annotations__ = {
+        **get_type_hints(command, include_extras=True),
+        **{name: annotation for name, (annotation, _) in _SHARED.items()},
+    }
+    text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExamples:\n")
+    vars(run)["examples"] = tuple(line.strip() for line in examples.splitlines())
+    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
     return run
+
+
+_quiet = False
+"""Whether the command that runs has `--quiet`, so that no progress bar appears."""
+
+
+@contextlib.contextmanager
+def _logging(quiet: bool, verbose: int) -> Generator[None]:
+    """Log errors only with `quiet`, information with `verbose=1`, debug messages with 2; without both, warnings."""
+    global _quiet
+    if quiet and verbose:
+        raise ConfigError("--quiet and --verbose contradict each other: give one of them")
+    logger = logging.getLogger("energon_grain")
+    before = logger.level, logger.propagate, _quiet
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else None))
+    try:
+        _quiet = quiet
+        if quiet:
+            handler.setLevel(logging.ERROR)  # of the handler alone: `lint` collects the warnings of the logger
+        if verbose:
+            logger.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+        if quiet or verbose:
+            logger.addHandler(handler)
+            logger.propagate = False
+        yield
+    finally:
+        logger.removeHandler(handler)
+        level, logger.propagate, _quiet = before
+        logger.setLevel(level)
 
 
 def _json(value: Any) -> str:
@@ -83,7 +155,7 @@ def _json(value: Any) -> str:
 
     try:
         return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
-    except UnicodeEncodeError:  # names of files need not be UTF-8, and JSON of the data may hold halves of letters
+    except UnicodeEncodeError:  # file names need not be UTF-8, and JSON data may hold lone surrogates
         return json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2)
 
 
@@ -91,24 +163,24 @@ _OURS = re.compile(r"((?:\x1b\[[0-9;]*m|[\n\t])+)")
 
 
 def _shown(line: str) -> str:
-    """A line in which nothing acts on a terminal but colours and ends of lines, whatever data say."""
+    """A line in which only colours and line ends act on a terminal, whatever the data contain."""
     return "".join(piece if number % 2 else visible(piece) for number, piece in enumerate(_OURS.split(line)))
 
 
 def with_samples(report: PrepareReport | ConversionReport) -> dict[str, Any]:
-    """A report for `--json`, with the number of samples, which it has by shards alone."""
+    """A report for `--json`, with the total number of samples."""
     import msgspec
 
     return {"samples": report.samples, **msgspec.to_builtins(report, enc_hook=str)}
 
 
 def note(text: str, *, kind: str = "note") -> str:
-    """A line that is no error, in yellow on terminals."""
+    """A line that is not an error, in yellow on terminals."""
     return typer.style(f"{kind}: {text}", fg=typer.colors.YELLOW)
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Write a number with so many digits that count, or all of them before the point, and without an exponent.
+    """Write a number with n significant digits, or all digits before the decimal point, without an exponent.
 
     >>> significant(12345.6), significant(9.96, 2), significant(0.0312, 2)
     ('12,346', '10', '0.031')
@@ -119,18 +191,18 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
-    """Shows how far work is, with the remaining time, on stderr; does nothing where that is no terminal."""
+    """A progress bar with the remaining time on stderr. Shows nothing if stderr is not a terminal or with `--quiet`."""
 
     def __init__(self, label: str, *, shown: bool = True) -> None:
         self._label = label
-        self._wanted = shown and sys.stderr.isatty()
+        self._wanted = shown and not _quiet and sys.stderr.isatty()
         self._progress: Progress | None = None
         self._started_s = time.monotonic()
 
     def advance_to(self, done: float, total: float, detail: str, label: str | None = None) -> None:
-        """Show that `done` of `total` bytes, samples or whatever it is are done.
+        """Show that `done` of `total` units (bytes, samples, …) are done.
 
-        The bar appears with the first call: drawing it takes a thread, and `prepare` forks before that.
+        The first call starts the bar: it draws from a thread, and `prepare` forks before that.
         """
         if not self._wanted:
             return
@@ -143,11 +215,11 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
     @property
     def elapsed_s(self) -> float:
-        """Since it appeared."""
+        """Seconds since the bar appeared."""
         return time.monotonic() - self._started_s
 
     def stop(self) -> None:
-        """Leave the terminal to whoever writes next."""
+        """Remove the bar, so that other output can follow."""
         self._wanted = False
         if self._progress is not None:
             self._progress.stop()
@@ -171,17 +243,17 @@ def _progress() -> Progress:
 
 
 def own_modules(named: Iterable[str] | None) -> tuple[str, ...]:
-    """The modules that options name, after which imports look in the current folder too, as with `python -m`.
+    """Return the modules that options name. From then on, imports also search the current folder, as `python -m` does.
 
-    Where none is named nothing changes, so that no file of the current folder takes the place of an installed module.
+    If no module is named, nothing changes: no file of the current folder can shadow an installed module.
     """
     modules = tuple(named or ())
     if modules and "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # its name, which processes that are started get too
+        sys.path.insert(0, os.getcwd())  # as a full path, which child processes inherit
     return modules
 
 
 def own_sample_type(name: str | None) -> None:
-    """Do so for a sample type, if it is written as `package.module:Class`."""
+    """Search the current folder, too, if a sample type is written as `package.module:Class`."""
     module, colon, _ = (name or "").partition(":")
     own_modules([module] if colon else None)

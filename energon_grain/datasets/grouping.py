@@ -24,7 +24,7 @@ from energon_grain.stream.lanes import (
     Reference,
     State,
 )
-from energon_grain.stream.state import Form, Many
+from energon_grain.stream.state import Form, ListOf
 from energon_grain.stream.worker_config import WorkerConfig
 
 _BUCKETS = 8
@@ -119,7 +119,7 @@ class GroupLanes(CombiningLanes):
     @property
     def state_form(self) -> Form:
         """The state below, that of the making, and the buckets."""
-        return self.child.state_form, self.runner_form, Many(self.members_form)
+        return self.child.state_form, self.runner_form, ListOf(self.members_form)
 
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
         """An item as the criterion left it, which may write into it."""

@@ -30,7 +30,7 @@ from energon_grain.stream.lanes import (
     Reference,
     State,
 )
-from energon_grain.stream.state import Form, Later, Many, Number
+from energon_grain.stream.state import Deferred, Form, ListOf, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
 _TYPICAL_GROUP = 8
@@ -159,7 +159,7 @@ class PackLanes(CombiningLanes):
     @property
     def state_form(self) -> Form:
         """The state below, that of the making, calls of the selector, buffer, and groups that wait."""
-        held = Later(self.members_form), Later(Many(self.members_form))
+        held = Deferred(self.members_form), Deferred(ListOf(self.members_form))
         return self.child.state_form, self.runner_form, Number(), *held
 
 

@@ -15,7 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.permutation import permute
 from energon_grain.samplers.window_shuffle import WindowShuffle
 from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, State
-from energon_grain.stream.state import Form, Many, Number
+from energon_grain.stream.state import Form, ListOf, Number
 from energon_grain.stream.worker_config import WorkerConfig
 
 
@@ -76,7 +76,7 @@ class ShuffleLanes(LaneOperator):
     @property
     def state_form(self) -> Form:
         """The state below, windows so far, and the rest of this one."""
-        return self.child.state_form, Number(), Many(self.child.reference_form)
+        return self.child.state_form, Number(), ListOf(self.child.reference_form)
 
 
 class _Shuffle(ItemsOver[ShuffleLanes]):

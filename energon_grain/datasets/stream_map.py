@@ -15,7 +15,7 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.storage.cancellation import Cancelled
 from energon_grain.stream.hooks import Batches, HookGenerator, HookSpec
 from energon_grain.stream.lanes import Item, Items, ItemsOver, Lane, LaneOperator, NumberOf, Reference, State
-from energon_grain.stream.state import Form, Many, Marked, Number, Same
+from energon_grain.stream.state import Form, ListOf, Number, Same, WithExtra
 from energon_grain.stream.worker_config import WorkerConfig
 
 
@@ -288,12 +288,12 @@ class GenerateLanes(LaneOperator):
     @property
     def state_form(self) -> Form:
         """The state below, and of a generator that runs the reference of what it makes next."""
-        return self.child.state_form, Many(self.reference_form)
+        return self.child.state_form, ListOf(self.reference_form)
 
     @property
     def reference_form(self) -> Form:
         """A number among what came of one item, that item's, and where the hook asked: numbers and batches."""
-        return Marked(self.child.reference_form, Many((Number(), Number())))
+        return WithExtra(self.child.reference_form, ListOf((Number(), Number())))
 
     def number(self, reference: Reference) -> int:
         return fold(self.child.number(reference[1]), reference[0])

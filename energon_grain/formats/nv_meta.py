@@ -21,7 +21,7 @@ from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
 from energon_grain.sources.kinds import hint_at
 from energon_grain.storage.atomic import atomic_write_text
-from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, no_such_path
+from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, name_of, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
 from energon_grain.storage.settings import storage_settings
 
@@ -43,7 +43,7 @@ def not_prepared(location: str) -> str:
     elif not has_lists(location, storage_settings()):
         found = f"no {META_FOLDER}/{INFO_JSON} is served there: check the URL, or prepare the folder on its own machine"
     else:
-        found = not_indexed(location)
+        found = loose_files(location, names or ()) or not_indexed(location)
     return f"{location}: {found}"
 
 
@@ -216,17 +216,15 @@ def not_prepared_here(root: Path) -> str:
 
 
 def loose_files(folder: str, names: Iterable[str]) -> str | None:
-    """Of files that are in no tar, the commands that make a dataset of them; None: they may be something else."""
+    """For media files that are not in shards, the command that converts them to a dataset; None: there are none."""
     found = next((name for name in sorted(names) if name.lower().endswith(_LOOSE)), None)
     if found is None:
         return None
     here = folder.rstrip("/")
-    tars = shlex.quote(f"{here}-tars")
+    target = f"{name_of(here) if is_url(here) else here}-tars"
     return (
-        f"{os.path.basename(found)} and other files are in no tar, and samples are read from tars: make one by "
-        f"`mkdir {tars} && tar --sort=name --transform 's,^\\./,,' -cf {tars}/data-000000.tar "
-        f"-C {shlex.quote(here)} .` (files of one sample "
-        f"have one name before the first dot; several tars let workers and splits share them), and give {here}-tars"
+        f"{os.path.basename(found)} and other files are not in shards, from which samples are read; convert them by "
+        f"`energon-grain convert {shlex.quote(here)} {shlex.quote(target)} --to tars`, and give {target}"
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples are shown, read and taken apart; and what is known of the datasets that they are of."""
+"""The samples of a preview: choosing and reading them, and facts about their datasets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError
 from energon_grain.formats.columns import SIZES
+from energon_grain.gallery.counts import ClassCounts, count_classes
+from energon_grain.gallery.decoded import with_fields
 from energon_grain.gallery.fields import Shown, show_part
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.sample import Fields
@@ -28,19 +30,19 @@ from energon_grain.stream.stream import Stream
 _SAMPLE_BYTES = 1 << 30
 _READ_BYTES = 1 << 26
 _COUNTED = 1 << 18
-"""Samples of a dataset whose sizes are looked up for its histograms; of more, so many, evenly spread."""
+"""Samples of a dataset to count in histograms; of a larger one, evenly spread samples."""
 _BINS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """A sample that is shown.
+    """A sample to show.
 
     Attributes:
         dataset: Number of its dataset.
-        key: In the dataset.
+        key: Its key.
         shard: Its file.
-        place: Which sample of its dataset it is, or which item of a step.
+        place: Its index in the dataset, or its item in the step.
         fields: Its parts.
     """
 
@@ -53,30 +55,32 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """A dataset of which samples are shown.
+    """A dataset of a preview.
 
     Attributes:
-        label: As short as tells it from the others.
+        label: A short label that distinguishes it from the others.
         path: Its folder.
-        samples: How many it has, after subset and excludes.
-        share: Of the stream that it gets, at the step or at the beginning.
+        samples: Number of samples, after subset and excludes.
+        share: Its share of the stream, at the step or at the beginning.
+        count: Number of its samples in the step, or in the preview.
     """
 
     label: str
     path: str
     samples: int
     share: float
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A number that is known of samples without reading them, counted.
+    """A histogram of a column: a number per sample that is known without reading samples.
 
     Attributes:
-        name: As `bytes`.
-        edges: (n + 1,) of the bins, evenly spread or each as many times the one before.
-        counts: (datasets, n).
-        of: How many samples were looked up, where these are not all.
+        name: Name of the column, such as `bytes`.
+        edges: (n + 1,) edges of the bins, linear or logarithmic.
+        counts: (datasets, n) counts.
+        of: Number of samples that were counted, if not all; else None.
     """
 
     name: str
@@ -87,13 +91,25 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What is shown."""
+    """The contents of a preview.
+
+    Attributes:
+        title: Name of the dataset.
+        subtitle: How many samples are shown, and of what.
+        step: The step; None: samples are evenly spread over the datasets.
+        cards: The samples.
+        datasets: Their datasets.
+        columns: Histograms.
+        classes: Counts by class, of the samples of the step or of evenly spread samples; None: no class part.
+    """
 
     title: str
     subtitle: str
+    step: int | None
     cards: tuple[Card, ...]
     datasets: tuple[Dataset, ...]
     columns: tuple[Column, ...]
+    classes: ClassCounts | None
 
 
 def gather(
@@ -107,34 +123,36 @@ def gather(
     columns: bool,
     encoded: bool = False,
 ) -> Contents:
-    """Choose samples, read them, and say what is known besides.
+    """Choose samples, read them, and collect facts about their datasets.
 
     Args:
         dataset: A node of datasets.
-        title: What to call it.
-        samples: How many to show, dealt evenly to the datasets, at least one each; of a step, its first ones.
-        step: Show the samples of this global batch; None: evenly spread ones of all.
-        state: A place of the run to begin at, where a step takes making those before again.
-        most_bytes: A file is kept for a page up to this size.
+        title: Its name.
+        samples: Number of samples, divided evenly among the datasets, at least one each; of a step, the first ones.
+        step: The global batch to show; None: samples evenly spread over the datasets.
+        state: A place of the run to begin at, if a step is computed from the steps before.
+        most_bytes: Largest file to keep for a page.
         columns: Whether to count columns.
-        encoded: Whether to make the step too, and to show beside its samples what hooks made of them.
+        encoded: Whether to compute the batch of the step, and add the output of hooks to its samples.
 
     Raises:
-        EnergonGrainError: The dataset cannot be opened, or the step is not known or cannot be made.
+        EnergonGrainError: The dataset cannot be opened, or the step is unknown or cannot be computed.
     """
     with Stream.of(dataset, num_workers=0) as stream:
         spec = stream.spec
         shares = _shares(spec, 0)
         records: Sequence[SampleRecord] = ()
         if step is None:
-            chosen = _evenly(spec, samples)
+            every = chosen = _evenly(spec, samples)
             total = sum(len(leaf.leaf.source) for leaf in spec.leaves)
             subtitle = f"{len(chosen):,} of {total:,} samples"
         else:
-            records, chosen, how = _of_step(stream, step, state, samples)
+            records, every, how = _of_step(stream, step, state)
+            chosen = every[:samples]
             title = f"{title}, step {step:,}"
             subtitle = f"{len(chosen):,} of {len(records):,} samples of the step{how}"
             shares = _shares(spec, records[0].item if records else 0)
+        of_leaf = {number: [index for leaf, index, _ in every if leaf == number] for number in range(len(spec.leaves))}
         cards = tuple(_cards(spec.leaves, chosen, most_bytes))
         if encoded and step is not None:
             batches = [_delivered(stream, host, step, state) for host in range(stream.share.hosts)]
@@ -142,28 +160,31 @@ def gather(
         return Contents(
             title=title,
             subtitle=subtitle,
+            step=step,
             cards=cards,
-            datasets=tuple(
-                Dataset(label=label, path=leaf.leaf.path, samples=len(leaf.leaf.source), share=share)
-                for label, leaf, share in zip(_labels(spec.leaves), spec.leaves, shares, strict=True)
-            ),
+            datasets=tuple(_datasets(spec, shares, of_leaf)),
             columns=tuple(_columns([leaf.leaf.source for leaf in spec.leaves])) if columns else (),
+            classes=count_classes([leaf.leaf for leaf in spec.leaves], None if step is None else of_leaf),
         )
 
 
-def _of_step(
-    stream: Stream, step: int, state: Cursor | None, samples: int
-) -> tuple[Sequence[SampleRecord], Sequence[_Chosen], str]:
-    """The samples of a step, the first of them, and how they are known, where that took time."""
+def _datasets(spec: StreamSpec, shares: Sequence[float], chosen: Mapping[int, Sequence[int]]) -> Iterator[Dataset]:
+    for number, (label, leaf) in enumerate(zip(_labels(spec.leaves), spec.leaves, strict=True)):
+        samples, count = len(leaf.leaf.source), len(chosen[number])
+        yield Dataset(label=label, path=leaf.leaf.path, samples=samples, share=shares[number], count=count)
+
+
+def _of_step(stream: Stream, step: int, state: Cursor | None) -> tuple[Sequence[SampleRecord], Sequence[_Chosen], str]:
+    """The samples of a step as records and as choices, and how they were found, if that took reading."""
     if state is not None:
         stream.restore(state)
     found = stream.which(step)
-    chosen = [_of_record(stream.spec, record, stream.share.hosts) for record in found[:samples]]
-    return found, chosen, ", known by making the steps before again" if found.read else ""
+    chosen = [_of_record(stream.spec, record, stream.share.hosts) for record in found]
+    return found, chosen, ", computed from the steps before" if found.read else ""
 
 
 def _delivered(stream: Stream, host: int, step: int, state: Cursor | None) -> Any:
-    """What a host delivers in a step, made again."""
+    """The batch that a host delivers in a step, computed again."""
     config = replace(stream.config, rank=host, num_workers=0)
     with Stream(stream.spec, config) as own:
         if state is not None:
@@ -172,7 +193,7 @@ def _delivered(stream: Stream, host: int, step: int, state: Cursor | None) -> An
             own.seek(step)
         while True:
             begun = own.place.step
-            for batch in own:  # up to the end of a pass
+            for batch in own:  # until the end of a pass
                 if own.place.step > step:
                     return batch
             if own.place.step == begun:
@@ -180,7 +201,7 @@ def _delivered(stream: Stream, host: int, step: int, state: Cursor | None) -> An
 
 
 def _with_encoded(cards: Sequence[Card], records: Sequence[SampleRecord], batches: Sequence[Any]) -> Iterator[Card]:
-    """Cards with what the model saw: of a host's k-th item the k-th row of its batch, the rest with its first one."""
+    """Cards with the output of hooks: the k-th item of a host gets the k-th row of its batch."""
     items = [sorted({record.item for record in records if record.host == host}) for host in range(len(batches))]
     shown: set[tuple[int, int]] = set()
     for card, record in zip(cards, records, strict=False):
@@ -197,7 +218,7 @@ def _with_encoded(cards: Sequence[Card], records: Sequence[SampleRecord], batche
 
 
 def _entries(batch: Any) -> Iterable[tuple[str, Any]]:
-    """The fields of a batch, but for what they are known by."""
+    """The fields of a batch, except those whose names begin with `__`."""
     if isinstance(batch, Fields):
         batch = batch.as_dict()
     if not isinstance(batch, Mapping):
@@ -206,13 +227,13 @@ def _entries(batch: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _rows(value: Any) -> int:
-    """How many rows a value has; -1: it is none that has some."""
+    """The number of rows of a value; -1: it has no rows."""
     shape = getattr(value, "shape", None)
     return (shape[0] if shape else -1) if shape is not None else len(value) if isinstance(value, list | tuple) else -1
 
 
 def _shares(spec: StreamSpec, item: int) -> list[float]:
-    """Of each leaf, from an item on: what a schedule says then."""
+    """The share of each leaf, at an item."""
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
     first, stop = (item, item + 1) if spec.endless else (0, sum(sizes))
     before, behind = (leaf_draws(spec.mixture, sizes, at) for at in (first, stop))
@@ -221,7 +242,7 @@ def _shares(spec: StreamSpec, item: int) -> list[float]:
 
 
 _Chosen = tuple[int, int, str]
-"""Leaf, index in it, and what to say of the place."""
+"""Number of the leaf, index in it, and a text that describes the place."""
 
 
 def _evenly(spec: StreamSpec, samples: int) -> list[_Chosen]:
@@ -236,7 +257,7 @@ def _evenly(spec: StreamSpec, samples: int) -> list[_Chosen]:
 
 
 def _dealt(sizes: Sequence[int], samples: int) -> list[int]:
-    """As equal parts as sizes allow, at least 1 each."""
+    """Divide samples as equally as sizes allow, at least 1 each."""
     counts = [0] * len(sizes)
     left = samples
     for rank, number in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
@@ -246,7 +267,7 @@ def _dealt(sizes: Sequence[int], samples: int) -> list[int]:
 
 
 def _of_record(spec: StreamSpec, record: SampleRecord, hosts: int) -> _Chosen:
-    """The leaf that a record is of: where one dataset is there several times, one that has the sample at this index."""
+    """The leaf of a record. If a dataset is used several times, a leaf that has the sample at this index."""
     for number, leaf in enumerate(spec.leaves):
         source = leaf.leaf.source
         if str(source.path) == str(record.dataset) and record.index < len(source):
@@ -258,7 +279,7 @@ def _of_record(spec: StreamSpec, record: SampleRecord, hosts: int) -> _Chosen:
 
 
 def _cards(leaves: Sequence[LeafSpec], chosen: Sequence[_Chosen], most_bytes: int) -> Iterator[Card]:
-    """Each chosen sample in its order; they are read in runs of one leaf, of so many bytes at once."""
+    """Each chosen sample in order. Consecutive samples of a leaf are read together, up to `_READ_BYTES`."""
     for number, group in itertools.groupby(chosen, operator.itemgetter(0)):
         source, run = leaves[number].leaf.source, [*group]
         ends = np.cumsum([0, *source.sizes(np.array([index for _, index, _ in run], np.int64)).tolist()])
@@ -266,7 +287,7 @@ def _cards(leaves: Sequence[LeafSpec], chosen: Sequence[_Chosen], most_bytes: in
         while begin < len(run):
             stop = max(begin + 1, int(np.searchsorted(ends, ends[begin] + _READ_BYTES, side="right")) - 1)
             if ends[stop] - ends[begin] > _SAMPLE_BYTES:
-                error = ConfigError(f"the sample has more than {_SAMPLE_BYTES} bytes, and was not read")
+                error = ConfigError(f"the sample has more than {_SAMPLE_BYTES} bytes and was not read")
                 yield _unread(number, source, run[begin], error)
             else:
                 yield from _read(number, leaves[number], run[begin:stop], most_bytes)
@@ -284,27 +305,15 @@ def _read(number: int, leaf: LeafSpec, run: Sequence[_Chosen], most_bytes: int) 
             for each in run:
                 yield from _read(number, leaf, [each], most_bytes)
         return
-    becomes = _fields_of(leaf)
-    for place, (_, _, said) in enumerate(run):
-        shown = (
-            replace(show_part(name, value, most_bytes=most_bytes), field=becomes.get(name, ""))
-            for name, value in _parts(source, batch, place)
-        )
-        key, shard = batch.keys[place], batch.shards[place]
-        yield Card(dataset=number, key=key, shard=shard, place=said, fields=tuple(shown))
-
-
-def _fields_of(leaf: LeafSpec) -> dict[str, str]:
-    """What each part of a leaf's samples becomes: fields, and of what is inside of it which."""
-    found: dict[str, list[str]] = {}
-    for name, options in ({} if leaf.leaf.field_map is None else leaf.leaf.field_map.fields).items():
-        for option in options:
-            found.setdefault(option.part, []).append(f"{name} = {option}" if option.access else name)
-    return {part: ", ".join(names) for part, names in found.items()}
+    for place, (_, _, described) in enumerate(run):
+        parts = list(_parts(source, batch, place))
+        shown = [show_part(name, value, most_bytes=most_bytes) for name, value in parts]
+        fields = tuple(with_fields(shown, dict(parts), leaf.leaf.field_map, leaf.leaf.decoder))
+        yield Card(dataset=number, key=batch.keys[place], shard=batch.shards[place], place=described, fields=fields)
 
 
 def _parts(source: Any, batch: Any, place: int) -> Iterable[tuple[str, Any]]:
-    """Parts of a sample; of a row of a join, those of all members that have one for it."""
+    """The parts of a sample; for a row of a join, the parts of all members."""
     if not hasattr(batch, "members"):
         yield from batch[place].parts.items()
         return
@@ -317,18 +326,18 @@ def _parts(source: Any, batch: Any, place: int) -> Iterable[tuple[str, Any]]:
 
 
 def _unread(number: int, source: Source, chosen: _Chosen, error: Exception) -> Card:
-    _, index, said = chosen
+    _, index, described = chosen
     try:
         place = source.locate(index)
         key, shard = place.key, place.shard
     except (EnergonGrainError, OSError):
         key, shard = f"sample {index}", ""
     failed = Shown(kind="failed", name="", note="not read", text=f"{type(error).__name__}: {error}")
-    return Card(dataset=number, key=key, shard=shard, place=said, fields=(failed,))
+    return Card(dataset=number, key=key, shard=shard, place=described, fields=(failed,))
 
 
 def _labels(leaves: Sequence[LeafSpec]) -> list[str]:
-    """Each leaf's name, or its path as written with split part and subset; numbered where that comes again."""
+    """The name of each leaf, or its path with split part and subset; equal labels are numbered."""
     labels = ["/".join(filter(None, leaf.key[1:-1])) for leaf in leaves]
     return [
         f"{label} #{labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
@@ -337,7 +346,7 @@ def _labels(leaves: Sequence[LeafSpec]) -> list[str]:
 
 
 def _columns(sources: Sequence[Source]) -> Iterator[Column]:
-    """What is known of samples without reading them: the columns of prepared datasets, of others their sizes."""
+    """Histograms of the columns of prepared datasets, and of the sizes of samples of others."""
     known: list[dict[str, npt.NDArray[np.float64]]] = []
     looked_up = 0
     for source in sources:
@@ -354,7 +363,7 @@ def _columns(sources: Sequence[Source]) -> Iterator[Column]:
 
 
 def _known(source: Source, indices: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.float64]]:
-    """Each column of a source, at these samples, as far as it has a value there."""
+    """The values of each column of a source at these samples, without missing ones."""
     found: dict[str, npt.NDArray[np.float64]] = {}
     for name in source.columns:
         values = source.column(name, indices).astype(np.float64)
@@ -364,7 +373,7 @@ def _known(source: Source, indices: npt.NDArray[np.int64]) -> dict[str, npt.NDAr
 
 
 def _counted(name: str, values: Sequence[npt.NDArray[np.float64]], of: int | None) -> Column:
-    """A histogram of values of each dataset, in bins for all: by orders of magnitude where they span many."""
+    """A histogram of the values of each dataset, with common bins; logarithmic if values span orders of magnitude."""
     together = np.concatenate(values)
     low, high = float(together.min()), float(together.max())
     bins = min(_BINS, max(8, 2 * round(math.sqrt(len(together)))))

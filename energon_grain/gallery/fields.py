@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part of a sample shows: a picture, a sound, a film, words; or why it cannot be shown.
+"""How a part of a sample is shown: as a picture, audio, a video or text; or why it cannot be shown.
 
-What a part is goes by the end of its name, as decoding does, and by its first bytes where the name says nothing.
-Pictures and values go through the loader's own decoder, so that what it refuses is refused here. Bytes are kept for a
-page only as far as a bound allows; what is kept besides is small: a thumbnail, an outline, a few frames.
+The kind of a part depends on the end of its name, as in decoding, and on its first bytes if the name does not tell.
+Pictures and values go through the loader's decoder, so a part that the loader refuses is refused here, too. Bytes are
+kept for a page up to a limit; otherwise only a thumbnail, an outline or a few frames are kept.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_s
 from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, media_extension
 
 THUMBNAIL_PIXELS = 640
-"""Longest side of a picture that is made smaller."""
+"""Longest side of a reduced picture."""
 FRAMES = 6
-"""Of a film strip."""
+"""Frames of a video to show."""
 _FRAME_PIXELS = 320
 _PICTURE_BYTES = 250_000
-"""Larger files of pictures are not kept: a thumbnail says as much, and a page has many."""
+"""Larger picture files are not kept: a page has many pictures, and a thumbnail shows as much."""
 _PEAKS = 400
 _FRAMES_DECODED = 600
-"""Of a video, on the way to those that are shown: where key frames are rare, some come from before their place."""
+"""Most frames to decode of a video. If key frames are rare, frames before the wanted ones are decoded, too."""
 _SECONDS_HEARD = 600
 _LEAST_HEARD = 2000
-"""Samples of a sound in an array; fewer numbers are those of something else."""
+"""Fewest samples of audio in an array; fewer numbers are shown as numbers."""
 _MOST_LETTERS = 20_000
 _MOST_NUMBERS = 8
 _ONE_LINE = 60
@@ -68,9 +68,9 @@ _MIME = {
     "ogv": "video/ogg",
     "webm": "video/webm",
 }
-"""What browsers show and play, by the end of a name, or by the name of a format of Pillow's."""
+"""Types of media that browsers show and play, by file ending or by Pillow's name of the format."""
 _PLAYED = frozenset({"h264", "vp8", "vp9", "av1", "theora"})
-"""Codecs of videos that browsers play."""
+"""Video codecs that browsers play."""
 _DECODER = SampleDecoder(image_decode="pilrgba")
 
 
@@ -79,25 +79,27 @@ Kind = Literal["picture", "film", "sound", "failed", "text", "json", "numbers", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """A part, as far as it is shown.
+    """A part, as it is shown.
 
     Attributes:
-        name: Of the part.
-        note: What it is: sizes, lengths, formats.
+        name: Name of the part.
+        note: Its size, length, format, type or shape.
         kind: How it is shown.
-        field: What of the sample it becomes, where a field map says so.
-        text: A text, or a value written as one; of a part that does not decode, why not.
-        images: The picture; of a film some frames, evenly spread, none where it could not be decoded.
-        peaks: (n,) of a sound, the loudest of each stretch of it, 0 to 1; none where it could not be decoded.
-        data: The file, where a browser shows or plays it and it is small enough; else None.
-        mime: Of the file.
-        left_out: Why it is not there, where it is not.
+        field: The fields of the sample that it fills, from the field map.
+        decoded: The values of these fields that differ from the part.
+        text: A text, or a value written as text; for a part that does not decode, the reason.
+        images: The picture, or some evenly spread frames of a video; empty if it could not be decoded.
+        peaks: (n,) loudest sample of each stretch of audio, 0 to 1; empty if it could not be decoded.
+        data: The file, if a browser shows or plays it and it is small enough; else None.
+        mime: Media type of the file.
+        left_out: Reason why `data` is None.
     """
 
     name: str
     note: str
     kind: Kind
     field: str = ""
+    decoded: tuple[Shown, ...] = ()
     text: str = ""
     images: Sequence[Image.Image] = ()
     peaks: npt.NDArray[np.float32] = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))
@@ -107,24 +109,26 @@ class Shown:
 
     @property
     def heading(self) -> str:
-        """What to call it."""
+        """The name of the part, with the fields that it fills."""
         return f"{self.name} → {self.field}" if self.field else self.name
 
-    def summary(self) -> dict[str, str]:
-        """What it is, as JSON."""
-        said = {"name": self.name, "field": self.field, "kind": self.kind, "note": self.note}
+    def summary(self) -> dict[str, Any]:
+        """The part as JSON."""
+        found: dict[str, Any] = {"name": self.name, "field": self.field, "kind": self.kind, "note": self.note}
+        if self.decoded:
+            found["decoded"] = [field.summary() for field in self.decoded]
         if self.kind in ("picture", "film", "sound"):
-            return said
-        return {**said, "error" if self.kind == "failed" else "text": self.text}
+            return found
+        return {**found, "error" if self.kind == "failed" else "text": self.text}
 
 
 def show_part(name: str, value: Any, *, most_bytes: int) -> Shown:
-    """What a part shows.
+    """Decide how a part is shown.
 
     Args:
-        name: Of the part, as `jpg` or `left.png.gz`.
-        value: Its bytes, a row of an array, or what hooks made of it.
-        most_bytes: A file is kept for a page up to this size.
+        name: Name of the part, as `jpg` or `left.png.gz`.
+        value: Its bytes, a row of an array, or the output of hooks.
+        most_bytes: Largest file to keep for a page.
     """
     try:
         with warnings.catch_warnings():
@@ -132,7 +136,7 @@ def show_part(name: str, value: Any, *, most_bytes: int) -> Shown:
             return _file(name, value, most_bytes) if isinstance(value, bytes) else _value(name, value, "")
     except MemoryError:
         raise
-    except Exception as error:  # of a decoder: bad data makes them raise anything
+    except Exception as error:  # of a decoder, which can raise anything on bad data
         note = decimal(len(value)) if isinstance(value, bytes) else type(value).__name__
         return Shown(kind="failed", name=name, note=note, text=f"{type(error).__name__}: {error}")
 
@@ -150,8 +154,8 @@ def _file(name: str, data: bytes, most_bytes: int) -> Shown:
         try:
             return show(name, unpacked, ending, most_bytes)
         except MissingPackageError as error:
-            said = f"{decimal(len(unpacked))}; {error}"
-            return Shown(kind=kind, name=name, note=said, **_kept(unpacked, ending, most_bytes))
+            described = f"{decimal(len(unpacked))}; {error}"
+            return Shown(kind=kind, name=name, note=described, **_kept(unpacked, ending, most_bytes))
     if ending in IMAGE_EXTENSIONS:
         return _picture(name, unpacked, most_bytes)
     return _words(name, plain, unpacked)
@@ -173,7 +177,7 @@ def _picture(name: str, data: bytes, most_bytes: int) -> Shown:
 
 
 def _kept(data: bytes, kind: str, most_bytes: int, codec: str = "") -> dict[str, Any]:
-    """The file for a page, or why there is none: as `Shown` has it."""
+    """The file for a page, or the reason why there is none, as attributes of `Shown`."""
     if kind not in _MIME or (codec and codec not in _PLAYED):
         return {"left_out": f"not played by browsers: {f'{codec} in ' if codec else ''}{kind}"}
     if len(data) > most_bytes:
@@ -189,7 +193,7 @@ def _small(image: Image.Image, longest: int) -> Image.Image:
 
 
 def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Numbers of any range, from black to white; those within 0 and 1 as they are."""
+    """Scale numbers of any range to black and white; numbers within 0 and 1 keep their range."""
     low, high = float(np.nanmin(pixels)), float(np.nanmax(pixels))
     if pixels.dtype.kind == "f" and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
@@ -206,13 +210,13 @@ def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
         peaks, samples = _outline(container, rate)
         known = container.duration
     seconds = max(samples / rate, known / 1e6 if known else 0)
-    said = {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
-    note = f"{_seconds(seconds)}, {rate / 1000:g} kHz, {said}, {codec}, {decimal(len(data))}"
+    layout = {1: "mono", 2: "stereo"}.get(channels, f"{channels} channels")
+    note = f"{_seconds(seconds)}, {rate / 1000:g} kHz, {layout}, {codec}, {decimal(len(data))}"
     return Shown(kind="sound", name=name, note=note, peaks=peaks, **_kept(data, ending, most_bytes))
 
 
 def _outline(container: Any, rate: int) -> tuple[npt.NDArray[np.float32], int]:
-    """The loudest of each of `_PEAKS` stretches at most, and how many samples were decoded."""
+    """The loudest sample of each of at most `_PEAKS` stretches, and the number of samples that were decoded."""
     resampler = require_av().AudioResampler(format="fltp")
     block = 64
     found: list[npt.NDArray[np.float32]] = []
@@ -255,7 +259,7 @@ def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
 
 
 def _frames(container: Any, stream: Any, seconds: float) -> Iterator[Image.Image]:
-    """Frames at the middle of each of `FRAMES` equal stretches; of unknown length, the first frame."""
+    """The middle frame of each of `FRAMES` equal stretches; if the length is unknown, the first frame."""
     left = _FRAMES_DECODED
     begin = float((stream.start_time or 0) * stream.time_base)
     for number in range(FRAMES):
@@ -292,9 +296,9 @@ def _words(name: str, plain: str, data: bytes) -> Shown:
 
 def _value(name: str, value: Any, note: str) -> Shown:
     if isinstance(value, Image.Image):
-        said = f"{value.width} × {value.height}, {value.mode}"
-        return Shown(kind="picture", name=name, note=said, images=[_small(value.convert("RGBA"), THUMBNAIL_PIXELS)])
-    if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and np.ndim(value)):  # of torch and JAX, too
+        size = f"{value.width} × {value.height}, {value.mode}"
+        return Shown(kind="picture", name=name, note=size, images=[_small(value.convert("RGBA"), THUMBNAIL_PIXELS)])
+    if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and np.ndim(value)):  # also of torch and JAX
         return _array(name, np.asarray(value), note)
     if isinstance(value, str):
         letters = f"{len(value):,} letters" if len(value) > 200 else ""
@@ -306,7 +310,7 @@ def _value(name: str, value: Any, note: str) -> Shown:
 
 
 def _array(name: str, array: npt.NDArray[Any], note: str) -> Shown:
-    """Pictures, films and sounds as such, whether their channels come first or last; else numbers."""
+    """An array as a picture, video or audio, with channels first or last; otherwise as numbers."""
     note = ", ".join([*([note] if note else []), f"{array.dtype.name} {list(array.shape)}"])
     if array.dtype == np.uint8 or (array.dtype.kind == "f" and array.ndim > 2):
         frames = _frames_of(array)
@@ -327,7 +331,7 @@ def _is_sound(array: npt.NDArray[Any]) -> bool:
 
 
 def _frames_of(array: npt.NDArray[Any]) -> list[Any]:
-    """Small pictures of an image, or of some frames of a film; none where it is neither."""
+    """Reduced pictures of an image, or of some frames of a video; empty if it is neither."""
     shots = array if array.ndim == 4 else array[np.newaxis]
     chosen = np.unique(np.linspace(0, len(shots) - 1, FRAMES).astype(np.int64)) if len(shots) else []
     longest = _FRAME_PIXELS if array.ndim == 4 else THUMBNAIL_PIXELS
@@ -335,7 +339,7 @@ def _frames_of(array: npt.NDArray[Any]) -> list[Any]:
 
 
 def _pixels(array: npt.NDArray[Any]) -> Image.Image | None:
-    """A picture of (H, W), (H, W, C) or (C, H, W) numbers; None where they are too few or too many for one."""
+    """A picture of (H, W), (H, W, C) or (C, H, W) numbers; None if the shape does not fit a picture."""
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
     if array.ndim not in (2, 3) or min(array.shape[:2]) < 8 or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
@@ -345,7 +349,7 @@ def _pixels(array: npt.NDArray[Any]) -> Image.Image | None:
 
 
 def _summary(value: Any) -> str:
-    """Of what JSON has no word for."""
+    """A short text for a value that JSON cannot hold."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or not value.size:
         return _cut(repr(value))
     array = cast("npt.NDArray[Any]", value)

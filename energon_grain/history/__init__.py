@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples made a step, and samples and batches made again."""
+"""Finding the samples of a step, and making samples and batches again."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a run made again, or gone through by their positions alone, to know what they are made of."""
+"""Computing steps of a run again, with samples or by positions alone, to find their samples."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from energon_grain.stream.workers import Shutdown
 
 _EMPTY_PASSES = 1000
 _UNREAD = object()
-"""In place of the value of a sample that is not read."""
+"""Replaces the value of a sample that is not read."""
 _Key = tuple[Any, ...]
 Entry = tuple[int, int, _Key]
 """(item, its host, restore key)."""
 
 
 class Walk:
-    """Goes through a run again, on all hosts.
+    """Walks through a run again, on all hosts.
 
     Args:
-        run: What the stream runs.
-        segments: What is known of batch sizes.
-        skipped: How many steps were jumped over, by the first of them.
-        read: Whether samples are read and hooks called; else positions must tell.
+        run: The running stream.
+        segments: Known batch sizes.
+        skipped: Number of skipped steps, by the first of them.
+        read: Whether to read samples and call hooks. Otherwise positions must suffice.
     """
 
     def __init__(self, run: Run, segments: list[Segment], skipped: dict[int, int], *, read: bool) -> None:
@@ -50,7 +50,7 @@ class Walk:
         self._read = read
 
     def behind_steps(self, places: list[Progress]) -> Iterator[tuple[list[Progress], list[list[Entry]] | None]]:
-        """The places of all hosts behind each step from some on, with what made it, and where passes begin."""
+        """The places of all hosts after each step from `places` on, with its entries; also where passes begin."""
         empty = 0
         yield places, None
         while True:
@@ -78,12 +78,12 @@ class Walk:
                     places = [place._replace(ended=True) for place in places]
 
     def _next_change(self, step: int) -> float:
-        """The first step behind one at which batches have another size, or that was jumped over."""
+        """The first later step where the batch size changes, or where a skipped range begins."""
         changes = [*(segment[0] for segment in self._segments), *self._skipped]
         return min((change for change in changes if change > step), default=math.inf)
 
     def _cut(self, places: list[Progress]) -> tuple[StreamSpec, PassPlan, int]:
-        """The dataset with batches as they were cut at a place, the plan of the pass, and the global batch size."""
+        """The dataset with the batch size at a place, the plan of the pass, and the global batch size."""
         step, hosts = places[0].step, len(places)
         size = [segment for segment in self._segments if segment[0] <= step or segment is self._segments[0]][-1][4]
         spec, share = self._run.spec, self._run.share
@@ -91,14 +91,14 @@ class Walk:
         if hosts != (share.hosts if spec.batch is None or not rest else 0):
             raise StateError(
                 f"batches of {size} items were made before a change of the batch size, which cannot be made again "
-                f"on {share.hosts} hosts; ask on one"
+                f"on {share.hosts} hosts; call this on one host"
             )
         if spec.batch is not None and own != spec.batch.size:
             spec = dataclasses.replace(spec, batch=dataclasses.replace(spec.batch, size=own))
         return spec, PassPlan.of(spec, hosts, places[0].pass_number), size
 
     def _steps(self, spec: StreamSpec, plan: PassPlan, places: list[Progress]) -> Iterator[list[Step]]:
-        """The steps of a pass, made again on all hosts; in place of a batch each has an entry an item."""
+        """The steps of a pass, made again on all hosts. Instead of a batch, each has one entry per item."""
         agrees = spec.program is not None and not spec.endless and len(places) > 1 and plan.pads
         if not self._read:
             assert spec.program is not None
@@ -112,7 +112,7 @@ class Walk:
             shutdown.close()
 
     def _productions(self, spec: StreamSpec, places: list[Progress], shutdown: Shutdown) -> list[Production]:
-        """What makes the steps of each host."""
+        """The producers of the steps of each host."""
         hosts = len(places)
         stage = _Stage(self._run.stage, read=self._read)
         productions: list[Production] = []
@@ -136,7 +136,7 @@ class Walk:
 
 
 def _together(hosts: list[Iterator[Step]], *, agrees: bool) -> Iterator[list[Step]]:
-    """The steps that all hosts have; `agrees`: those that all found empty are passed over, as `Stream` does."""
+    """The steps that all hosts have. `agrees`: skip steps that are empty on all of them, as `Stream` does."""
     empty = 0
     while True:
         made = [next(steps, None) for steps in hosts]
@@ -152,7 +152,7 @@ def _together(hosts: list[Iterator[Step]], *, agrees: bool) -> Iterator[list[Ste
 
 
 class _Stage:
-    """The pure stage; where nothing is to be read, one that gives positions their places without samples."""
+    """The pure stage, or without reading, a stage that returns positions instead of samples."""
 
     def __init__(self, stage: PureStage, *, read: bool) -> None:
         self._stage = stage if read else None
@@ -168,14 +168,14 @@ class _Stage:
 
 
 class _NoSources(Sources):
-    """In place of sources of which nothing is read."""
+    """Replaces sources that are not read."""
 
     def sizes(self, draws: Draws) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.zeros(len(draws), np.int64)
 
 
 class _Batches:
-    """Notes what batches are made of; where samples are read it makes them, as a hook on them may drop one."""
+    """Records the samples of batches. If samples are read, it also makes the batches, because a hook may drop one."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Batches:
         self._lanes, self._host, self._hosts = spec.lanes, host, hosts
 
     def make(self, samples: list[Any], restore_keys: list[_Key], *, item: int, valid: Any, **numbers: Any) -> Any:
-        """An entry for each item of a batch, or `NO_BATCH`."""
+        """One entry for each item of a batch, or `NO_BATCH`."""
         if self._stage is not None:
             made = self._stage.make(samples, restore_keys, item=item, valid=valid, **numbers)
             if made is NO_BATCH:
@@ -228,11 +228,11 @@ class _Batches:
 
 
 def _no_handler(error: Exception, sample: Any, sources: Any = None) -> None:
-    """What is dropped again was told when it was dropped first."""
+    """Does nothing: drops were reported the first time."""
 
 
 def _without_hooks(value: Any) -> Any:
-    """An operator with all below it, whose hooks hand on what they are given."""
+    """An operator and all operators below it, with hooks that return their argument."""
     if isinstance(value, HookSpec):
         return dataclasses.replace(value, function=_handed_on, restore_seeds=False, concurrent=True)
     if isinstance(value, tuple):

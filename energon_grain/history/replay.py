@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making a sample or batch again, from its restore key.
 
-A restore key is nested tuples (lists, once it went through JSON):
+A restore key is nested tuples (lists, after a round trip through JSON):
 
     ("sample", leaf, child position)                          an encoded sample
-    ("pack", maker, number, ((leaf, child position), …), …)   a pack that was planned; last the range of each, or None
-    ("item", pass, lane, reference)                           what a lane made: a pack, a batch, a generated sample
-    ("batch", pass, step, item, padding, key, key, …)         the batch of a step, of the items with those keys
+    ("pack", maker, number, ((leaf, child position), …), …)   a planned pack; last, the range of each, or None
+    ("item", pass, lane, reference)                           an item of a lane: a pack, a batch, a generated sample
+    ("batch", pass, step, item, padding, key, key, …)         the batch of a step, of the items with these keys
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _PATIENCE = 100_000
 
 
 def restore_sample(run: Run, restore_key: Any) -> Any:
-    """The sample or batch of a restore key, on any host; the stream's statistics do not count it.
+    """The sample or batch of a restore key, on any host. The stream's statistics do not count it.
 
-    `WorkerConfig.restore_error_handler` is called before something that fails now is refused.
+    If a hook fails now, `WorkerConfig.restore_error_handler` is called before the error is raised.
 
-    Raises StateError if it is not a restore key of this dataset, or a hook drops or fails on it now, and
-    FatalSampleError if a hook failed as no policy may skip.
+    Raises StateError if the key is not of this dataset, or a hook drops or fails on it now, and FatalSampleError if a
+    hook raised an error of `FATAL`.
     """
     return SampleRestorer(run.spec, run.stage, run.config.restore_error_handler).restore(restore_key)
 
 
 class SampleRestorer:
-    """Rebuilds what a stream of the same configuration delivered.
+    """Makes samples and batches again that a stream of the same configuration delivered.
 
     Args:
-        on_error: `WorkerConfig.restore_error_handler`, called before something that fails now is refused.
+        on_error: `WorkerConfig.restore_error_handler`, called before the error of a failing hook is raised.
     """
 
     def __init__(self, spec: StreamSpec, stage: PureStage, on_error: ErrorHandler) -> None:
@@ -67,7 +67,7 @@ class SampleRestorer:
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(
                 f"{reprlib.repr(restore_key)} is not a restore key of this dataset ({error}): pass the "
-                f"`__restore_key__` of a sample or batch that a loader with the same configuration delivered"
+                f"`__restore_key__` of a sample or batch from a loader with the same configuration"
             ) from error
         with using_cache(self._spec.cache_pool):
             return self._restore(key)
@@ -93,7 +93,7 @@ class SampleRestorer:
     def _check_pack(self, maker: Any, number: Any, members: Any, ranges: Any) -> None:
         _number(number)
         if _number(maker) >= len(self._spec.makers) or not members or len(ranges or members) != len(members):
-            raise ValueError("there is no such pack")
+            raise ValueError("the pack does not exist")
         for each in members:
             self._check_sample(*each)
         for start, stop in ranges or ():
@@ -103,7 +103,7 @@ class SampleRestorer:
     def _check_item(self, pass_number: Any, lane: Any, reference: Any) -> None:
         _number(pass_number)
         if self._spec.program is None or _number(lane) >= self._spec.lanes:
-            raise ValueError("there is no such lane")
+            raise ValueError("the lane does not exist")
         Codec(self._spec.program.root.reference_form).check(reference)
 
     def _check_batch(self, pass_number: Any, step: Any, item: Any, padding: Any, *members: Any) -> None:
@@ -112,12 +112,12 @@ class SampleRestorer:
         for number in (pass_number, step, item, *(padding or ())):
             _number(number)
         if self._spec.batch is None or not members or max(padding or (0,)) >= len(members):
-            raise ValueError("there is no such batch")
+            raise ValueError("the batch does not exist")
         for member in members:
             self._check(member)
 
     def _restore(self, key: Any, step: int | None = None) -> Any:
-        """What a key names; `step`: of the batch that it is made for."""
+        """The sample or batch of a key. `step`: of the batch that it is made for."""
         kind, *rest = key
         if kind == "sample":
             return self._sample(*rest, step=step)
@@ -148,14 +148,14 @@ class SampleRestorer:
         return self._made(replace(self._draws(members), items=items), step)
 
     def _draws(self, samples: tuple[tuple[int, int], ...]) -> Draws:
-        """The draws of samples of one index map, of each the leaf and the child position."""
+        """The draws of samples of one index map, from the leaf and child position of each."""
         order, first = self._order_of(samples[0][0])
         leaves, positions = np.array(samples, np.int64).T
         draws = order.draw_children((leaves - first).astype(np.int32), positions)
         return replace(draws, leaf=leaves.astype(np.int32))
 
     def _made(self, draws: Draws, step: int | None) -> Any:
-        """The only item of draws."""
+        """Make the only item of draws."""
         chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=step or 0, batch_size=0 if step is None else 1)
         outcome = self._stage.run(chunk).outcomes[0]
         outcome = outcome.value if type(outcome) is PartialItem else outcome
@@ -163,7 +163,7 @@ class SampleRestorer:
             self._report(outcome)
             raise StateError(
                 f"{outcome.where} is dropped by {outcome.hook} ({type(outcome.error).__name__}: "
-                f"{outcome.error}); hooks must do the same whenever they see a sample"
+                f"{outcome.error}); hooks must return the same results each time they see a sample"
             ) from outcome.error
         return outcome
 
@@ -173,11 +173,11 @@ class SampleRestorer:
         except Exception as error:
             raise StateError(
                 f"{dropped.shard}: {dropped.key} is dropped by {dropped.hook} now ({type(dropped.error).__name__}: "
-                f"{dropped.error}); hooks must do the same whenever they see a sample"
+                f"{dropped.error}); hooks must return the same results each time they see a sample"
             ) from error
 
     def _order_of(self, leaf: int) -> tuple[IndexMap, int]:
-        """The index map that a leaf belongs to, and the number of its first leaf."""
+        """The index map of a leaf, and the number of its first leaf."""
         if self._spec.program is None:
             return self._spec.order, 0
         feeds = self._spec.program.feeds
@@ -200,18 +200,20 @@ class SampleRestorer:
         samples = [self._restore(key, step) for key in keys]
         batch = self._batches.make(samples, list(keys), item=item, pass_number=pass_number, step=step, valid=valid)
         if batch is NO_BATCH:
-            raise StateError("the batch is dropped by its hooks now; hooks must do the same whenever they see a sample")
+            raise StateError(
+                "the batch is dropped by its hooks now; hooks must return the same results each time they see a sample"
+            )
         return batch
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 53:
-        raise ValueError(f"{value!r} is not a number that can be in it")
+        raise ValueError(f"{value!r} is not a valid number")
     return value
 
 
 def _tuples(value: Any) -> Any:
-    """Lists, as JSON has them, as the tuples that they were."""
+    """Convert lists, as in JSON, to tuples."""
     if isinstance(value, list | tuple):
         return tuple(_tuples(entry) for entry in cast("list[Any]", value))
     return value

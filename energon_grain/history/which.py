@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples made a step: by arithmetic, by going through positions again, or by making the steps again.
+"""Finding the samples of a step: by arithmetic, by walking through positions, or by making the steps again.
 
-Where the order of items is arithmetic, so is the answer. Where items are formed in lanes, the run is gone through again
-from the nearest place that is known: its beginning, the state that was restored, a state that was saved since, or where
-it is now. Operators that look at positions alone (batches in a lane, repetitions, limits, shuffles, mixtures) then run
-on samples that nobody reads; filters, groups, packs and generators need the samples, and so does everything once
-something was dropped.
+If the order of items is arithmetic, so is the answer. If items are formed in lanes, the run is walked through again
+from the nearest known place: its beginning, the restored state, a state saved since, or the current place. Operators
+that use positions alone (batches in a lane, repetitions, limits, shuffles, mixtures) then run without reading samples.
+Filters, groups, packs and generators need the samples, and so does everything once a sample was dropped.
 """
 
 from __future__ import annotations
@@ -26,29 +25,28 @@ from energon_grain.stream.lanes import LaneOperator
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, place_of, places_of
 from energon_grain.stream.run import Run, SampleRecord, StepSamples
 from energon_grain.stream.spec import StreamSpec
-from energon_grain.stream.state import Form, Many, Marked, OneOf, Same, positions
+from energon_grain.stream.state import Form, ListOf, OneOf, Same, WithExtra, positions
 
 _MAX_READ = 1 << 20
 _MAX_REPLAYED = 1 << 24
-"""Items that are made again, or gone through, for one answer: some minutes."""
+"""Maximum number of items that are made again, or walked through, for one answer: some minutes."""
 
 
 def which(run: Run, now: Progress, step: int, *, dropped: bool) -> StepSamples:
     """The samples of the global batch of a step, past or future.
 
-    Steps before the last change of the batch size are found through the history, later ones by going on with the
-    present batch size. Without reading, a host knows of drops in its own lanes only, until states of all hosts are
-    merged.
+    Steps before the last change of the batch size are found through the history, later ones with the current batch
+    size. Without reading, a host knows only of drops in its own lanes, until the states of all hosts are merged.
 
     Args:
-        run: What the stream runs, and what it knows of the past.
-        now: Where the stream is.
-        step: Counted 0, 1, 2, …
+        run: The running stream, and what it knows of the past.
+        now: Current place of the stream.
+        step: Number of the step: 0, 1, 2, …
         dropped: Whether this stream is known to have dropped something.
 
     Raises:
-        StateError: There is no such step, or it is too far from any place that is known, or the batches before it
-            were cut in another way than now; or hooks do not do again what they did.
+        StateError: The step does not exist, or is too far from any known place, or the batches before it were cut
+            differently than now; or hooks do not return the same results as before.
     """
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
@@ -57,7 +55,7 @@ def which(run: Run, now: Progress, step: int, *, dropped: bool) -> StepSamples:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Which samples make a step; the fields are the arguments of `which`."""
+    """A request for the samples of a step. The fields are the arguments of `which`."""
 
     run: Run
     now: Progress
@@ -70,8 +68,8 @@ class _Question:
             return self._arithmetic()
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
-                f"which({self.step}): a function from stream to stream (IterMapDataset) makes items of this dataset, "
-                f"and only it knows of which samples; the `__sources__` of what is delivered may tell"
+                f"which({self.step}): a stream-to-stream function (IterMapDataset) makes items of this dataset, and "
+                f"only the function knows their samples; the `__sources__` of delivered items may show them"
             )
         start = self._at() if _balanced(spec) and self.step >= self.now.history[0][0] else self._nearest()
         since = self.run.since
@@ -84,7 +82,7 @@ class _Question:
         return found
 
     def _is_arithmetic(self) -> bool:
-        """Whether the present place and arithmetic tell."""
+        """Whether the current place and arithmetic suffice."""
         if self.run.spec.program is not None or _filtered(self.run.spec):
             return False
         if self.now.drops.any() or self.step < self.now.history[0][0]:
@@ -92,7 +90,7 @@ class _Question:
         return not (_balanced(self.run.spec) and self.dropped)
 
     def _by_positions(self, start: list[Progress], unknown: Progress | None) -> list[Entry] | None:
-        """An entry for each item, without reading; None: the positions do not tell."""
+        """One entry per item, without reading; None: positions do not suffice."""
         program = self.run.spec.program
         if program is None or self.dropped or self.now.drops.any() or _looks(self.run.spec):
             return None
@@ -101,15 +99,15 @@ class _Question:
         return self._replayed(start, check=unknown, read=False)
 
     def _by_reading(self, start: list[Progress], unknown: Progress | None) -> list[Entry]:
-        """An entry for each item, of steps that are made again."""
-        # Batch sizes before the history are not known, but they led to a place that is.
+        """One entry per item, of steps that are made again."""
+        # Batch sizes before the history are unknown, but they led to a known place.
         check = unknown if unknown is not None and start[0].step < unknown.history[0][0] else None
         keys = self._replayed(start, check=check, read=True)
         if keys is None:
             raise StateError(
-                f"which({self.step}): the batches before step {self._segments()[0][0]} were cut in another way than "
-                f"now (batch size, limit, last_batch, number of hosts), or hooks do not do again what they did; ask a "
-                f"stream that was just restored from a state before step {self.step}, with the settings of then"
+                f"which({self.step}): the batches before step {self._segments()[0][0]} were cut differently than now "
+                f"(batch size, limit, last_batch, number of hosts), or hooks do not return the same results as before; "
+                f"call this on a stream just restored from a state before step {self.step}, with the settings of then"
             )
         return keys
 
@@ -119,12 +117,12 @@ class _Question:
         length = order.length(pass_number)
         stop = item + size if length is None else min(item + size, length)
         if order.start(pass_number) + stop > POSITIONS:
-            raise StateError(f"which({self.step}): the order has no positions that far on: they are below 2**62")
+            raise StateError(f"which({self.step}): the order has no such position; positions are below 2**62")
         draws, items = order.draw(np.arange(item, stop), pass_number), np.arange(item, stop)
         plan = dataclasses.replace(PassPlan.of(self.run.spec, hosts, pass_number), global_batch=size)
         sources, share = self.run.stage.sources, self.run.share
         work = places_of(self.run.spec, sources, share, pass_number=pass_number, first=item, plan=plan)
-        if work is None or size % hosts:  # made when there were others
+        if work is None or size % hosts:  # made with another number of hosts
             of_hosts = items % hosts
         else:
             of_hosts = work.hosts_of(0)[: stop - item]
@@ -132,7 +130,7 @@ class _Question:
         return self._located(items[places].tolist(), of_hosts[places].tolist(), draws)
 
     def _at(self) -> list[Progress]:
-        """The place before a step that does not depend on what lies before it, on all hosts."""
+        """The place before a step that does not depend on the steps before it, on all hosts."""
         hosts = self.run.share.hosts
         pass_number, item, size = place_of(self.run.spec, hosts, self.now.history, self.step)
         drops = np.zeros(self.run.share.local_lanes, np.int64)
@@ -160,7 +158,7 @@ class _Question:
         return found
 
     def _records(self, keys: list[Entry]) -> StepSamples:
-        """Of items, from their restore keys."""
+        """The records of items, from their restore keys."""
         program = self.run.spec.program
         items, hosts, drawn = self._drawn(keys)
         parts: list[Draws] = []
@@ -181,7 +179,7 @@ class _Question:
         return self._located(*found, Draws.joined(parts)[order])
 
     def _drawn(self, keys: list[Entry]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """Of each sample its item, host, and (feed, or the leaf where there is no program; position)."""
+        """For each sample its item, host, and (feed, or the leaf if there is no program; position)."""
         items: list[int] = []
         hosts: list[int] = []
         drawn: list[tuple[int, int]] = []
@@ -198,7 +196,7 @@ class _Question:
         return items, hosts, drawn
 
     def _nearest(self) -> list[Progress]:
-        """The nearest place before a step that is known of all hosts, on each of them."""
+        """The nearest place before a step that is known on all hosts, for each of them."""
         run = self.run
         since = [] if run.since is None else [run.since]
         places = [*run.saved, self.now, *since] if run.share.hosts == 1 else since
@@ -207,7 +205,7 @@ class _Question:
             return self._beginning()
         if run.share.hosts == 1:
             return [nearest]
-        if run.state is None or run.state["host"] != [0, 1]:  # of one host alone
+        if run.state is None or run.state["host"] != [0, 1]:  # of a single host
             return self._beginning()
         plan, changed = PassPlan.of(run.spec, run.share.hosts), run.changed
         return [restored(run.state, run.spec, host, plan, allow_changes=changed) for host in self._hosts()]
@@ -217,12 +215,12 @@ class _Question:
         return [Share(host, share.hosts, share.lanes) for host in range(share.hosts)]
 
     def _beginning(self) -> list[Progress]:
-        """The beginning of the run, on all hosts. Raises StateError if that was of another configuration."""
+        """The beginning of the run, on all hosts. Raises StateError if it was of another configuration."""
         if self.run.changed:
             since = -1 if self.run.since is None else self.run.since.step
             raise StateError(
                 f"which({self.step}): the run had another configuration or other data before the state that was "
-                f"restored with allow_changes, at step {since}; ask with those"
+                f"restored with allow_changes, at step {since}; call this with that configuration and data"
             )
         if self.run.spec.program is not None:
             self.run.share.require_whole_lanes("items of this dataset are formed in lanes")
@@ -230,7 +228,7 @@ class _Question:
         return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=history) for host in self._hosts()]
 
     def _segments(self) -> list[Segment]:
-        """What is known of batch sizes."""
+        """Known batch sizes."""
         known = {
             segment[0]: segment
             for place in (self.run.since, self.now)
@@ -240,7 +238,7 @@ class _Question:
         return [known[step] for step in sorted(known)]
 
     def _replayed(self, start: list[Progress], *, check: Progress | None, read: bool) -> list[Entry] | None:
-        """An entry for each item of the step; None: the way to it does not lead to the place `check`."""
+        """One entry per item of the step; None: the steps do not lead to the place `check`."""
         segments = self._segments()
         self._require_near(start[0].step, segments, check, read=read)
         walk = Walk(self.run, segments, self._skipped(), read=read)
@@ -259,28 +257,28 @@ class _Question:
         raise AssertionError
 
     def _require_near(self, begin: int, segments: list[Segment], check: Progress | None, *, read: bool) -> None:
-        """Check that an answer takes some minutes at most."""
+        """Check that an answer takes at most some minutes."""
         until = self.step if check is None else max(self.step, check.step)
         items = (until - begin) * max(segment[4] for segment in segments)
         most = _MAX_READ if read else _MAX_REPLAYED
         if items > most:
-            what = "read and made" if read else "gone through"
+            what = "read and made" if read else "walked through"
             raise StateError(
-                f"which({self.step}): which samples make a batch of this dataset depends on what lies before it. The "
-                f"nearest place that is known is step {begin}, and {items} items, more than {most}, would have to be "
-                f"{what} from there; ask a stream that was just restored from the nearest state before the step"
+                f"which({self.step}): the samples of a batch of this dataset depend on the steps before it. The "
+                f"nearest known place is step {begin}, and {items} items, more than {most}, would have to be {what} "
+                f"from there; call this on a stream just restored from the nearest state before the step"
             )
 
     def _skipped(self) -> dict[int, int]:
-        """How many steps were jumped over, by the first of them. Raises StateError if this one was."""
+        """Number of skipped steps, by the first of them. Raises StateError if this step was skipped."""
         skipped = () if self.run.spec.program is not None or _balanced(self.run.spec) else self.now.skipped
         if any(first <= self.step < first + steps for first, steps in skipped):
-            raise StateError(f"which({self.step}): the step was jumped over (`skip`), and nothing of it was read")
+            raise StateError(f"which({self.step}): the step was skipped (`skip`), and none of its samples were read")
         return dict(skipped)
 
 
 def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
-    """Whether two places are one; `lanes`: they are of the same lanes, too."""
+    """Whether two places are equal. `lanes`: they are of the same lanes, too."""
     numbers = ("step", "pass_number", "pass_step", "item")
     if any(getattr(place, name) != getattr(other, name) for name in numbers):
         return False
@@ -288,7 +286,7 @@ def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
 
 
 def _balanced(spec: StreamSpec) -> bool:
-    """Whether hosts get equal work: then no step depends on what was dropped, or jumped over, before it."""
+    """Whether hosts get equal work. Then no step depends on drops or skips before it."""
     return spec.batch is not None and spec.batch.placing is not None
 
 
@@ -298,7 +296,7 @@ def _filtered(spec: StreamSpec) -> bool:
 
 
 def _looks(spec: StreamSpec) -> bool:
-    """Whether items depend on what is in samples."""
+    """Whether items depend on the contents of samples."""
     assert spec.program is not None
     return _filtered(spec) or _inspects_items(spec.program.root)
 
@@ -308,7 +306,7 @@ def _inspects_items(operator: LaneOperator) -> bool:
 
 
 def _hides(form: Form) -> bool:
-    """Whether references of this form do not tell all samples that they are made of."""
+    """Whether references of this form do not name all their samples."""
     match form:
         case Same():
             return True
@@ -316,9 +314,9 @@ def _hides(form: Form) -> bool:
             return any(map(_hides, form))
         case OneOf():
             return any(map(_hides, form.forms))
-        case Many():
+        case ListOf():
             return _hides(form.each)
-        case Marked():
+        case WithExtra():
             return _hides(form.value)
         case _:
             return False

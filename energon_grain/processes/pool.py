@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes: they encode chunks ahead of the consumer.
+"""Worker processes, which encode chunks ahead of the consumer.
 
-A worker is a fresh interpreter that runs `PROGRAM`; it does not import the user's script again, so scripts need no
-`__main__` guard. It gets the compiled dataset once (by cloudpickle, so hooks may be defined in the script) and then one
-chunk after the other. Results come back as files in memory: nothing is written to `/dev/shm`, so nothing stays behind
+A worker is a fresh interpreter that runs `PROGRAM`. It does not import the user's script again, so scripts need no
+`__main__` guard. It receives the compiled dataset once (by cloudpickle, so hooks may be defined in the script) and then
+one chunk after the other. Results are returned as in-memory files. Nothing is written to `/dev/shm`, so nothing is left
 when a process is killed.
 
 Threads of the parent wait for each worker; assembly and state stay in the parent. Workers live as long as their
@@ -38,34 +38,34 @@ PROGRAM = (
     "from energon_grain.processes.start import main; main()\n"
     "from energon_grain.processes.worker import serve_interpreter; serve_interpreter()"
 )
-"""For `python -c`, with the descriptor of the channel and the process id of the parent as arguments."""
+"""For `python -c`, with the descriptor of the channel and the process ID of the parent as arguments."""
 _END_SECONDS = 5.0
 _PATIENCE_SECONDS = 0.5
-"""For the chunks in hand. With the next number it is less than the second within which a program should end."""
+"""Time to finish current chunks. With the next constant, it is below the second within which a program should end."""
 _EXIT_SECONDS = 0.3
 
 
 class StartedProcess(Protocol):
-    """A process, as whoever started it sees it."""
+    """A process, as seen by the process that started it."""
 
     @property
     def pid(self) -> int | None: ...
 
     @property
     def code(self) -> int | None:
-        """What it ended with, a signal as a negative number; None: nobody can tell."""
+        """Exit code, a signal as a negative number; None: unknown."""
         ...
 
     def ended(self, patience_s: float) -> bool:
-        """Whether it has ended; so long is waited for that."""
+        """Whether it has ended, after waiting up to `patience_s`."""
         ...
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
 
 
 StartProcess = Callable[[int, Channel, socket.socket], StartedProcess]
-"""Starts the worker of a number, which is to `serve` what is sent through the channel to the other end, given too."""
+"""Starts the worker of a number. It must `serve` the messages of the channel, on the given other end."""
 
 
 class _Interpreter:
@@ -76,7 +76,7 @@ class _Interpreter:
             [sys.executable, "-c", PROGRAM, str(end), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=(end,),
-            process_group=0,  # Ctrl-C is for the parent, also while the worker still starts
+            process_group=0,  # Ctrl-C is for the parent, even while the worker starts
             env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         )
         self.pid = self._process.pid
@@ -95,12 +95,12 @@ class _Interpreter:
 
 
 def interpreters(spec: StreamSpec) -> StartProcess:
-    """Starts workers as fresh interpreters, which are sent the compiled dataset. Raises as `pickled_spec`."""
+    """Starts workers as fresh interpreters, and sends them the compiled dataset. Raises as `pickled_spec`."""
 
     def start(number: int, channel: Channel, end: socket.socket) -> StartedProcess:
         pickled = pickled_spec(dataclasses.replace(spec, program=None), otherwise="use worker_type='thread'")
         process = _Interpreter(end.fileno())
-        with suppress(OSError):  # it has ended: whoever wants an answer is told
+        with suppress(OSError):  # it has ended: the next request reports that
             channel.send(pickle.dumps((number, sys.path)))
             channel.send(pickled)
         return process
@@ -109,7 +109,7 @@ def interpreters(spec: StreamSpec) -> StartProcess:
 
 
 def process_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> ProcessPool:
-    """So many fresh interpreters. See `stream.workers.OwnPool`."""
+    """A pool of `workers` fresh interpreters. See `stream.workers.OwnPool`."""
     return ProcessPool(stage.sources, workers, config.prefetch_bytes, interpreters(spec))
 
 
@@ -117,8 +117,8 @@ class ProcessPool:
     """Worker processes. See `stream.workers.WorkerPool`.
 
     Args:
-        budget_bytes: Bound on the memory of what they made and nobody took yet.
-        import_script: Whether they begin by importing the user's script.
+        budget_bytes: Limit on the memory of results that are not yet taken.
+        import_script: Whether the processes import the user's script first.
     """
 
     shares: Literal["memory", "disk"] = "disk"
@@ -134,14 +134,14 @@ class ProcessPool:
     ) -> None:
         self.workers = workers
         self.sources = sources
-        self._files = ResultFiles(most=4 * workers + 4)  # two chunks and two batches of each, and those in use
+        self._files = ResultFiles(most=4 * workers + 4)  # two chunks and two batches per worker, and those in use
         self._budget_bytes = budget_bytes
         self._start = start
         self._import_script = import_script
         self._processes: dict[int, WorkerProcess] = {}
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> ProcessWorkers:
-        """Let them encode chunks; those that died, or were ended in the middle of one, are replaced."""
+        """Make the workers encode chunks. Workers that died, or were killed during a chunk, are replaced."""
         for number in range(self.workers):
             process = self._processes.get(number)
             if process is not None and not process.idle:
@@ -152,7 +152,7 @@ class ProcessPool:
         return ProcessWorkers(self, processes, chunks, pace, self._budget_bytes)
 
     def close(self) -> None:
-        processes = [*self._processes.values()]  # a signal handler may do the same, in the middle of this
+        processes = [*self._processes.values()]  # a signal handler may close too, during this call
         for process in processes:
             process.dismiss()
         deadline = time.monotonic() + _EXIT_SECONDS
@@ -163,13 +163,13 @@ class ProcessPool:
 
 
 _Answer = tuple[list[Any], int, int]
-"""The parts of a result, for `SampleUnpickler`, and when making it began and ended, on `time.perf_counter_ns`."""
+"""The parts of a result, for `SampleUnpickler`, and its start and end time, on `time.perf_counter_ns`."""
 
 
 class ProcessWorkers(OrderedWorkers[_Answer]):
-    """Encoded chunks from worker processes, for each of which there are two threads that wait.
+    """Encoded chunks from worker processes, with two waiting threads for each process.
 
-    What they made is unpickled by whoever takes it, so that none of them waits for that.
+    The consumer unpickles the results, so no worker waits for that.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         super().__init__(self._run, 2 * len(processes), chunks, budget_bytes, max_in_flight(len(processes)))
 
     def _run(self, chunk: Chunk) -> _Answer:
-        """Let that worker encode a chunk which has the fewest: none idles while another has two, and none has three."""
+        """Send a chunk to the worker with the fewest chunks: none is idle while another has two, and none has three."""
         with self._choosing:
             process = min(self._processes, key=self._chunks_of.__getitem__)
             self._chunks_of[process] += 1
@@ -199,7 +199,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
                 self._chunks_of[process] -= 1
 
     def taken(self, chunk: Chunk, result: _Answer) -> Encoded:
-        """The chunk, unpickled. Raises what the stage raised in the worker."""
+        """The unpickled chunk. Raises any error that the stage raised in the worker."""
         parts, made_ns, ready_ns = result
         began_ns = time.perf_counter_ns()
         encoded: Any = SampleUnpickler(parts[0], parts[1:], self._pool.sources).load()
@@ -214,7 +214,7 @@ class ProcessWorkers(OrderedWorkers[_Answer]):
         return cast("Encoded", encoded)
 
     def close(self) -> None:
-        """Wait for the chunks in hand; processes that take long over theirs are killed."""
+        """Wait for current chunks. Processes that take too long are killed."""
         self.stop()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for process in self._processes:
@@ -226,8 +226,8 @@ class WorkerProcess:
     """One worker process. Two threads drive it: while one waits for an answer, the other has sent the next chunk.
 
     Args:
-        files: For results.
-        import_script: Whether it begins by importing the user's script.
+        files: Files for results.
+        import_script: Whether the process imports the user's script first.
     """
 
     def __init__(self, number: int, start: StartProcess, files: ResultFiles, import_script: bool) -> None:
@@ -249,9 +249,9 @@ class WorkerProcess:
             theirs.close()
 
     def run(self, chunk: Chunk) -> _Answer:
-        """Let the worker encode a chunk. It begins when what is fetched ahead is there.
+        """Let the worker encode a chunk, after its prefetched bytes have arrived.
 
-        Raises WorkerError if the worker died, or this process may not have one more file open.
+        Raises WorkerError if the worker died, or this process has reached its limit of open files.
         """
         if chunk.prefetched is not None:
             chunk.prefetched.wait()
@@ -272,7 +272,7 @@ class WorkerProcess:
             raise worker_death([dead], import_script=self._import_script) from error
         except BaseException:
             self._report(lost=True)
-            self._process.kill()  # nobody knows where the next answer begins
+            self._process.kill()  # the start of the next answer is unknown
             raise
         sizes, began_ns, ended_ns = pickle.loads(answer)  # the worker is ours; its socket is private
         return self._files.parts(file, sizes), began_ns, ended_ns
@@ -285,11 +285,11 @@ class WorkerProcess:
 
     @property
     def idle(self) -> bool:
-        """Whether it can take a chunk: it lives, and has answered all that it was sent."""
+        """Whether it can take a chunk: it is alive, and has answered all requests."""
         return self._answered == self._sent and not self._process.ended(0)
 
     def interrupt(self, patience_s: float) -> None:
-        """End the process if it works on chunks and goes on to; whoever waits for these gets a WorkerError."""
+        """Kill the process if it does not finish its chunks in time. Threads waiting for these get a WorkerError."""
         with self._turn:
             done = self._turn.wait_for(lambda: self._answered == self._sent or self._lost, patience_s)
         if not done:
@@ -297,7 +297,7 @@ class WorkerProcess:
 
     def dismiss(self) -> None:
         """Let the process end."""
-        # Others that were forked meanwhile may hold this end open: it is told, too.
+        # Processes forked meanwhile may keep this end open, so also send a message.
         with suppress(OSError):
             self._channel.send(b"")
         self._channel.close()
@@ -310,11 +310,11 @@ class WorkerProcess:
 
 
 def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: bool = False) -> WorkerError:
-    """The error that names them.
+    """The error about dead worker processes.
 
     Args:
-        dead: (number, process id, exit code; None: not known) of each.
-        import_script: Whether such processes begin by importing the user's script.
+        dead: (number, process ID, exit code; None: unknown) of each.
+        import_script: Whether these processes import the user's script first.
     """
     dead = tuple(dead)
     listed = ", ".join(f"worker process {number} (pid {pid}) {_how(code)}" for number, pid, code in dead)
@@ -324,12 +324,12 @@ def worker_death(dead: Iterable[tuple[int, int, int | None]], *, import_script: 
         advice = " Signal 9 usually means that the machine ran out of memory: use fewer workers or smaller batches."
     elif import_script and 1 in codes:
         advice = (
-            " Processes that are started by `spawn` or `forkserver` import the script again: what it does must stand "
-            "below `if __name__ == '__main__':`."
+            " Processes started by `spawn` or `forkserver` import the script again: put its main part below "
+            "`if __name__ == '__main__':`."
         )
     return WorkerError(
-        f"{listed} while it was needed; its own messages are on stderr.{advice} The loader goes on from here with a "
-        f"new one"
+        f"{listed} while it was needed; its own messages are on stderr.{advice} The loader can continue from here with "
+        f"a new process"
     )
 
 

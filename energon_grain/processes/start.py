@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first thing a worker process runs: it watches its parent before it imports anything that takes long."""
+"""The first code of a worker process: it watches the parent before any slow import."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 
 _POLL_SECONDS = 0.2
 _CLOSED_SECONDS = 0.05
-"""The system closes what a process that ends had open a moment before its children have another parent."""
+"""When a process ends, the system closes its files a moment before its children get another parent."""
 
 
 def end_with(parent: int) -> None:
     """End this process soon after its parent has ended, whatever the main thread does.
 
-    A parent that was killed cannot end a worker that still imports, or that is busy in a hook.
+    A parent that was killed cannot end a worker that is still importing, or busy in a hook.
 
     Args:
-        parent: Its process id. Where it has ended already, this process ends at once.
+        parent: Process ID of the parent. If it has ended already, this process ends at once.
     """
     threading.Thread(target=_watch, args=(parent,), name="energon-grain-parent", daemon=True).start()
 
@@ -31,12 +31,12 @@ def _watch(parent: int) -> None:
 
 
 def main() -> None:
-    """End this interpreter with the parent whose process id is its last argument."""
+    """End this interpreter with its parent, whose process ID is the last argument."""
     end_with(int(sys.argv[-1]))
 
 
 def end_without_parent() -> None:
-    """End this process at once if its parent has ended: taking down an interpreter takes seconds on a busy machine."""
+    """End this process at once if its parent has ended: an orderly exit takes seconds on a busy machine."""
     time.sleep(_CLOSED_SECONDS)
     if os.getppid() != int(sys.argv[-1]):
         os._exit(1)

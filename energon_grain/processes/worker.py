@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in a worker process.
+"""The program of a worker process.
 
-Where the order is arithmetic, the samples of a batch lie beside each other in a chunk as long as nothing is dropped.
-Then the worker runs the batch hooks too, and sends batches in place of samples: collating is work that belongs in
-workers, and one batch crosses to the main process at a fraction of the price of its samples. It is a guess that costs
-little: where it does not hold (something was dropped before), the main process makes the chunk again, which is pure.
+If the order is arithmetic, the samples of a batch are adjacent in a chunk, as long as nothing is dropped. The worker
+then runs the batch hooks too, and sends batches instead of samples: workers do the collating, and sending one batch to
+the main process is much cheaper than sending its samples. This is cheap speculation: if something was dropped before,
+the main process makes the chunk again, which is pure.
 
-What goes between processes: the compiled dataset to workers, encoded chunks back, large buffers beside the pickle.
-
-Those are numpy's arrays and arrays of registered kinds (`energon_grain.transforms.batching`).
-Provenance of a sample refers to its source; between processes it is sent as (number of the source, index) and bound to
-the receiver's own source again. Classes that the user's script defines are sent by name: in a worker, `__main__` is not
-that script.
+Also the messages between processes: the compiled dataset to workers, and encoded chunks back, with large buffers beside
+the pickle. These are numpy arrays and arrays of registered kinds (`energon_grain.transforms.batching`). The provenance
+of a sample refers to its source. It is sent as (number of the source, index) and bound to the receiver's own source.
+Classes of the user's script are sent by name, because `__main__` of a worker is not the script.
 """
 
 from __future__ import annotations
@@ -60,14 +58,14 @@ from energon_grain.stream.worker_config import IN_A_WORKER, set_worker_number
 from energon_grain.transforms.batching import reducers
 
 _HEADER = struct.Struct("<Q")
-"""Begins each message in a pipe: its length."""
+"""Start of each message in a pipe: its length."""
 _NO_MORE_FILES = (
-    "the result of a worker process comes as a file in memory, and this process has as many files open as it may: "
+    "a worker process returns its result in an in-memory file, but this process has reached its limit of open files: "
     "close some, or raise the limit (`ulimit -n`)"
 )
 _ALIGNMENT = 64
 _STAYING = 16
-"""Of a result, buffers of at least one in so many bytes stay in its file: others, held for long, would keep it all."""
+"""Buffers of at least 1/16 of a result stay in its file. Smaller ones are copied: holding one would keep the file."""
 
 
 class SamplePickler(pickle.Pickler):
@@ -77,15 +75,15 @@ class SamplePickler(pickle.Pickler):
         self._stream = io.BytesIO()
         self._numbers = {id(source): number for number, source in enumerate(sources)}
         self.buffers: list[pickle.PickleBuffer] = []
-        # Not a method of ours: a cycle with buffers in it is what the garbage collector of CPython 3.11 crashes on.
+        # Not a method of this class: the garbage collector of CPython 3.11 crashes on a cycle that contains buffers.
         super().__init__(self._stream, protocol=5, buffer_callback=self.buffers.append)
         table = reducers()
         if table is not None:
             self.dispatch_table = table
 
     def reducer_override(self, obj: Any) -> Any:
-        """(source, index) in place of provenance; what the script defines by name, with its slots."""
-        # Unlike `persistent_id`, this is not called for texts, numbers, lists and tuples, which samples are made of.
+        """(source, index) for provenance; classes of the script by name, and their instances with slots."""
+        # Unlike `persistent_id`, this is not called for strings, numbers, lists and tuples, which are most of a sample.
         if type(obj) is LazySources:
             number = self._numbers.get(id(obj.source))
             return NotImplemented if number is None else (_bound, (number, obj.index))
@@ -101,14 +99,14 @@ class SamplePickler(pickle.Pickler):
 
 
 class SampleUnpickler(pickle.Unpickler):
-    """Reads what `SamplePickler` wrote."""
+    """Reads the result of `SamplePickler`."""
 
     def __init__(self, payload: Any, buffers: Iterable[Any], sources: list[Source]) -> None:
         super().__init__(io.BytesIO(payload), buffers=buffers)
         self._sources = sources
 
     def load(self) -> Any:
-        """The result, its provenance bound to this process's sources."""
+        """The result, with provenance bound to this process's sources."""
         _receiving.sources = self._sources
         try:
             return super().load()
@@ -124,11 +122,11 @@ def _bound(number: int, index: int) -> LazySources:
 
 
 def _by_attributes(value: Any) -> tuple[Any, ...]:
-    """An instance of a class with `__slots__`. In a worker it has a `__dict__` too: cloudpickle made the class."""
+    """An instance of a class with `__slots__`. In a worker, it also has a `__dict__`: cloudpickle made the class."""
     make, arguments, *rest = cast("tuple[Any, ...]", value.__reduce_ex__(5))
     if rest and isinstance(rest[0], tuple) and not hasattr(value, "__setstate__"):
         state, slots = cast("tuple[dict[str, Any] | None, dict[str, Any]]", rest[0])
-        rest[0] = None, {**(state or {}), **slots}  # which is set one by one
+        rest[0] = None, {**(state or {}), **slots}  # attributes are set one by one
     return make, arguments, *rest
 
 
@@ -137,13 +135,13 @@ def _class_of_script(name: str) -> Any:
         return attrgetter(name)(sys.modules["__main__"])
     except AttributeError as error:
         raise WorkerError(
-            f"a hook returned an instance of {name}, which the script does not define at its top level, so that "
-            f"it cannot be found in the main process; define it at the top level, or in a module"
+            f"a hook returned an instance of {name}, which the script does not define at its top level, so the main "
+            f"process cannot find it; define it at the top level, or in a module"
         ) from error
 
 
 def with_portable_errors(encoded: Encoded) -> Encoded:
-    """The chunk with errors that arrive in another process; with what was given to hooks only where a handler asks."""
+    """The chunk with errors that can be sent to another process, and the arguments of hooks if they can be sent."""
     if not encoded.drops:
         return encoded
     return dataclasses.replace(encoded, outcomes=list(map(_portable, encoded.outcomes)))
@@ -168,7 +166,7 @@ def _pickles(value: Any) -> bool:
 
 
 def portable_error(error: BaseException) -> Any:
-    """The error with its traceback as a note, or a namesake where it cannot be pickled and made again."""
+    """The error with its traceback as a note. If it cannot be pickled, an error of a class of the same name."""
     if not isinstance(error, SkipSample):
         error.add_note(IN_A_WORKER + "".join(traceback.format_exception(error)))
     if _pickles(error) and _can_be_made_again(error):
@@ -177,7 +175,7 @@ def portable_error(error: BaseException) -> Any:
 
 
 def _can_be_made_again(error: BaseException) -> bool:
-    """Whether the class takes the arguments that pickle calls it with; one with its own `__init__` may not."""
+    """Whether the class accepts the arguments that pickle calls it with; one with its own `__init__` may not."""
     try:
         make, arguments, *_ = cast("tuple[Any, ...]", error.__reduce_ex__(5))
         make(*arguments)
@@ -187,7 +185,7 @@ def _can_be_made_again(error: BaseException) -> bool:
 
 
 class _Namesake:
-    """Is pickled as an error of a class of this name."""
+    """Pickles as an error of a class of this name."""
 
     def __init__(self, name: str, text: str, skips: bool, notes: list[str]) -> None:
         self._arguments = (name, text, skips, notes)
@@ -204,32 +202,32 @@ def _make_namesake(name: str, text: str, skips: bool, notes: list[str]) -> Excep
 
 
 def packed(result: Any, sources: list[Source]) -> list[memoryview]:
-    """The pickle of a result, and behind it the large buffers that it refers to, as `SampleUnpickler` takes them.
+    """The pickle of a result, followed by its large buffers, as `SampleUnpickler` expects them.
 
-    A result that cannot be pickled becomes an error that says so.
+    If the result cannot be pickled, a WorkerError that says so is pickled instead.
     """
     try:
         return pickled_parts(result, sources)
     except Exception as error:
         return pickled_parts(
             WorkerError(
-                f"what the hooks returned cannot be sent to the main process: {type(error).__name__}: {error}; return "
-                f"arrays, texts and instances of classes of a module or of the script, or let hooks run in the main "
-                f"process (no workers, or worker_type='thread')"
+                f"the return value of hooks cannot be sent to the main process: {type(error).__name__}: {error}; "
+                f"return arrays, strings and instances of classes of a module or of the script, or run hooks in the "
+                f"main process (no workers, or worker_type='thread')"
             ),
             sources,
         )
 
 
 def pickled_parts(result: Any, sources: list[Source]) -> list[memoryview]:
-    """The pickle of a result, and behind it its large buffers, as `SampleUnpickler` takes them. Raises as `pickle`."""
+    """The pickle of a result, followed by its large buffers, as `SampleUnpickler` expects them. Raises as `pickle`."""
     pickler = SamplePickler(sources)
     payload = pickler.payload(result)
     return [payload, *(buffer.raw() for buffer in pickler.buffers)]
 
 
 def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
-    """Where parts of these sizes lie in one piece of memory, aligned for any array in them; and how large it is."""
+    """Offsets of parts of these sizes in one block of memory, aligned for any array, and the size of the block."""
     offsets: list[int] = []
     end = 0
     for size in sizes:
@@ -239,13 +237,13 @@ def part_offsets(sizes: list[int]) -> tuple[list[int], int]:
 
 
 def write_parts(file: int, parts: list[memoryview]) -> None:
-    """Write parts to their `part_offsets` in a file in memory, which grows and shrinks with them.
+    """Write parts at their `part_offsets` in an in-memory file, which grows and shrinks as needed.
 
-    Not by a mapping: the kernel fills new pages with what is written, where a mapping clears them first, page by page.
+    This does not use a mapping: a mapping clears new pages first, one by one, while `pwrite` fills them directly.
     """
     offsets, total = part_offsets([part.nbytes for part in parts])
-    if not total <= os.fstat(file).st_size <= 4 * total:  # no more, or all would become as large as the largest result
-        os.ftruncate(file, total + total // 4)  # what the next result takes more finds room, which costs nothing yet
+    if not total <= os.fstat(file).st_size <= 4 * total:  # otherwise all files would grow to the largest result
+        os.ftruncate(file, total + total // 4)  # spare space for the next result, which costs nothing until used
     for offset, part in zip(offsets, parts, strict=True):
         done = 0
         while done < part.nbytes:
@@ -261,7 +259,7 @@ def _memory_file() -> int:
 
 @contextmanager
 def _no_more_files() -> Generator[None]:
-    """Say what it means, if this process may not have one more file open. Raises WorkerError."""
+    """Explain the error if this process has reached its limit of open files. Raises WorkerError."""
     try:
         yield
     except OSError as error:
@@ -271,7 +269,7 @@ def _no_more_files() -> Generator[None]:
 
 
 class ResultFile:
-    """An anonymous file in memory (or an unlinked one on disk, where the system has no memfd), mapped here."""
+    """An anonymous in-memory file (or an unlinked one on disk, if the system has no memfd), mapped in this process."""
 
     __slots__ = ("_mapping", "descriptor")
 
@@ -280,7 +278,7 @@ class ResultFile:
         self._mapping: mmap.mmap | None = None
 
     def memory(self, size: int) -> npt.NDArray[np.uint8]:
-        """(size,) its first bytes, where they are."""
+        """(size,) its first bytes, without a copy."""
         if self._mapping is None or len(self._mapping) < size:
             self._mapping = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
         return np.frombuffer(self._mapping, np.uint8, size)
@@ -290,12 +288,12 @@ class ResultFile:
 
 
 class ResultFiles:
-    """The files that workers write results to. Each is used again when nobody has anything any more that lies in it.
+    """The files that workers write results to. A file is reused once nothing refers to its memory.
 
-    Finding, clearing and mapping new memory page by page takes longer than writing to memory that is there.
+    Allocating, clearing and mapping new memory page by page takes longer than writing to existing memory.
 
     Args:
-        most: How many may be held by those who take results, who get copies beyond.
+        most: Maximum number of files in use by consumers. Beyond it, consumers get copies.
     """
 
     def __init__(self, most: int) -> None:
@@ -304,16 +302,16 @@ class ResultFiles:
         self._free: deque[ResultFile] = deque(maxlen=most)
 
     def take(self) -> ResultFile:
-        """A file that nobody uses. Raises WorkerError if this process may not have one more file open."""
+        """A free file. Raises WorkerError if this process has reached its limit of open files."""
         with suppress(IndexError):
             return self._free.pop()
         with _no_more_files():
             return ResultFile(_memory_file())
 
     def parts(self, file: ResultFile, sizes: list[int]) -> list[Any]:
-        """The parts of these sizes in a file, writable: large ones where they lie, until they are gone."""
+        """The parts of these sizes in a file, writable. Large ones stay in the file until they are released."""
         offsets, total = part_offsets(sizes)
-        with _no_more_files():  # a mapping holds one more
+        with _no_more_files():  # a mapping keeps another file open
             memory = file.memory(total)
         weakref.finalize(memory, self._release, file, _forks).atexit = False
         staying = total // _STAYING if len(self._held) < self._most else total + 1
@@ -322,16 +320,16 @@ class ResultFiles:
         return [part.data if at and part.size >= staying else part.copy().data for at, part in enumerate(whole)]
 
     def _release(self, file: ResultFile, forks: int) -> None:
-        """Nobody has anything in a file any more: here, so that it is not used again if there are forked children.
+        """Called when nothing refers to the memory of a file in this process. It is not reused after a fork.
 
-        The garbage collector calls it in whatever thread: it takes no lock.
+        The garbage collector may call it in any thread, so it takes no lock.
         """
         self._held.discard(file)
         if forks == _forks:
             self._free.append(file)
 
     def close(self) -> None:
-        """Keep none from now on."""
+        """Keep no files from now on."""
         self._free = deque(maxlen=0)
 
 
@@ -351,11 +349,11 @@ _MAX_SEARCHED = 1000
 
 
 def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
-    """Pickle a dataset for a worker process; hooks may be defined in the script.
+    """Pickle a dataset for a worker process. Hooks may be defined in the script.
 
     Args:
-        spec: The compiled dataset, without what workers do not need.
-        otherwise: What else to do about hooks that cannot be pickled.
+        spec: The compiled dataset, without parts that workers do not need.
+        otherwise: An alternative for hooks that cannot be pickled, for the message.
 
     Raises:
         WorkerError: It cannot be pickled.
@@ -371,7 +369,7 @@ def pickled_spec(spec: StreamSpec, *, otherwise: str) -> bytes:
 
 
 def _unpicklable(value: Any, path: str = "", seen: set[int] | None = None) -> str | None:
-    """The innermost attribute of an object of the program that cannot be pickled: "`Encoder.lock` (a lock)"."""
+    """The innermost attribute that cannot be pickled, with its type: "`Encoder.lock` is a lock"."""
     seen = set() if seen is None else seen
     if id(value) in seen or len(seen) > _MAX_SEARCHED:
         return None
@@ -386,7 +384,7 @@ def _unpicklable(value: Any, path: str = "", seen: set[int] | None = None) -> st
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object refers to, with names: attributes, items, what a function is bound to or closes over."""
+    """Named references of an object: attributes, items, and the bound or closed-over values of a function."""
     if isinstance(value, dict):
         yield from ((str(key), each) for key, each in cast("dict[Any, Any]", value).items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -432,7 +430,7 @@ class WorkerStage:
         self._reported_traffic = traffic()
 
     def answer(self, chunk: Chunk) -> list[memoryview]:
-        """The encoded chunk, or the error that it ended with, as parts for `SampleUnpickler`."""
+        """The encoded chunk, or the error that it raised, as parts for `SampleUnpickler`."""
         try:
             encoded = self._stage.run(chunk)
             if encoded.work is not None:
@@ -450,12 +448,12 @@ class WorkerStage:
             return packed(portable_error(error), self._stage.sources)
 
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
-        """The chunk with batches in place of samples, where that is possible."""
+        """The chunk with batches instead of samples, if possible."""
         numbers, maker, work = chunk.numbers, self._maker, encoded.work
         if numbers is None or maker is None or encoded.drops:
             return encoded
         outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
-        # It takes the times of the first batch, which say how the hooks share the time of all.
+        # Only the first batch is timed. It shows how hooks share the time of all batches.
         clock = None if work is None else Clock()
         for group in chunk.whole_batches():
             item, step = numbers.of(chunk.first + group.start)
@@ -472,7 +470,7 @@ class WorkerStage:
                     clock=None if made else clock,
                 )
             except Exception:
-                return encoded  # the main process finds out, and decides what becomes of it
+                return encoded  # the main process makes the batch and handles the error
             nothing = [None] * (len(group) - 1)
             outcomes[places] = [MadeBatch(batch=batch, samples=len(group)), *nothing]
             restore_keys[places] = [()] * len(group)
@@ -485,13 +483,13 @@ class WorkerStage:
 
 
 class Channel:
-    """One end of a socket between two processes: messages, and with one maybe a file in memory."""
+    """One end of a socket between two processes. Sends messages, each optionally with an in-memory file."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def send(self, message: bytes, file: int | None = None) -> None:
-        """Send a message, and a descriptor of a file, which stays open here.
+        """Send a message, and optionally a file descriptor, which stays open in this process.
 
         Raises ConnectionError if the other process has ended, or closed its end.
         """
@@ -503,10 +501,10 @@ class Channel:
         self._end.sendall(message)
 
     def receive(self) -> tuple[bytearray, int | None]:
-        """A message, and the descriptor of the file that came with it.
+        """A message, and the file descriptor sent with it.
 
-        Raises EOFError, ConnectionError if the other process has ended, or closed its end, and WorkerError if this
-        process may not have one more file open.
+        Raises EOFError or ConnectionError if the other process has ended or closed its end, and WorkerError if this
+        process has reached its limit of open files.
         """
         begun, files, flags, _ = socket.recv_fds(self._end, _HEADER.size, 1)
         if not begun:
@@ -533,8 +531,8 @@ class Channel:
 
 
 def serve_interpreter() -> None:
-    """Serve chunks in a fresh interpreter, whose first argument is the descriptor of the channel to the parent."""
-    # Hooks print to stderr: whoever reads what the program writes wants nothing else there.
+    """Serve chunks in a fresh interpreter. Its first argument is the descriptor of the channel to the parent."""
+    # Hooks print to stderr, because stdout is for the output of the program.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     cast("TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -550,11 +548,11 @@ def serve_interpreter() -> None:
 def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None:
     """Serve chunks until the parent sends an empty message, closes its end, or ends.
 
-    With each chunk comes the file that its result is written to.
+    Each chunk is sent with the file for its result.
 
     Args:
-        channel: To the parent.
-        number: Of the worker.
+        channel: Channel to the parent.
+        number: Number of the worker.
         spec: The compiled dataset; None: it is the first message.
     """
     end_with(os.getppid())
@@ -562,10 +560,10 @@ def serve(channel: Channel, number: int, spec: StreamSpec | None = None) -> None
 
 
 def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
-    """Serve chunks; whether the parent said that there are no more."""
-    # Whoever interrupts every process: the parent decides what becomes of the workers.
+    """Serve chunks. Returns whether the parent announced that there are no more."""
+    # If Ctrl-C interrupts all processes, the parent decides when the workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What the program does about this is for the program alone; a forked worker would do it too, and maybe not end.
+    # A SIGTERM handler of the program is for the program only. A forked worker would run it too, and might not end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_worker_number(number)
     try:
@@ -585,6 +583,6 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
             write_parts(file, parts)
             os.close(file)
             channel.send(pickle.dumps(([part.nbytes for part in parts], began_ns, ended_ns)))
-            del message, parts  # or they would live until the next ones are there
-    except (EOFError, ConnectionError):  # the parent was closed, or has ended, and wants no more answers
+            del message, parts  # otherwise they would live until the next ones arrive
+    except (EOFError, ConnectionError):  # the parent has closed its end or ended, and needs no more answers
         return False

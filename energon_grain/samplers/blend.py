@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blend children by weights: which child, and which of its positions, stands at a position. Endless.
+"""Blend children by weights: the child and the child position at each position. Endless.
 
-Positions are dealt to L lanes: p is round `p div L` of lane `p mod L`. Each lane splits its rounds among the children
-on its own. At a node of the share tree with integer weights A to the left and T in all, lane l gives
+Positions are distributed over L lanes: p is round `p div L` of lane `p mod L`. Each lane splits its rounds among the
+children on its own. At a node of the share tree with integer weights A to the left and T in total, lane l assigns
 
     floor((A * r + phi_l) / T)   of its first r rounds to the left,   phi_l = floor(T * pi(l) / L),
 
-with pi a keyed permutation of the lanes for each node. At the root the lanes' shares add up to floor(A * r * L / T):
-exact over all lanes, and within one round in each. This fixes the label (child) of each round, and its rank, the
-number of earlier rounds of that lane with that label. Inside runs of 4 rounds of a lane the labels are then permuted
-by a key; ranks stay ascending. Round j of child k in lane l is the child's position `j * L + l`: a child too sees its
-lanes advance together, each without gaps.
+where pi is a keyed permutation of the lanes for each node. At the root, the lanes' shares add up to
+floor(A * r * L / T): exact over all lanes, and within one round in each. This determines the label (child) of each
+round, and its rank, the number of earlier rounds of that lane with that label. Within runs of 4 rounds of a lane, the
+labels are then permuted by a key; ranks stay ascending. Round j of child k in lane l is the child's position
+`j * L + l`: a child, too, sees its lanes advance together, each without gaps.
 
-After any number of positions the count of a child is off its share by a few items (at most 18 were seen for 2 to 100
-children at L = 48, whatever the length), and a child's lanes differ by a few rounds (at most 3 for 2 children, 7 for
-100), which is how fuzzy the boundary between two passes over a leaf is inside a blend. A weight counts positions
-*attempted*: samples that are dropped later, or packs of several samples, are not made up for.
+After any number of positions, the count of a child differs from its share by a few items (at most 18 were observed for
+2 to 100 children at L = 48, for any length), and a child's lanes differ by a few rounds (at most 3 for 2 children, 7
+for 100). The boundary between two passes over a leaf inside a blend is inexact by that much. A weight counts
+*attempted* positions: samples that are dropped later, or packs of several samples, are not compensated.
 
-With a *schedule* the weights change at given positions of this blend. Each segment begins new runs with each lane's
-next round, and each child goes on where it stood. A weight may be 0 inside a segment.
+With a *schedule*, the weights change at given positions of this blend. Each segment starts new runs at each lane's next
+round, and each child continues at its position. A weight may be 0 inside a segment.
 
 Source of the split: Bresenham's line, as in error diffusion; lanes by Hermite's identity.
 """
@@ -44,10 +44,10 @@ class Blend:
     """An endless stream of positions of several children, in shares by weight, lane by lane: `j * L + l`.
 
     Args:
-        schedule: `[(start, weights), ...]`: a weight for each child, 0 too, but not in all segments; decimal text
-            counts as written. `start` is a position of this blend, or the round of each lane, int64 (L,), at which the
-            segment begins; the first one is 0, and one that begins before an earlier one in a lane
-            replaces it there. A later segment may have more children than those before it.
+        schedule: `[(start, weights), ...]`: a weight for each child, which may be 0, but not in all segments. Decimal
+            text has its exact value. `start` is a position of this blend (the first is 0), or the first round of the
+            segment in each lane, int64 (L,). A segment that starts before an earlier one in a lane replaces it there.
+            A later segment may have more children than earlier ones.
         lanes: L.
         key: 64-bit key, `fold(seed, node key, ...)`.
 
@@ -57,7 +57,7 @@ class Blend:
         starts: first position of each segment; of one that begins at a round of each lane, the least.
 
     Raises:
-        ConfigError: a weight would round to nothing.
+        ConfigError: a weight would round to zero.
     """
 
     __slots__ = ("_firsts", "_latest", "_segments", "lanes", "starts", "weights")
@@ -83,7 +83,7 @@ class Blend:
             )
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order)."""
         rounds = position // self.lanes
         lane = position - rounds * self.lanes
         if len(self._segments) == 1 or (rounds.size and rounds.min() >= self._latest[-1]):
@@ -135,8 +135,8 @@ class _Segment:
     ) -> None:
         self.lanes = first.size
         self._tree, self._key = tree, key
-        self._first = first  # round of each lane at which the segment begins, (L,)
-        self.before = counts  # rounds of each child and lane before that, (K, L)
+        self._first = first  # first round of the segment in each lane, (L,)
+        self.before = counts  # rounds of each child and lane before the segment, (K, L)
         before = np.concatenate([[0], np.cumsum(weights)]).astype(np.uint64)
         self._left = before[tree.middle] - before[tree.low]
         self._total = np.maximum(before[tree.high] - before[tree.low], np.uint64(1))
@@ -144,7 +144,7 @@ class _Segment:
         self._phase = phases * self._total[:, None] // np.uint64(self.lanes)  # (nodes, L)
 
     def route(self, lane: npt.NDArray[np.int64], rounds: npt.NDArray[np.int64]) -> Routes:
-        """Give child and child position of rounds of lanes."""
+        """Return child and child position of rounds of lanes."""
         if not lane.size:
             return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
         rounds = rounds - self._first[lane]
@@ -152,7 +152,7 @@ class _Segment:
         lowest, highest = int(run.min()), int(run.max())
         if (
             highest - lowest + 1
-        ) * self.lanes <= 2 * lane.size + 8 * self.lanes:  # nearly all runs between are asked for
+        ) * self.lanes <= 2 * lane.size + 8 * self.lanes:  # nearly all runs in between are requested
             which = (run - lowest) * self.lanes + lane
             each = np.arange(lowest * self.lanes, (highest + 1) * self.lanes)
         else:
@@ -164,7 +164,7 @@ class _Segment:
         return child.astype(np.int32), rank.view(np.int64) * self.lanes + lane
 
     def counts(self, rounds: npt.NDArray[np.int64]) -> Array:
-        """Give how often each lane has each child among its first `rounds` (L,) rounds, uint64 (K, L)."""
+        """Return how often each lane has each child among its first `rounds` (L,) rounds, uint64 (K, L)."""
         lanes = np.arange(self.lanes)
         whole = rounds // RUN
         at = np.zeros((len(self._tree), self.lanes), dtype=np.uint64)
@@ -183,7 +183,7 @@ class _Segment:
         return counts
 
     def _runs(self, lane: npt.NDArray[np.int64], run: Array) -> tuple[npt.NDArray[np.int64], Array]:
-        """Give label and rank of the rounds of runs of lanes, (4, runs) each."""
+        """Return label and rank of the rounds of runs of lanes, (4, runs) each."""
         lanes = np.tile(lane, RUN)
         rounds = (run * np.uint64(RUN) + np.arange(RUN, dtype=np.uint64)[:, None]).reshape(-1)
         node = np.zeros(lanes.size, dtype=np.int64)
@@ -198,10 +198,10 @@ class _Segment:
     def _share(
         self, node: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], rounds: Array
     ) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Give how many of a lane's first rounds at a node go left, and whether the round after them does."""
+        """Return how many of a lane's first rounds at a node go left, and whether the round after them does."""
         left, total = self._left[node], self._total[node]
         whole = None
-        if int(rounds.max()) >> 32:  # left * rounds could overflow: take out whole periods of `total` rounds
+        if int(rounds.max()) >> 32:  # left * rounds could overflow: remove whole periods of `total` rounds
             whole = rounds // total
             rounds = rounds - whole * total
         sum_ = left * rounds + self._phase[node, lane]
@@ -217,10 +217,10 @@ def _segment_key(key: int, number: int) -> int:
 
 
 class StepBlend:
-    """A blend that gives `width` consecutive positions to one child.
+    """A blend that assigns `width` consecutive positions to one child.
 
-    It is the blend of L div width lanes, each of which stands for `width` lanes: so any number of hosts that divides
-    the width gets one child in each step, and every lane has its child's rounds 0, 1, 2, … without gaps.
+    It is the blend of L div width lanes, each of which represents `width` lanes. So with any number of hosts that
+    divides the width, each step has a single child, and every lane has its child's rounds 0, 1, 2, … without gaps.
 
     Args:
         blend: with L div width lanes; its schedule counts steps of `width` positions.
@@ -244,7 +244,7 @@ class StepBlend:
         self.starts = tuple(start * width for start in blend.starts)
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order)."""
         child, step = self._blend.route(position // self._width)
         return child, step * self._width + position % self._width
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns: a number that is the same for a whole chunk of positions, or one number for each of them.
 
-The arithmetic of this package is written once for both. A plain integer takes the fast path (numpy broadcasts it, and
-divides by it with a multiplication); an array of one number an element lets one call serve any mixture of leaves.
+The arithmetic of this package is written once for both. A plain integer uses the fast path: numpy broadcasts it, and
+divides by it with a multiplication. With an array of one number per element, one call serves any mixture of leaves.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Column = int | Array
 
 
 def operand(column: Column) -> np.uint64 | Array:
-    """Give the column as something that numpy combines with uint64 arrays without leaving uint64."""
+    """Return the column in a form that numpy combines with uint64 arrays without leaving uint64."""
     return np.uint64(column) if isinstance(column, int) else column
 
 
 def at(column: Column, where: slice | npt.NDArray[np.integer[Any]]) -> Column:
-    """Give the column for a part of the elements."""
+    """Return the column for a part of the elements."""
     return column if isinstance(column, int) else column[where]
 
 
 def spread(column: Column, size: int) -> Array:
-    """Give the column as an array of `size` numbers (read-only where it was one number)."""
+    """Return the column as an array of `size` numbers (read-only if it was one number)."""
     return np.broadcast_to(np.uint64(column), (size,)) if isinstance(column, int) else column
 
 
 def scaled(x: Column, n: Column) -> Array:
-    """Give floor(x * n / 2**64), exactly: a hash scaled to [0, n). Products of 32-bit halves cannot overflow."""
+    """Return floor(x * n / 2**64), exactly: a hash scaled to [0, n). Products of 32-bit halves cannot overflow."""
     half, low = np.uint64(32), np.uint64(0xFFFF_FFFF)
     x_all, n_all = np.atleast_1d(operand(x)), np.atleast_1d(operand(n))
     x_high, x_low, n_high, n_low = x_all >> half, x_all & low, n_all >> half, n_all & low
@@ -48,12 +48,12 @@ def signed(values: Array) -> npt.NDArray[np.int64]:
 
 
 def divide_product(a: Array, b: Array, divisor: Array, plus: Array | int = 0) -> tuple[Array, Array]:
-    """Give quotient and remainder of (a * b + plus) / divisor, exactly.
+    """Return quotient and remainder of (a * b + plus) / divisor, exactly.
 
-    The quotient must be below 2**63, divisor and plus below 2**61. Where the product could pass 64 bits, the quotient
-    is estimated in doubles and mended with the remainder, which is right modulo 2**64: the estimate is off by at most
-    5 * 2**-53 of itself plus 1, so the remainder is below 2**63 while the product is below 2**111. Beyond that
-    it takes Python integers, 50 times slower.
+    The quotient must be below 2**63, divisor and plus below 2**61. If the product could exceed 64 bits, the quotient is
+    estimated in doubles and corrected with the remainder, which is exact modulo 2**64: the estimate is off by at most
+    5 * 2**-53 of itself plus 1, so the remainder is below 2**63 while the product is below 2**111. Larger products use
+    Python integers, which is 50 times slower.
     """
     largest = int(a.max()) * int(b.max())
     addend = np.uint64(plus) if isinstance(plus, int) else plus

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blend children in epochs, each child a given number of times: which child, and which of its positions.
+"""Blend children in epochs, each child a given number of times: the child and the child position at each position.
 
-Child k has n_k samples and repetitions r_k, the exact fraction of the decimal text. Epoch e holds exactly the positions
-floor(e * n_k * r_k) up to floor((e + 1) * n_k * r_k) of child k, so epochs follow on from each other and over many
-epochs every sample of a child is seen equally often. The lengths of epochs may differ by one for each child.
+Child k has n_k samples and repetitions r_k, the exact fraction of the decimal text. Epoch e contains exactly the
+positions floor(e * n_k * r_k) up to floor((e + 1) * n_k * r_k) of child k. So epochs are consecutive, and over many
+epochs every sample of a child is used equally often. The lengths of epochs may differ by one per child.
 
-Inside an epoch of N positions, place p belongs to round `p div L` of lane `p mod L`. A node of the share tree with A of
-its N_node positions to the left, of which lane l holds those from C_l to C_{l+1}, gives lane l
+Inside an epoch of N positions, place p belongs to round `p div L` of lane `p mod L`. At a node of the share tree with A
+of its N_node positions to the left, of which lane l has those from C_l to C_{l+1}, lane l gets
 
-    floor(A * C_{l+1} / N_node) - floor(A * C_l / N_node)   positions to the left,
+    floor(A * C_{l+1} / N_node) - floor(A * C_l / N_node)   positions to the left.
 
-so the totals are exact although lanes differ by one, and the positions of each child in a lane are one contiguous run.
-Inside a lane, rounds are split, and runs of 4 rounds permuted, as in `blend`, with the lane's own shares; the last run
+So the totals are exact although lanes differ by one, and the positions of each child in a lane are one contiguous run.
+Inside a lane, rounds are split, and runs of 4 rounds permuted, as in `blend`, with the lane's own shares. The last run
 of a lane in an epoch may be shorter.
 """
 
@@ -35,17 +35,17 @@ _PHASES, _RUN = fold("epochized phases"), fold("epochized run")
 
 
 class EpochizedBlend:
-    """A stream of epochs with exact counts of each child; each lane asks for contiguous runs of a child's positions.
+    """A stream of epochs with exact counts of each child. Each lane uses contiguous runs of a child's positions.
 
     Args:
         lengths: samples of each child, at least 1.
-        repetitions: how often each is seen an epoch, above 0; decimal text counts as written.
+        repetitions: how often each child is used per epoch, above 0. Decimal text has its exact value.
         lanes: L.
         key: 64-bit key, `fold(seed, node key, ...)`.
 
     Attributes:
         lanes: L.
-        rates: positions of each child in an epoch, on average: n_k * r_k.
+        rates: average positions of each child per epoch: n_k * r_k.
 
     Raises:
         ConfigError: an epoch could be empty, or has more than 2**62 positions.
@@ -60,7 +60,7 @@ class EpochizedBlend:
         if not any(rate >= 1 for rate in self.rates):
             raise ConfigError(
                 f"repetitions {list(repetitions)} of {list(lengths)} samples: an epoch could be empty; "
-                "at least one child must give a sample each epoch"
+                "at least one child must have a sample in each epoch"
             )
         if sum(self.rates) > 1 << 62:
             raise ConfigError(f"repetitions of {list(lengths)} samples: an epoch would have more than 2**62 of them")
@@ -72,28 +72,28 @@ class EpochizedBlend:
         self._pi = lane_phases(key_of_phases, len(self._tree), lanes)
 
     def counts(self, epoch: int) -> tuple[int, ...]:
-        """Give how many positions of each child an epoch holds."""
+        """Return how many positions of each child an epoch holds."""
         return tuple(b - a for a, b in zip(self._firsts(epoch), self._firsts(epoch + 1), strict=True))
 
     def length(self, epoch: int) -> int:
-        """Give how many positions an epoch holds."""
+        """Return how many positions an epoch holds."""
         return self.start(epoch + 1) - self.start(epoch)
 
     @property
     def period(self) -> int:
-        """Give the number of epochs after which their lengths are the same again."""
+        """Return the number of epochs after which their lengths repeat."""
         return period(self.rates)
 
     def lengths(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Give how many positions each of `count` epochs from `first` on holds."""
+        """Return how many positions each of `count` epochs has, starting with epoch `first`."""
         return epoch_lengths(self.rates, first, count)
 
     def start(self, epoch: int) -> int:
-        """Give the first position of an epoch."""
+        """Return the first position of an epoch."""
         return sum(self._firsts(epoch))
 
     def epoch_at(self, position: int) -> int:
-        """Give the epoch that holds a position."""
+        """Return the epoch that holds a position."""
         rate = sum(self.rates)
         low, high = math.floor(position / rate), math.ceil((position + len(self.rates) + 1) / rate)
         while high - low > 1:  # start(low) <= position < start(high)
@@ -102,7 +102,7 @@ class EpochizedBlend:
         return low
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order)."""
         if not position.size:
             return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
         lowest, highest = int(position.min()), int(position.max())
@@ -120,7 +120,7 @@ class EpochizedBlend:
 
 
 class _Epochs:
-    """The numbers of the epochs that a chunk touches."""
+    """The numbers of the epochs of a chunk."""
 
     def __init__(self, blend: EpochizedBlend, first: int, last: int) -> None:
         self._blend, self._tree = blend, blend._tree
@@ -152,7 +152,7 @@ class _Epochs:
     def _runs(
         self, epoch: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], run: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], Array]:
-        """Give child and child position of the rounds of runs of lanes, (4, runs) each."""
+        """Return child and child position of the rounds of runs of lanes, (4, runs) each."""
         lanes = self._blend.lanes
         total = self._all[epoch, 0]
         share, longer = total // np.uint64(lanes), total % np.uint64(lanes)
@@ -173,7 +173,7 @@ class _Epochs:
     def _descend(
         self, epoch: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], rounds: Array, begin: Array, end: Array
     ) -> tuple[npt.NDArray[np.int64], Array]:
-        """Give the leaf of the share tree for rounds of lanes, and the place among the child's in this epoch."""
+        """Return the leaf of the share tree for rounds of lanes, and the place among the child's in this epoch."""
         node = np.zeros(epoch.size, dtype=np.int64)
         begin, end = np.tile(begin, RUN), np.tile(end, RUN)
         for _ in range(self._tree.depth):
@@ -182,7 +182,7 @@ class _Epochs:
             to_left, length = left_end - left_begin, end - begin
             phase = length * self._blend._pi[node, lane] // np.uint64(self._blend.lanes)
             before, rest = divide_product(to_left, rounds, length, phase)
-            is_left = rest >= length - to_left  # then one more round makes one more to the left
+            is_left = rest >= length - to_left  # then one more round means one more to the left
             rounds = np.where(is_left, before, rounds - before)
             begin = np.where(is_left, left_begin, begin - left_begin)
             end = np.where(is_left, left_end, end - left_end)

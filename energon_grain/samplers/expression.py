@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions over the columns of samples: `tokens >= 16 and width * height > 65536`, read safely, computed by numpy.
+"""Expressions over the columns of samples: `tokens >= 16 and width * height > 65536`, parsed safely, computed by numpy.
 
-The text is Python's syntax, cut down to arithmetic and conditions on columns; it is parsed, never run as Python:
+The syntax is Python's, restricted to arithmetic and conditions on columns. The text is parsed, never run as Python:
 
-* numbers; names of columns, dotted ones too (`bytes.jpg`, `captions.tokens`), or `column("bytes.0.jpg")` where a name
-  is no Python name;
+* numbers; names of columns, including dotted ones (`bytes.jpg`, `captions.tokens`), or `column("bytes.0.jpg")` for
+  names that are not Python names;
 * `+ - * / // % **` and `abs ceil floor log max min sqrt`;
-* comparisons, chained ones too (`16 <= tokens < 4096`), `in [1, 2, 3]`, `not in [...]`, `isnan(score)`, joined by
-  `and`, `or`, `not`. A number as a condition holds where it is not 0.
+* comparisons, including chained ones (`16 <= tokens < 4096`), `in [1, 2, 3]`, `not in [...]`, `isnan(score)`, joined by
+  `and`, `or`, `not`. A number used as a condition is true if it is not 0.
 
-**Missing values.** NaN is a number that is not known, and so is all that is not finite: `inf` in a column, `x / 0`,
-`log(0)`, `sqrt(-1)`. What is computed with a missing number is missing (`max(x, 0)` and `x ** 0` too). A comparison
-with it is neither true nor false, as in SQL, and only what is true counts. So neither `score > 0.3` nor
-`not score > 0.3` holds for a sample without a score, and `not (a and b)` is `not a or not b` for all samples.
-`isnan(score)` alone asks for what is missing. No third truth value is stored: `not` is pushed down to the comparisons
-(`not a > b` is `a <= b`), and above them `and` and `or` of "is true" give "is true".
+**Missing values.** NaN is a missing number, and so is any number that is not finite: `inf` in a column, `x / 0`,
+`log(0)`, `sqrt(-1)`. The result of an operation on a missing number is missing (also `max(x, 0)` and `x ** 0`). A
+comparison with it is neither true nor false, as in SQL, and only true counts. So neither `score > 0.3` nor
+`not score > 0.3` is true for a sample without a score, and `not (a and b)` equals `not a or not b` for all samples.
+Only `isnan(score)` selects missing values. No third truth value is stored: `not` is pushed down to the comparisons
+(`not a > b` is `a <= b`), and above them `and` and `or` combine values of "is true".
 
-**Numbers.** Whole columns are int64 and stay so under `+ - *`, `abs`, `max`, `min`, and under `//`, `%`, `**` with a
-whole literal at their right; everything else is float64. So 64-bit identifiers keep all their bits (`id % 10 == 3`),
-and narrow columns do not wrap around. Columns may hold any number of 64 bits; a whole result of `+ - * // **` whose
-size is 2**62 or more is an error, and so is the opposite of -2**63; `1.0 * a * b` asks for a float. A whole number is
-compared with a float as a float.
+**Numbers.** Integer columns are int64 and stay so under `+ - *`, `abs`, `max`, `min`, and under `//`, `%`, `**` with an
+integer literal on their right; everything else is float64. So 64-bit identifiers keep all their bits (`id % 10 == 3`),
+and narrow columns do not overflow. Columns may hold any 64-bit number. An integer result of `+ - * // **` with a
+magnitude of 2**62 or more is an error, and so is the negation of -2**63; write `1.0 * a * b` to compute in floats. An
+integer is compared with a float as a float.
 
-All of it gives the same bits on every processor, and so the same plans, but for two: `log`, and `**` of floats with an
-exponent that is not a literal multiple of 0.5 up to 64. These may differ in the last bit between kinds of processors;
-where hosts of several kinds plan together, measure a column of what they give.
+All results have the same bits on every processor, so plans are the same, with two exceptions: `log`, and `**` of floats
+with an exponent that is not a literal multiple of 0.5 up to 64. These may differ in the last bit between kinds of
+processors. If hosts of several kinds plan together, measure a column of their results instead.
 
-**Memory.** Rows are computed a block at a time, so that the numbers in between, 128 KiB each, stay in a core's cache
-and their memory is used again. Asking for new pages takes several times as long as the arithmetic.
+**Memory.** Rows are computed in blocks, so that intermediate arrays, 128 KiB each, stay in a core's cache and their
+memory is reused. Allocating new pages takes several times as long as the arithmetic.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from energon_grain.errors import ConfigError
 _Array: TypeAlias = npt.NDArray[Any]
 
 LONGEST = 10_000
-"""Characters of the longest expression."""
+"""Maximum length of an expression in characters."""
 
 _DEEPEST = 100
 _MAX_VALUE = 2**62
 _NEAR = 2**20
-"""Floats of results up to 2**62 are off by less: 62 factors with 53 bits, say."""
+"""Error bound of floats for results up to 2**62, for example 62 factors with 53 bits."""
 _ROWS_AT_ONCE = 1 << 14
 _FEW = 16
 _LONGEST_TABLE = 1 << 16
@@ -66,12 +66,12 @@ _MISCOUNTS = 20
 
 
 class _Listed(NamedTuple):
-    """The numbers of a list that a value may be one of.
+    """The numbers of a list after `in`.
 
     Attributes:
-        numbers: They, ascending.
-        table: Whether each number from the first on is one, and False at its end, where they are many within a short
-            span; else None.
+        numbers: The numbers, ascending.
+        table: If there are many numbers within a short range: for each number of the range whether it is in the list,
+            followed by False. Otherwise None.
     """
 
     numbers: _Array
@@ -80,7 +80,7 @@ class _Listed(NamedTuple):
     @staticmethod
     @lru_cache(maxsize=256)
     def of(node: ast.List, whole: bool) -> _Listed:
-        """Those of a list that whole values are compared with, exactly, or floats."""
+        """The numbers of a list that is compared with integers, exactly, or with floats."""
         given: list[int | float] = [ast.literal_eval(element) for element in node.elts]
         if whole:
             ints = [int(each) for each in given if int(each) == each and abs(each) < 2**63]
@@ -99,11 +99,11 @@ class _Listed(NamedTuple):
 
 
 def _is_in(value: _Array, listed: _Listed) -> npt.NDArray[np.bool_]:
-    """Where a value is one of those in a list. `np.isin` sorts all, or picks by masks: slow."""
+    """Where a value is in a list. `np.isin` sorts all values or uses masks, which is slow."""
     numbers, table = listed
     if table is not None:
         point = value.astype(np.int64, copy=False)
-        above = np.asarray(point - numbers[0]).view(np.uint64)  # one below the first is far above the last
+        above = np.asarray(point - numbers[0]).view(np.uint64)  # numbers below the first become very large
         found = table.take(np.minimum(above, np.uint64(len(table) - 1)).view(np.int64))
         return found if point is value else found & (point == value)
     if len(numbers) <= _FEW:
@@ -112,12 +112,12 @@ def _is_in(value: _Array, listed: _Listed) -> npt.NDArray[np.bool_]:
 
 
 def _power(base: _Array, exponent: _Array) -> _Array:
-    """`**`, by products and square roots where they do: they are rounded alike by all processors."""
+    """`**`, by products and square roots where possible, because all processors round these the same way."""
     if base.dtype.kind != "f":
         return np.power(base, exponent)
     halves = 2 * abs(float(exponent)) if exponent.ndim == 0 else math.inf
     if halves == 0 or halves > 2 * _MAX_FACTORS or not halves.is_integer():
-        # IEEE 754 has 1 for `nan ** 0` and `1 ** nan`.
+        # IEEE 754 defines `nan ** 0` and `1 ** nan` as 1.
         return np.where((base == base) & (exponent == exponent), np.power(base, exponent), np.nan)
     factors, root = divmod(int(halves), 2)
     result = np.sqrt(base) if root else np.ones_like(base)
@@ -148,7 +148,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[Callable[[Any, Any], Any], type[ast.cm
     ast.In: (_is_in, ast.NotIn),
     ast.NotIn: (lambda value, listed: ~_is_in(value, listed), ast.In),
 }
-"""What computes it, and what its `not` is."""
+"""For each comparison, its function and its negation."""
 _JOINS = (np.logical_or, np.logical_and)
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -161,18 +161,18 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": np.minimum,
     "sqrt": np.sqrt,
 }
-_KNOWN = "known are numbers, columns, + - * / // % **, comparisons, in [...], and, or, not, " + ", ".join(
+_KNOWN = "expected numbers, columns, + - * / // % **, comparisons, in [...], and, or, not, " + ", ".join(
     f"{name}()" for name in (*_FUNCTIONS, "column")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression over columns; `module energon_grain.samplers.expression` says what it may hold and what it means.
+    """An expression over columns. The module docstring defines its syntax and meaning.
 
     Attributes:
-        text: It, normalised: the same for texts that differ in spaces and needless parentheses only.
-        names: Columns that it asks for, sorted.
+        text: The normalised text: equal for texts that differ only in spaces and redundant parentheses.
+        names: Columns that it uses, sorted.
     """
 
     text: str
@@ -180,36 +180,37 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str, *, where: str) -> Expression:
-        """Read an expression.
+        """Parse an expression.
 
         Args:
             text: At most 10,000 characters; line breaks count as spaces.
-            where: What a message calls the place of the text, such as `where of /data/images`.
+            where: Location of the text for messages, such as `where of /data/images`.
 
         Raises:
-            ConfigError: It is not such an expression; says the character, what stands there and what is known.
+            ConfigError: It is not a valid expression. The message has the character position, the text there, and the
+                valid syntax.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # from YAML it may be anything
             raise ConfigError(f"{where}: expected the text of an expression, such as 'tokens >= 16', got {text!r}")
         if len(text) > LONGEST:
-            raise ConfigError(f"{where}: an expression of {len(text):,} characters; {LONGEST:,} are the most")
+            raise ConfigError(f"{where}: the expression has {len(text):,} characters; the maximum is {LONGEST:,}")
         reader = _Reader(text, where)
         tree = reader.read()
         if not reader.names:
-            raise ConfigError(f"{where}: the expression {text!r} names no column, so it says the same of every sample")
+            raise ConfigError(f"{where}: the expression {text!r} uses no column, so it is the same for every sample")
         return cls(_text(tree), tuple(sorted(reader.names)))
 
     def of(self, column: Callable[[str], _Array]) -> _Array:
-        """Compute it for some samples.
+        """Compute the expression for some samples.
 
         Args:
-            column: Gives a column's numbers of these samples by its name, (n,); asked once for each name.
+            column: Returns the values of a column for these samples by its name, (n,). Called once per name.
 
         Returns:
-            (n,) bool if it is a condition, else int64, or float64 with NaN where it has no value.
+            (n,) bool if it is a condition, otherwise int64, or float64 with NaN for missing values.
 
         Raises:
-            ConfigError: A whole number from 2**62 on.
+            ConfigError: An integer result of 2**62 or more.
         """
         tree = _tree(self.text)
         return self._by_blocks(
@@ -217,7 +218,7 @@ class Expression:
         )
 
     def holds(self, column: Callable[[str], _Array]) -> npt.NDArray[np.bool_]:
-        """Where it is true; a number is where it is neither 0 nor missing. Arguments and errors as those of `of`."""
+        """Where the expression is true: a number if it is neither 0 nor missing. Arguments and errors as `of`."""
         return self._by_blocks(column, partial(_condition, _tree(self.text), wanted=True))
 
     def _by_blocks(self, column: Callable[[str], _Array], compute: Callable[[dict[str, _Array]], _Array]) -> _Array:
@@ -244,9 +245,9 @@ class Expression:
 
 
 def combine_expressions(inner: Expression | None, outer: Expression | None) -> Expression | None:
-    """Join what a node says with what it inherits by `and`; None is everything.
+    """Join the expression of a node with the inherited one by `and`. None selects everything.
 
-    Raises ConfigError if both together are longer than an expression may be.
+    Raises ConfigError if the result is longer than the maximum.
     """
     if inner is None or outer is None or inner == outer:
         return inner or outer
@@ -254,9 +255,9 @@ def combine_expressions(inner: Expression | None, outer: Expression | None) -> E
 
 
 class _Reader(ast.NodeTransformer):
-    """Checks what Python's parser read, and makes every column a plain name (dots and all).
+    """Checks the syntax tree from Python's parser, and turns every column into a plain name (with its dots).
 
-    Each kind of node that an expression may hold has a method; `generic_visit` refuses all others.
+    Each supported kind of node has a method; `generic_visit` rejects all others.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -269,24 +270,24 @@ class _Reader(ast.NodeTransformer):
     def read(self) -> ast.expr:
         lead = len(self._text) - len(self._text.lstrip(" "))
         if not self._text:
-            raise ConfigError(f"{self._where}: the expression is empty; leave it away to have all samples")
+            raise ConfigError(f"{self._where}: the expression is empty; leave it out to select all samples")
         try:
             tree = _parsed(self._text[lead:])
         except SyntaxError as error:
-            at = lead + error.offset - 1 if error.offset else len(self._text)  # Python says 0 of the end
+            at = lead + error.offset - 1 if error.offset else len(self._text)  # Python reports 0 for the end
             self._fail(at, "`==` compares" if self._text[at : at + 1] == "=" else f"{error.msg}; {_KNOWN}")
         except (ValueError, RecursionError, MemoryError) as error:
             why = error if isinstance(error, ValueError) else "nested too deeply"
             raise ConfigError(f"{self._where}: the expression {self._quoted()} cannot be read: {why}") from None
-        self._lead = lead  # blanks of one byte
+        self._lead = lead  # leading spaces, one byte each
         if b"#" in self._bytes[lead + (tree.end_col_offset or 0) :]:
-            self._fail(self._text.rindex("#"), "a comment would hide what follows; write it outside the expression")
+            self._fail(self._text.rindex("#"), "a comment hides the text after it; write it outside the expression")
         return self._checked(tree)
 
     def _checked(self, node: ast.expr) -> ast.expr:
         """The node, with its columns as names. Raises: ConfigError."""
         if self._depth > _DEEPEST:
-            self._fail_at(node, f"nested deeper than {_DEEPEST} levels; measure a column of what it computes")
+            self._fail_at(node, f"nested deeper than {_DEEPEST} levels; measure a column of the result instead")
         self._depth += 1
         checked = self.visit(node)
         self._depth -= 1
@@ -295,14 +296,14 @@ class _Reader(ast.NodeTransformer):
     def _number(self, node: ast.expr) -> ast.expr:
         checked = self._checked(node)
         if _is_condition(checked):
-            self._fail_at(node, "a condition, where a number is needed")
+            self._fail_at(node, "expected a number, found a condition")
         return checked
 
     def generic_visit(self, node: ast.AST) -> NoReturn:
         assert isinstance(node, ast.expr), ast.dump(node)
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            self._fail_at(node, "a list has its place after `in` only")
-        self._fail_at(node, f"not known in an expression; {_KNOWN}")
+            self._fail_at(node, "a list is only allowed after `in`")
+        self._fail_at(node, f"not supported in an expression; {_KNOWN}")
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         value = node.value
@@ -311,7 +312,7 @@ class _Reader(ast.NodeTransformer):
         if not isinstance(value, int | float):
             self.generic_visit(node)
         if not math.isfinite(value) or (isinstance(value, int) and value >= _MAX_VALUE):
-            self._fail_at(node, "the number is too large: whole ones end at 2**62")
+            self._fail_at(node, "the number is too large: integers must be below 2**62")
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -354,7 +355,7 @@ class _Reader(ast.NodeTransformer):
         if any(type(op) not in _COMPARISONS for op in node.ops):
             self._fail_at(node, "`is` does not compare numbers; write `==`, or isnan(column)")
         if any(in_list) and len(in_list) > 1:
-            self._fail_at(node, "`in` cannot be chained with other comparisons; join them by `and`")
+            self._fail_at(node, "`in` cannot be chained with other comparisons; join them with `and`")
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
@@ -364,11 +365,11 @@ class _Reader(ast.NodeTransformer):
             case ast.Call(func=ast.Name(id="max" | "min"), args=[_, _, *_], keywords=[]):
                 node.args = [self._number(argument) for argument in node.args]
             case ast.Call(func=ast.Name(id="max" | "min" as name)):
-                self._fail_at(node, f"{name}() compares two or more numbers of one sample; not a whole column")
+                self._fail_at(node, f"{name}() compares two or more numbers of one sample, not a whole column")
             case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]) if name in _FUNCTIONS:
                 node.args = [self._number(node.args[0])]
             case ast.Call(func=ast.Name(id="column")):
-                self._fail_at(node, "column() takes a column's name in quotation marks")
+                self._fail_at(node, "column() takes the name of a column in quotation marks")
             case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
                 self._fail_at(node, f"{name}() takes one number")
             case _:
@@ -377,13 +378,13 @@ class _Reader(ast.NodeTransformer):
 
     def _listed(self, node: ast.expr) -> ast.expr:
         if not isinstance(node, ast.List | ast.Tuple | ast.Set) or not node.elts:
-            self._fail_at(node, "`in` goes with a list of numbers, such as [1, 2, 3]")
+            self._fail_at(node, "`in` needs a list of numbers, such as [1, 2, 3]")
         for element in node.elts:
             number = element
             if isinstance(element, ast.UnaryOp) and isinstance(element.op, ast.USub | ast.UAdd):
                 number = element.operand
             if not isinstance(number, ast.Constant):
-                self._fail_at(element, "`in` goes with a list of numbers, such as [1, 2, 3]")
+                self._fail_at(element, "`in` needs a list of numbers, such as [1, 2, 3]")
             self.visit_Constant(number)
         return ast.copy_location(ast.List(node.elts), node)
 
@@ -398,7 +399,7 @@ class _Reader(ast.NodeTransformer):
             parts.append(inner.attr)
             inner = inner.value
         if not isinstance(inner, ast.Name):
-            self._fail_at(node, 'a dot joins the names of a column only; write column("...") for others')
+            self._fail_at(node, 'a dot only joins the names of a column; write column("...") for others')
         return ".".join([inner.id, *reversed(parts)])
 
     def _fail_at(self, node: ast.expr, rule: str) -> NoReturn:
@@ -415,7 +416,7 @@ class _Reader(ast.NodeTransformer):
 
 
 class _Written(ast.NodeTransformer):
-    """Columns' names as they are written: plainly where Python can read them, else by `column`."""
+    """Writes names of columns: plainly if Python can parse them, otherwise with `column`."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if all(part.isascii() and part.isidentifier() and not keyword.iskeyword(part) for part in node.id.split(".")):
@@ -427,7 +428,7 @@ class _Written(ast.NodeTransformer):
 
 
 def _text(node: ast.expr, inside: bool = False) -> str:
-    """The node as it is written, with no parentheses but those that matter; may change the node."""
+    """The node as text, with only the necessary parentheses; may change the node."""
     match node:
         case ast.BoolOp():
             joined = f" {'and' if isinstance(node.op, ast.And) else 'or'} ".join(_text(v, True) for v in node.values)
@@ -444,7 +445,7 @@ def _tree(text: str) -> ast.expr:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Python's tree of a text. CPython 3.11 counts one depth for the trees of all threads, and finds it amiss."""
+    """Python's syntax tree of a text. CPython 3.11 counts the depth over all threads, and may raise falsely."""
     for _ in range(_MISCOUNTS):
         with suppress(SystemError):
             return ast.parse(text, mode="eval").body
@@ -460,7 +461,7 @@ def _is_condition(node: ast.expr) -> bool:
 
 
 def _condition(node: ast.expr, values: dict[str, _Array], wanted: bool) -> npt.NDArray[np.bool_]:
-    """Where the node, or its `not` if not `wanted`, is true."""
+    """Where the node, or its negation if not `wanted`, is true."""
     match node:
         case ast.UnaryOp(op=ast.Not()):
             return _condition(node.operand, values, not wanted)
@@ -486,7 +487,7 @@ def _compared(
     value = _value(left, values)
     against: Any = _Listed.of(right, value.dtype.kind == "i") if isinstance(right, ast.List) else _value(right, values)
     out = _COMPARISONS[kind][0](value, against)
-    if kind in (ast.NotEq, ast.NotIn):  # numpy calls NaN different from everything; here it is not known
+    if kind in (ast.NotEq, ast.NotIn):  # for numpy NaN differs from everything; here the result is missing
         out = out & (value == value) & (True if kind is ast.NotIn else against == against)
     return out
 
@@ -520,24 +521,24 @@ def _called(node: ast.expr, name: str, arguments: list[_Array]) -> _Array:
 
 
 def _computed(node: ast.BinOp, compute: Callable[[Any, Any], Any], left: _Array, right: _Array) -> _Array:
-    """The operation of int64 or float64 arrays; whole where the module says so, else float64."""
+    """The operation on int64 or float64 arrays. Integer results where the module docstring says so, else float64."""
     if not _stays_whole(node.op, left, right):
         return _finite(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
     if isinstance(node.op, ast.Mod):
-        return left - left // right * right  # numpy divides many by one four times as fast as it takes the rest
+        return left - left // right * right  # numpy divides by one number four times as fast as it computes `%`
     if _bound(node.op, left, right) < _MAX_VALUE:
         return np.asarray(compute(left, right))
     about = np.abs(np.asarray(compute(left.astype(np.float64), right.astype(np.float64))))
     if about.max(initial=0) >= _MAX_VALUE + _NEAR:
         _refuse_size(node, float(about.max()))
-    exact = np.asarray(compute(left, right))  # does not wrap around: it is far from 2**63
+    exact = np.asarray(compute(left, right))  # does not overflow: it is far below 2**63
     if np.abs(exact).max(initial=0) >= _MAX_VALUE:
         _refuse_size(node, float(np.abs(exact).max()))
     return exact
 
 
 def _stays_whole(op: ast.operator, left: _Array, right: _Array) -> bool:
-    """Whether the operation of these arrays gives whole numbers, by the rules of the module."""
+    """Whether the operation on these arrays has integer results, by the rules of the module docstring."""
     if not left.dtype.kind == right.dtype.kind == "i" or isinstance(op, ast.Div):
         return False
     if isinstance(op, ast.Add | ast.Sub | ast.Mult):
@@ -546,7 +547,7 @@ def _stays_whole(op: ast.operator, left: _Array, right: _Array) -> bool:
 
 
 def _signed(node: ast.expr, compute: Callable[[Any], Any], value: _Array) -> _Array:
-    """`-` or `abs`: the least number of 64 bits is the only one that has none."""
+    """`-` or `abs`: only the smallest 64-bit number has no negation."""
     if value.dtype.kind == "i" and value.min(initial=0) == np.iinfo(np.int64).min:
         _refuse_size(node, 2.0**63)
     return _finite(np.asarray(compute(value)))
@@ -554,13 +555,13 @@ def _signed(node: ast.expr, compute: Callable[[Any], Any], value: _Array) -> _Ar
 
 def _refuse_size(node: ast.expr, reached: float) -> NoReturn:
     raise ConfigError(
-        f"expression: {_text(deepcopy(node))} reaches {reached:.3g}; whole numbers end at 2**62. Write `1.0 *` before "
-        "what it computes with, to have floats"
+        f"expression: {_text(deepcopy(node))} reaches {reached:.3g}; integers must be below 2**62. Write `1.0 *` "
+        "before its operands to compute in floats"
     )
 
 
 def _bound(op: ast.operator, left: _Array, right: _Array) -> int:
-    """No result of an operation of whole numbers is larger than this: most need no closer look, which takes longer."""
+    """Upper limit on the magnitude of integer results. Most operations need no exact check, which takes longer."""
     most, other = (max(abs(int(each.min(initial=0))), abs(int(each.max(initial=0)))) for each in (left, right))
     match op:
         case ast.Add() | ast.Sub():
@@ -574,7 +575,7 @@ def _bound(op: ast.operator, left: _Array, right: _Array) -> int:
 
 
 def _finite(value: _Array) -> _Array:
-    """The value, NaN where it is infinite."""
+    """The value, with NaN for infinity."""
     if value.dtype.kind == "f" and not (finite := np.isfinite(value)).all():
         return np.where(finite, value, np.nan)
     return value
@@ -588,10 +589,10 @@ def _folded(join: Callable[[Any, Any], Any], arrays: Iterator[_Array]) -> _Array
 
 
 def _number(column: _Array, text: str) -> _Array:
-    """A column as int64 or float64, which holds NaN for what is missing."""
+    """A column as int64 or float64, with NaN for missing values."""
     if column.dtype.kind == "f":
         return _finite(column.astype(np.float64, copy=False))
     assert column.dtype.kind in "iub", column.dtype
     if column.dtype == np.uint64 and column.max(initial=0) >= 2**63:
-        raise ConfigError(f"expression {text!r}: a column holds {column.max()}; whole numbers end at 2**62")
+        raise ConfigError(f"expression {text!r}: a column holds {column.max()}; integers must be below 2**62")
     return column.astype(np.int64, copy=False)

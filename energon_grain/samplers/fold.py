@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folds over windows: plans that look at what is known of samples (token counts, sizes), never at their data.
+"""Folds over windows: plans based on known values of samples (token counts, sizes), never on their data.
 
-A plan of a window needs what the windows before it left over, its *carry*: a few integers, the same on every host. So a
-plan is a pure function of a position, but one whose value at a far position takes all windows before it. `Fold` is its
-memory: the latest plans, and carries from which it can go on, closely behind each other. A saved state holds the carry
-of its window, so whoever restores it goes on from there, on any number of hosts, and nothing is computed again.
+The plan of a window needs the leftovers of the windows before it, its *carry*: a few integers, identical on every host.
+So a plan is a pure function of a position, but computing it at a far position requires all windows before it. `Fold` is
+a cache: it holds the latest plans, and closely spaced carries to continue from. A saved state holds the carry of its
+window, so a restored run continues from there, on any number of hosts, without computing anything again.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 Carry = tuple[int, ...]
-"""What windows leave to the next: its first position, then whatever the fold carries; numbers in [0, 2**63)."""
+"""State passed from window to window: the first position of the next window, and other numbers, all in [0, 2**63)."""
 Plan = TypeVar("Plan")
 Advance = Callable[[Carry], tuple[Plan, Carry]]
-"""From a carry to the plan of its window, and the carry behind that, whose position is larger unless all is over."""
+"""From a carry to the plan of its window, and the next carry. Its position is larger, unless the fold has ended."""
 _PLANS = 8
 _PAST = 512
 _AHEAD = 1 << 14
 _REACH = 8
-"""Windows that may lie between the carry of a saved state and its place; one, unless carries between were left out."""
+"""Maximum number of windows between the carry of a saved state and its place; one, unless carries were removed."""
 
 
 class Fold(Generic[Plan]):
-    """The memory of a fold; to its users a function of positions. Thread-safe; copies of it in other processes are new.
+    """The cache of a fold. For its users, a function of positions. Thread-safe; copies in other processes start empty.
 
     Args:
-        first: The carry of the first window, whose position is 0.
-        advance: Makes one window's plan of a carry. Pure.
+        first: Carry of the first window, with position 0.
+        advance: Makes the plan of a window from its carry. Pure.
     """
 
     def __init__(self, first: Carry, advance: Advance[Plan]) -> None:
         self._first, self._advance = first, advance
         self.lock = threading.RLock()
         _folds.add(self)
-        self._carries = [self._first]  # by their positions
+        self._carries = [self._first]  # sorted by position
         self._last_anchor = 0  # position of the last anchor
-        self._plans: OrderedDict[Carry, tuple[Carry, Plan]] = OrderedDict()  # by the carry before, with that behind
+        self._plans: OrderedDict[Carry, tuple[Carry, Plan]] = OrderedDict()  # carry -> (next carry, plan)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._first, self._advance)
 
     def plan_at(self, position: int) -> tuple[int, int, Plan]:
-        """The plan of the window that a position lies in, with the window's first position and its end.
+        """The first position of the window of a position, its end, and its plan.
 
-        Where the fold ends before that, it is the last plan.
+        If the fold ends before the position, the last plan.
         """
         with self.lock:
             carry = self._carries[self._nearest(position)]
@@ -62,7 +62,7 @@ class Fold(Generic[Plan]):
                 carry = after
 
     def _made(self, carry: Carry) -> tuple[Carry, Plan]:
-        """The carry behind a window, and its plan."""
+        """The next carry, and the plan of the window."""
         if carry in self._plans:
             self._plans.move_to_end(carry)
             return self._plans[carry]
@@ -74,7 +74,7 @@ class Fold(Generic[Plan]):
         return after, plan
 
     def anchor(self, position: int) -> Carry:
-        """The carry of a position's window, however far others were planned; long before the last one, an earlier."""
+        """The carry of a position's window, or an earlier one if the position is long before the last anchor."""
         with self.lock:
             self._last_anchor = position
             if position and self._nearest(position) + 1 == len(self._carries):
@@ -82,21 +82,21 @@ class Fold(Generic[Plan]):
             return self._carries[self._nearest(position)]
 
     def remember(self, carry: Carry) -> None:
-        """Take in a carry that an `anchor` of the same fold gave, in whatever process."""
+        """Add a carry from an `anchor` of the same fold, of any process."""
         with self.lock:
             at = self._nearest(carry[0])
             if self._carries[at][0] != carry[0]:
                 self._keep(at + 1, carry)
 
     def resume(self, carry: Carry, position: int) -> None:
-        """Take in the carry that a state of a place at `position` holds, in place of all that is known.
+        """Replace all known carries by the carry of a saved state at `position`.
 
-        The window of the position is planned now: it is what comes next. Raises ValueError if the carry is not of that
-        place.
+        Plans the window of the position at once, because it is needed next. Raises ValueError if the carry does not
+        belong to the position.
         """
         with self.lock:
             if carry[0] > position:
-                raise ValueError(f"a plan begins at {carry[0]}, behind {position}")
+                raise ValueError(f"a plan begins at {carry[0]}, after {position}")
             self._carries, self._last_anchor = [self._first, *([carry] if carry[0] else [])], 0
             self._plans = OrderedDict()
             carry = self._carries[-1]
@@ -108,7 +108,7 @@ class Fold(Generic[Plan]):
         raise ValueError(f"a plan ends at {carry[0]}, long before {position}")
 
     def memory(self) -> Callable[[], None]:
-        """A function that brings back what is known now."""
+        """A function that restores the current contents."""
         with self.lock:
             carries, plans, last_anchor = [*self._carries], OrderedDict(self._plans), self._last_anchor
 
@@ -122,9 +122,9 @@ class Fold(Generic[Plan]):
         return bisect_right(self._carries, position, key=lambda carry: carry[0]) - 1
 
     def _keep(self, at: int, carry: Carry) -> None:
-        """Hold a carry. Of too many before the last anchor, one goes that others are nearest to; ahead every second.
+        """Insert a carry. If there are too many before the last anchor, remove the most redundant; ahead, every second.
 
-        Those right behind the last anchor stay, and the last ones: near either the next anchor is asked for.
+        Carries right after the last anchor are kept, and the last ones: the next anchor is near one of these.
         """
         carries = self._carries
         carries.insert(at, carry)
@@ -143,57 +143,57 @@ def _renew_locks() -> None:
         each.lock = threading.RLock()
 
 
-# A forked child may save the state of a stream that is at work in its parent, where another thread plans.
+# A forked child may save the state of a stream running in its parent, where another thread may be planning.
 os.register_at_fork(after_in_child=_renew_locks)
 
 
 class SavedCarries:
-    """The carries that a saved state holds, for the folds of an order, which take them in one after the other."""
+    """The carries of a saved state. The folds of an order take them one after the other."""
 
     def __init__(self, carries: Sequence[Carry]) -> None:
         self._left = iter(carries)
         self._before: list[Callable[[], None]] = []
 
     def next(self, shortest: int) -> Carry:
-        """The next one. Raises ValueError if there is none, or it is shorter than `shortest`."""
+        """The next carry. Raises ValueError if there is none, or it is shorter than `shortest`."""
         carry = next(self._left, ())
         if len(carry) < shortest:
             raise ValueError("there are too few carries")
         return carry
 
     def restore(self, fold: Fold[Any], carry: Carry, position: int) -> None:
-        """Let a fold go on from a carry. See `Fold.resume`."""
+        """Let a fold continue from a carry. See `Fold.resume`."""
         self._before.append(fold.memory())
         fold.resume(carry, position)
 
     def finish(self) -> None:
-        """Check that all were taken. Raises ValueError if some were not."""
+        """Check that all carries were taken. Raises ValueError otherwise."""
         if next(self._left, None) is not None:
             raise ValueError("there are too many carries")
 
     def undo(self) -> None:
-        """Let all folds that took one forget it."""
+        """Undo `restore` on all folds."""
         while self._before:
             self._before.pop()()
 
 
 def flat(carries: Sequence[Carry]) -> list[int]:
-    """Several carries as one list: of each its length, and its numbers."""
+    """Several carries as one list: for each its length, followed by its numbers."""
     return [number for carry in carries for number in (len(carry), *carry)]
 
 
 def unflat(numbers: Sequence[int]) -> list[Carry]:
-    """The carries that `flat` made a list of.
+    """Decode the result of `flat`.
 
     Raises:
-        ValueError: It is not such a list.
+        ValueError: The list is invalid.
     """
     carries: list[Carry] = []
     at = 0
     while at < len(numbers):
         end = at + 1 + numbers[at]
         if numbers[at] < 1 or end > len(numbers):
-            raise ValueError(f"{len(numbers)} numbers are no whole carries")
+            raise ValueError(f"{len(numbers)} numbers do not form complete carries")
         carries.append(tuple(numbers[at + 1 : end]))
         at = end
     return carries

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys by hashing: every random choice has a 64-bit key made of the words that name it.
+"""Keys by hashing: every random choice has a 64-bit key derived from the words that name it.
 
-A key is `fold(seed, leaf_key, "purpose", epoch, ...)`, never a sum: with `seed + epoch` the second epoch of seed 5
-would be the first of seed 6. `fold` takes one splitmix64 step a word, so for fixed other words two different 64-bit
-integers in one place never give the same key.
+A key is `fold(seed, leaf_key, "purpose", epoch, ...)`, never a sum: with `seed + epoch`, the second epoch of seed 5
+would be the first of seed 6. `fold` uses one splitmix64 step per word, so for fixed other words, two different 64-bit
+integers in one place never have the same key.
 
 Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the constants of
 Stafford's variant 13, as in java.util.SplittableRandom and in the public-domain splitmix64.c of S. Vigna.
@@ -31,7 +31,7 @@ _START = 0x656E_6572_676F_6E21
 
 
 def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Give the splitmix64 output after state `x`, element by element: a bijection of the 64-bit integers.
+    """Return the splitmix64 output after state `x`, element by element: a bijection of the 64-bit integers.
 
     Returns:
         A new array of the shape of `x`. `splitmix64([1234567])` is `[6457827717110365317]`.
@@ -46,7 +46,7 @@ def splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def splitmix64_int(x: int) -> int:
-    """Give the splitmix64 output after state `x` (taken modulo 2**64), as a Python integer."""
+    """Return the splitmix64 output after state `x` (taken modulo 2**64), as a Python integer."""
     z = (x + GAMMA) & MASK64
     z = ((z ^ (z >> 30)) * MULTIPLIER_1) & MASK64
     z = ((z ^ (z >> 27)) * MULTIPLIER_2) & MASK64
@@ -56,10 +56,10 @@ def splitmix64_int(x: int) -> int:
 def fold(*words: Word) -> int:
     """Hash words, in order, into one key in [0, 2**64).
 
-    Integers in [0, 2**64) enter as they are; other integers, strings (UTF-8) and bytes enter by an 8-byte BLAKE2b
-    digest tagged with their kind. `fold(fold(a), b)` differs from `fold(a, b)`; to go on from a key use
-    `fold_array(key, b)`, which equals `fold(a, b)` for `key = fold(a)`. The result depends on nothing but the words,
-    on every machine.
+    Integers in [0, 2**64) are used directly. Other integers, strings (UTF-8) and bytes are replaced by an 8-byte
+    BLAKE2b digest tagged with their kind. `fold(fold(a), b)` differs from `fold(a, b)`. To continue from a key, use
+    `fold_array(key, b)`, which equals `fold(a, b)` for `key = fold(a)`. The result depends only on the words, on every
+    machine.
     """
     key = _START
     for word in words:
@@ -72,15 +72,15 @@ def fold_array(key: int, *words: int) -> int: ...
 @overload
 def fold_array(key: Column, *words: Column) -> Column: ...
 def fold_array(key: Column, *words: Column) -> Column:
-    """Go on folding integer words into `key`, element by element.
+    """Continue folding integer words into `key`, element by element.
 
     Args:
-        key: one key, or an array of them.
-        words: integers in [0, 2**64), or arrays of them; all arrays of one shape.
+        key: one key, or an array of keys.
+        words: integers in [0, 2**64), or arrays of them; all arrays have the same shape.
 
     Returns:
-        An integer if all arguments are integers, else an array. Element i equals `fold(..., word_1[i], word_2[i], ...)`
-        where `key` is the fold of the words before.
+        An integer if all arguments are integers, otherwise an array. Element i equals
+        `fold(..., word_1[i], word_2[i], ...)` if `key` is the fold of the words before.
     """
     for word in words:
         if isinstance(key, int) and isinstance(word, int):
@@ -93,7 +93,7 @@ def fold_array(key: Column, *words: Column) -> Column:
 
 
 def word_value(word: Word) -> int:
-    """Give the 64-bit integer as which a word enters `fold`."""
+    """Return the 64-bit integer that represents a word in `fold`."""
     if isinstance(word, str):
         return _digest(b"s", word.encode("utf-8", "surrogateescape"))
     if isinstance(word, bytes):

@@ -1,49 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of one leaf, and the kernel that draws many leaves at once.
+"""The order of one leaf, and the kernel that draws from many leaves at once.
 
-A leaf of n samples is asked for *child positions* c = 0, 1, 2, ... without end and answers with draws (index, epoch).
-With m = `passes`, T = m * n positions make one *lap*: c lies in lap `e = c div T` at place `p = c mod T`, and each lap
-has keys of its own, `fold(key, purpose, e)`. m > 1 concatenates m passes over the leaf and shuffles them as one: a
-value v in [0, T) of the shuffled order stands for sample `v mod n` of pass `e * m + v div n`, which is the draw's
-`epoch`. So each pair (index, epoch) is drawn exactly once, and for m = 1 each epoch is a permutation of the samples.
+A leaf of n samples maps *child positions* c = 0, 1, 2, ... without end to draws (index, epoch). With m = `passes`,
+T = m * n positions make one *lap*: c is in lap `e = c div T` at place `p = c mod T`, and each lap has its own keys,
+`fold(key, purpose, e)`. m > 1 concatenates m passes over the leaf and shuffles them as one: a value v in [0, T) of the
+shuffled order represents sample `v mod n` of pass `e * m + v div n`, which is the draw's `epoch`. So each pair (index,
+epoch) is drawn exactly once, and for m = 1 each epoch is a permutation of the samples.
 
 The forms of an order:
 
 *Sequential* (`shuffle=False`): index `c mod n`, epoch `c div n`.
 
-*Full shuffle* (`block=None`): v = perm(p), one permutation of [0, T) a lap. The best mixing, one random read a sample.
+*Full shuffle* (`block=None`): v = perm(p), one permutation of [0, T) per lap. The best mixing, one random read per
+sample.
 
 *Block shuffle* (`block=B`), for reads of consecutive samples:
 
 1. [0, T) is cut into ceil(T / B) blocks of B consecutive values; the last one is short, of r = T - (blocks - 1) * B.
-2. The blocks are put into slots. The short block stands in slot s*, a hash; the other slots hold, in order,
+2. The blocks are assigned to slots. The short block is in slot s*, a hash; the other slots hold, in order,
    perm(0), perm(1), ... of the other blocks. Slots up to s* begin at place s * B, later ones B - r places earlier.
    This order of T places is the *block order*.
-3. The block order is cut into L *stretches*, one a lane: stretch s begins at `s * (T div L) + min(s, T mod L)` and is
-   `T div L` long, or one longer if s < T mod L. Place p goes to stretch `p mod L`, offset `p div L`.
+3. The block order is cut into L *stretches*, one per lane: stretch s begins at `s * (T div L) + min(s, T mod L)` and
+   is `T div L` long, or one longer if s < T mod L. Place p belongs to stretch `p mod L`, offset `p div L`.
 4. Each stretch is cut into *windows* of W = K * B offsets, K = `window`; the last window of a stretch is shorter.
    Inside a window the offsets are permuted, with a key of (key, e, place where the window begins). Windows are cut by
    places, not by blocks: one touches up to K + 1 blocks (one more beside the short block).
 
-So while L lanes each go through one window, in L * W positions, every sample of L pieces of W places of the block order
-comes up once, in an order mixed over all of them; and a reader of the windows of one lane reads runs of B
+So while L lanes each pass through one window, in L * W positions, every sample of L pieces of W places of the block
+order is drawn once, in an order mixed over all of them; and a reader of the windows of one lane reads runs of B
 consecutive samples. With T = 10, B = 4, L = 2, K = 1: blocks 0123, 4567, 89; the block order may be 4567 89 0123; its
 stretches are 4 5 6 7 8 and 9 0 1 2 3; the windows 4567 | 8 and 9012 | 3; lane 0 might get 6 4 7 5 8, lane 1 might get
-0 9 2 1 3, and the leaf gives 6 0 4 9 7 2 5 1 8 3. If T is not a multiple of L, lane l has stretch (l - e * T) mod L in
-lap e: another one each time, still one stretch a lap.
+0 9 2 1 3, and the order of the leaf is 6 0 4 9 7 2 5 1 8 3. If T is not a multiple of L, lane l has stretch
+(l - e * T) mod L in lap e: a different one each time, still one stretch per lap.
 
-*Blocks as they lie* (`starts`): where samples are dear to take apart (row groups of Parquet), the blocks of step 1 are
-those that the source names, of any lengths, each a whole number of what is read at once. Their order is perm(0),
-perm(1), ... of all of them, summed up once a lap; steps 3 and 4 are the same, but that a window is K whole blocks, as
-far as they lie in the stretch. So a lane is in K blocks at a time, and every block but those that two stretches share
-(L - 1 at most) is read in one lane alone.
+*Stored blocks* (`starts`): if splitting stored units is expensive (row groups of Parquet), the blocks of step 1 are
+those of the source, of any lengths, each a whole number of units that are read at once. Their order is perm(0),
+perm(1), ... of all of them, computed once per lap. Steps 3 and 4 are the same, except that a window is K whole blocks,
+as far as they are in the stretch. So a lane reads K blocks at a time, and every block is read in a single lane, except
+those shared by two stretches (at most L - 1).
 
-With `runs=True` the caller's lanes ask for contiguous runs of child positions (epochized blends), and step 3 is left
-out: the block order is one single stretch.
+With `runs=True` the caller's lanes request contiguous runs of child positions (epochized blends), and step 3 is
+omitted: the block order is one single stretch.
 
 *Replacement*: every draw is independent of the others. Without blocks, index c is a hash of (key, c) scaled to [0, n).
-With blocks, lane `l = c mod L` at offset `o = c div L` (lane 0, offset c with `runs`) draws for each slot a start,
-uniform in [0, n), and reads the B samples from there on, around the end to the beginning; offsets are permuted inside
+With blocks, lane `l = c mod L` at offset `o = c div L` (lane 0, offset c with `runs`) draws a start for each slot,
+uniform in [0, n), and reads the B samples from there on, wrapping around at the end. Offsets are permuted inside
 windows as above. So each draw is uniform over the samples, and blocks are drawn with replacement. The epoch of both is
 `c div n`.
 """
@@ -70,7 +71,7 @@ _FULL, _BLOCKS, _SHORT, _WINDOW, _REPLACEMENT = map(fold, ("full", "blocks", "sh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """The numbers of one leaf, or of the leaf of each element of a chunk."""
+    """The parameters of one leaf, or of the leaf of each element of a chunk."""
 
     n: Column
     """Samples."""
@@ -78,7 +79,7 @@ class Row:
     """T = n * passes, places in a lap."""
     passes: Column
     lanes: Column
-    """L, or 1 where lanes ask for runs."""
+    """L, or 1 if lanes request runs."""
     block: Column
     """B, at most T."""
     window: Column
@@ -90,7 +91,7 @@ class Row:
     key: Column
 
     def at(self, leaf: npt.NDArray[np.integer[Any]]) -> Row:
-        """Give the row of each element, from a row that holds one number a leaf."""
+        """Return the row of each element, from a row with one number per leaf."""
         return Row(**{name: at(getattr(self, name), leaf) for name in Row.__slots__})
 
 
@@ -102,7 +103,7 @@ def sequential(row: Row, child: Array) -> Draws:
 
 
 def full(row: Row, child: Array) -> Draws:
-    """Permute each lap as a whole."""
+    """Permute each whole lap."""
     lap, place = _laps(child, row.total)
     return _by_pass(row, lap, permute(place, row.total, fold_array(row.key, _FULL, lap)).view(np.uint64))
 
@@ -122,12 +123,12 @@ def blocks(row: Row, child: Array) -> Draws:
 
 
 def replacement(row: Row, child: Array) -> Draws:
-    """Draw every sample anew."""
+    """Draw every sample independently."""
     return signed(scaled(fold_array(row.key, _REPLACEMENT, child), row.n)), signed(child // operand(row.n))
 
 
 def block_replacement(row: Row, child: Array) -> Draws:
-    """Draw the start of every block anew, mix inside windows."""
+    """Draw the start of every block independently, mix inside windows."""
     lanes, block, n = operand(row.lanes), operand(row.block), operand(row.n)
     offset = child // lanes
     lane = child - offset * lanes
@@ -139,7 +140,7 @@ def block_replacement(row: Row, child: Array) -> Draws:
 
 
 def _laps(child: Array, total: Column) -> tuple[Column, Array]:
-    """Give lap and place of each child position; one integer for all laps where they are all the same."""
+    """Return lap and place of each child position; one integer for all laps if they are equal."""
     if isinstance(total, int):
         lap = int(child.min()) // total
         if int(child.max()) // total == lap:
@@ -149,7 +150,7 @@ def _laps(child: Array, total: Column) -> tuple[Column, Array]:
 
 
 def _mix_windows(row: Row, key: Column, start: Array, offset: Array, length: Array) -> Array:
-    """Permute offsets inside windows; stretches begin at place `start` and have `length` offsets. Gives places."""
+    """Permute offsets inside windows. Stretches begin at place `start` and have `length` offsets. Returns places."""
     window = operand(row.window)
     inside = offset % window
     begin = offset - inside
@@ -166,7 +167,7 @@ def _mix_windows(row: Row, key: Column, start: Array, offset: Array, length: Arr
 
 
 def _block_order(row: Row, key: Column, place: Array) -> Array:
-    """Give the value at each place of the block order."""
+    """Return the value at each place of the block order."""
     one = np.uint64(1)
     block, count, last = operand(row.block), operand(row.blocks), operand(row.last)
     short = scaled(fold_array(key, _SHORT), row.blocks)
@@ -179,7 +180,7 @@ def _block_order(row: Row, key: Column, place: Array) -> Array:
 
 
 def _by_pass(row: Row, lap: Column, value: Array) -> Draws:
-    """Give index and epoch of values of [0, T)."""
+    """Return index and epoch of values of [0, T)."""
     if isinstance(row.passes, int) and row.passes == 1:
         return signed(value), signed(spread(lap, value.size).copy() if isinstance(lap, int) else lap)
     turn = value // operand(row.n)
@@ -188,19 +189,19 @@ def _by_pass(row: Row, lap: Column, value: Array) -> Draws:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafOrder:
-    """How one leaf is ordered. See the module for what each form means.
+    """How one leaf is ordered. The module docstring defines each form.
 
     Attributes:
         n: number of samples, at least 1; n * passes is at most 2**62.
         key: 64-bit key, `fold(seed, leaf key, ...)`.
-        shuffle: False keeps the order of the samples, and `block`, `window`, `passes` and `replacement` mean nothing.
+        shuffle: False keeps the order of the samples, and ignores `block`, `window`, `passes` and `replacement`.
         block: B, consecutive samples in a block; None shuffles fully.
-        window: K, blocks in a window; means nothing without `block`.
+        window: K, blocks in a window; ignored without `block`.
         passes: m, passes over the leaf that are shuffled as one.
-        replacement: draw with replacement; `passes` means nothing then.
+        replacement: draw with replacement; `passes` is then ignored.
         runs: the child positions of each lane are one contiguous run, so there are no stretches.
-        starts: where blocks lie: the first sample of each, and n; None: every B samples. `block` is their mean length
-            then. Means nothing with `replacement`, whose blocks begin anywhere.
+        starts: first sample of each stored block, and n; None: a block every B samples. `block` is then their mean
+            length. Ignored with `replacement`, whose blocks begin anywhere.
     """
 
     n: int
@@ -219,9 +220,9 @@ class LeafOrder:
 
 
 class StoredBlocks:
-    """The order of a leaf whose blocks the source names. Thread-safe: at worst two threads sum up the same lap.
+    """The order of a leaf with stored blocks. Thread-safe: at worst, two threads compute the same lap.
 
-    Takes 16 bytes a block and lap in use, two of them, and 30 ns a block to begin a lap.
+    Takes 16 bytes per block for each of two laps, and 30 ns per block to begin a lap.
     """
 
     def __init__(self, order: LeafOrder, row: Row) -> None:
@@ -262,7 +263,7 @@ class StoredBlocks:
         return self._first[order[slot]] + (place - ends[slot])
 
     def _lap(self, lap: int) -> tuple[npt.NDArray[np.int64], Array]:
-        """(blocks,) which block each slot holds, and (blocks + 1,) the place where each slot begins."""
+        """(blocks,) the block in each slot, and (blocks + 1,) the place where each slot begins."""
         found = self._laps.get(lap)
         if found is None:
             blocks = len(self._first)
@@ -276,19 +277,19 @@ class StoredBlocks:
 
 
 def window_blocks(*, block: int, lanes: int, shuffle_buffer_size: int | None, at_least: int = 1) -> int:
-    """Give K, the blocks in a window, so that the windows of all lanes together hold a shuffle buffer of samples.
+    """Return K, the blocks in a window, so that the windows of all lanes together hold a shuffle buffer of samples.
 
     `K = max(at_least, ceil(shuffle_buffer_size / (block * lanes)))`. `at_least` is `parallel_shard_iters` if batches or
-    packs are formed inside a lane above the leaf, where a lane must mix on its own, else 1.
+    packs are formed inside a lane above the leaf, where a lane must mix on its own, otherwise 1.
     """
     return max(at_least, -(-(shuffle_buffer_size or 0) // (block * lanes)))
 
 
 class LeafTable:
-    """Draws from any number of leaves with one kernel: the cost of a chunk does not grow with the number of leaves.
+    """Draws from any number of leaves with one kernel. The cost of a chunk is independent of the number of leaves.
 
-    In chunks of 65,536 a position of one leaf costs about 60 ns for a full and 180 ns for a block shuffle, of a
-    mixture of 100 leaves 140 and 360 ns. A call costs at least 0.1 to 0.5 ms, so that 1,024 positions take about 1 us
+    In chunks of 65,536, a position of one leaf costs about 60 ns for a full shuffle and 180 ns for a block shuffle; of
+    a mixture of 100 leaves, 140 and 360 ns. A call costs at least 0.1 to 0.5 ms, so 1,024 positions take about 1 us
     each.
     """
 
@@ -313,7 +314,7 @@ class LeafTable:
         return len(self._rows)
 
     def draw(self, leaf: npt.NDArray[np.int32] | int, child: npt.NDArray[np.int64]) -> Draws:
-        """Draw samples: which sample, and in which pass over its leaf.
+        """Draw samples: their index, and the pass over their leaf.
 
         Args:
             leaf: numbers of the leaves, int32 (k,), or one for all.
@@ -363,7 +364,7 @@ _STORED = len(_DRAW)
 
 
 def _form(order: LeafOrder) -> int:
-    """Give the place of an order's form in `_DRAW`, or `_STORED`."""
+    """Return the index of an order's form in `_DRAW`, or `_STORED`."""
     if order.shuffle and order.starts is not None and not order.replacement:
         return _STORED
     return 1 + (order.block is not None) + 2 * order.replacement if order.shuffle else 0

@@ -2,22 +2,21 @@
 """A keyed permutation of [0, n) in O(1) memory, with inverse, for n up to 2**62.
 
 A generalised Feistel network on Z_b x Z_a with a = 2**k, k = bit_length(n - 1) // 2, b = ceil(n / a): a number is
-`high * a + low`, and rounds in turn add a hash of one half to the other, modulo a or modulo b. Each round is undone by
-subtracting the same hash, so the network is a bijection of [0, a * b) whatever the hash is.
+`high * a + low`, and alternating rounds add a hash of one half to the other, modulo a or modulo b. Each round is undone
+by subtracting the same hash, so the network is a bijection of [0, a * b) for any hash.
 
 The domain exceeds n by less than a <= sqrt(n). Numbers that land in [n, a * b) are sent through the network again until
-they land below n ("cycle walking"). That always ends: the network is a permutation of a finite set, so from v < n the
-walk follows the cycle of v, which comes back to v itself at the latest; and it is a bijection of [0, n), because it
-maps each member of a cycle below n to the next one below n. The expected number of extra walks is under 1 / sqrt(n) a
-number.
+they land below n ("cycle walking"). This always ends: the network is a permutation of a finite set, so from v < n the
+walk follows the cycle of v, which returns to v at the latest. It is a bijection of [0, n), because it maps each member
+of a cycle below n to the next one below n. The expected number of extra walks per number is under 1 / sqrt(n).
 
-Why a power of two and not ceil(sqrt(n)): splitting a number and reducing modulo a are then a shift and a mask, for
-per-element n too; and with a and b both odd every round is an even permutation, so that half of all orders of n = 9,
-25, 49, ... could never come up.
+Why a power of two and not ceil(sqrt(n)): splitting a number and reducing modulo a are then a shift and a mask, also for
+per-element n. And with a and b both odd, every round would be an even permutation, so half of all orders of n = 9, 25,
+49, ... could never occur.
 
 Sources: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002 (generalised Feistel, cycle walking);
 Morris, Rogaway, Stegers, "How to encipher messages on a small domain", CRYPTO 2009 (why small domains need more
-rounds). The round function is splitmix64. Good for shuffling, not for secrets.
+rounds). The round function is splitmix64. Suitable for shuffling, not for cryptography.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from energon_grain.samplers.hashing import GAMMA, MASK64, MULTIPLIER_1, MULTIPLI
 ROUNDS = 12
 """Rounds of the network, half of them on each half.
 
-Over 2,000,000 keys, differences and pairs of images show nothing at 12 rounds for any n that was tried, and chi-square
-per degree of freedom of 5 at n = 16 at 10 rounds (see tests/samplers/test_leaf_order.py).
+Over 2,000,000 keys, differences and pairs of images show no bias at 12 rounds for any n that was tried, and a
+chi-square per degree of freedom of 5 at n = 16 at 10 rounds (see tests/samplers/test_leaf_order.py).
 """
 MAX_SIZE = 1 << 62
 
-_BLOCK = 8192  # elements a pass; five buffers of it stay in a second-level cache
+_BLOCK = 8192  # elements per pass; five buffers of it fit into a second-level cache
 
 _U32 = np.uint64(32)
 _S30 = np.uint64(30)
@@ -48,7 +47,7 @@ _M2 = np.uint64(MULTIPLIER_2)
 def permute(
     values: npt.NDArray[np.int64] | Array, n: int | npt.NDArray[np.int64] | Array, key: Column
 ) -> npt.NDArray[np.int64]:
-    """Map each value to its image under the permutation of [0, n) that belongs to `key`.
+    """Map each value to its image under the permutation of [0, n) for `key`.
 
     Args:
         values: integers in [0, n), any shape.
@@ -108,7 +107,7 @@ def _check(values: Array, n: Column) -> None:
 
 
 def _split(n: Column) -> tuple[Column, Column]:
-    """Give (k, b): the low half has 2**k values, the high half b = ceil(n / 2**k).
+    """Return (k, b): the low half has 2**k values, the high half b = ceil(n / 2**k).
 
     Sizes 5 to 12 use the network of 16 and walk more: halves of 2 values mix so slowly that n = 8 would need 18 rounds.
     """
@@ -122,8 +121,8 @@ def _split(n: Column) -> tuple[Column, Column]:
 
 
 def _bit_length(x: Array) -> Array:
-    """Give the number of bits of each x, from the exponent of its double."""
-    thinned = x & ~(x >> np.uint64(1))  # same highest bit, no two neighbouring bits: cannot round up to the next power
+    """Return the number of bits of each x, from the exponent of its double."""
+    thinned = x & ~(x >> np.uint64(1))  # same highest bit, no two adjacent bits: cannot round up to the next power
     exponent = thinned.astype(np.float64).view(np.uint64) >> np.uint64(52)
     return np.maximum(exponent, np.uint64(1022)) - np.uint64(1022)
 
@@ -158,9 +157,9 @@ def _network(
 
 
 def _hash32(half: Array, key: Column, number: int, z: Array, t: Array) -> None:
-    """Put the upper 32 bits of splitmix64(key + number * GAMMA + half) into z, with t as work space.
+    """Write the upper 32 bits of splitmix64(key + number * GAMMA + half) to z, using t as work space.
 
-    But for splitmix64's last step, `z ^= z >> 31`, which changes only the lowest of those bits.
+    Omits the last step of splitmix64, `z ^= z >> 31`, which changes only the lowest of these bits.
     """
     step = (number + 1) * GAMMA & MASK64
     if isinstance(key, int):

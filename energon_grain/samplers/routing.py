@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes above the leaves have in common: they route positions to positions of children. And trees of them.
+"""Routers: nodes above the leaves map their positions to positions of children. Also trees of routers.
 
-The simplest are here: concatenations and limited passes, which are arithmetic on positions.
+This module has the simplest ones, concatenations and limited passes, which are arithmetic on positions.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ import numpy.typing as npt
 from energon_grain.samplers.fold import Carry, SavedCarries
 
 Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-"""Where positions lead: number of the child, int32 (k,), and position in the child's own stream, int64 (k,)."""
+"""Targets of positions: number of the child, int32 (k,), and position in the child's own stream, int64 (k,)."""
 
 
 class Router(Protocol):
-    """An index map from the positions of a node to those of its children: pure, of whole chunks, in any order."""
+    """An index map from the positions of a node to those of its children: pure, for whole chunks, in any order."""
 
     preserves_runs: ClassVar[bool]
-    """Whether each lane's positions of a child are one contiguous run; else lanes stay interleaved."""
+    """Whether each lane's positions of a child are one contiguous run. Otherwise lanes stay interleaved."""
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order)."""
         ...
 
 
 @runtime_checkable
 class FoldingRouter(Router, Protocol):
-    """A router that is a fold over windows of its positions: what a position gives depends on those before it."""
+    """A router that is a fold over windows of its positions: its result at a position depends on earlier ones."""
 
     def anchor(self, position: int) -> Carry:
         """See `Fold.anchor`."""
         ...
 
     def remember(self, carry: Carry, position: int, saved: SavedCarries) -> None:
-        """Go on from a carry of a state of a place at `position`. Raises ValueError if it is not of that place."""
+        """Continue from the carry of a state at `position`. Raises ValueError if it does not belong to it."""
         ...
 
     def counts(self, carry: Carry) -> Sequence[int]:
-        """Positions of each child that lie before a carry."""
+        """Positions of each child before a carry."""
         ...
 
 
 _SOON = 4096
-"""Positions that are looked at for where children stand."""
+"""Number of positions that are inspected to locate the children."""
 
 
 class RouteTree:
-    """Routers on top of each other: from positions of the root to leaves.
+    """A tree of routers, from positions of the root to leaves.
 
-    Leaves are numbered from left to right. The number of routers costs time, the number of leaves hardly does. A
+    Leaves are numbered from left to right. Time depends on the number of routers, and hardly on the number of leaves. A
     `Blend` below an `EpochizedBlend` would still draw every position once, but without keeping lanes together:
-    multiply repetitions down the tree and make it flat instead.
+    multiply repetitions down the tree and flatten it instead.
 
     Attributes:
         leaves: number of leaves.
-        runs: for each leaf, whether a router above it hands down runs: then `LeafOrder.runs` must be set.
+        runs: for each leaf, whether a router above it preserves runs: then `LeafOrder.runs` must be set.
         folds: whether a router of the tree is a fold.
     """
 
     __slots__ = ("_children", "_router", "folds", "leaves", "runs")
 
     def __init__(self, router: Router, children: Sequence[RouteTree | None]) -> None:
-        """Put a router over its children, in order; None is a leaf."""
+        """Combine a router with its children, in order. None is a leaf."""
         self._router = router
         self._children: list[tuple[int, RouteTree | None]] = []  # with the number of the first leaf
         runs: list[bool] = []
@@ -84,7 +84,7 @@ class RouteTree:
         return self._router
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give the leaf and the position in its stream at each position (at least 0, any order)."""
+        """Return the leaf and the position in its stream at each position (at least 0, any order)."""
         child, below = self._router.route(position)
         first = np.array([leaf for leaf, _ in self._children], dtype=np.int32)
         leaf = first[child]
@@ -96,7 +96,7 @@ class RouteTree:
         return leaf, below
 
     def carries(self, position: int) -> list[Carry]:
-        """Of each fold in the tree, in a fixed order, a carry from which positions from this one on can be routed."""
+        """For each fold of the tree, in a fixed order, a carry from which this and later positions can be routed."""
         if not self.folds:
             return []
         found = [self._router.anchor(position)] if isinstance(self._router, FoldingRouter) else []
@@ -105,19 +105,19 @@ class RouteTree:
         return found
 
     def _firsts(self, position: int, own: Sequence[Carry]) -> Sequence[int]:
-        """Position of each child, at most, at a position and with the router's own carry there, if it is a fold."""
+        """Lower limit on the position of each child, at a position and with the router's own carry, if it is a fold."""
         if isinstance(self._router, FoldingRouter):
             return self._router.counts(own[0])
-        # Lanes may stand a little before each other. A carry that lies behind what is asked for costs time alone.
+        # Lanes may be a little behind each other. A carry that is earlier than necessary only costs time.
         child, below = self._router.route(np.arange(position, position + _SOON))
         firsts = np.full(len(self._children), np.iinfo(np.int64).max)
         np.minimum.at(firsts, child, below)
         return [max(0, first - _SOON) if first < 1 << 62 else 0 for first in firsts.tolist()]
 
     def remember(self, saved: SavedCarries, position: int) -> None:
-        """Take in what `carries` gave at a position, of the same tree in whatever process.
+        """Restore the result of `carries` at a position, from the same tree in any process.
 
-        Raises ValueError if there are too few, or they are of another tree or place.
+        Raises ValueError if there are too few, or they belong to another tree or position.
         """
         if not self.folds:
             return
@@ -131,11 +131,11 @@ class RouteTree:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Children one after the other; after the last the first goes on with its next pass.
+    """Children one after the other. After the last one, the first continues with its next pass.
 
-    Position p is place `p mod N` of pass `p div N`, N the sum of the lengths; place q of child k is the child's
+    Position p is place `p mod N` of pass `p div N`, where N is the sum of the lengths. Place q of child k is its
     position `pass * length_k + q`. With lengths 3 and 2: children 0 0 0 1 1 0 0 0 1 1, child positions 0 1 2 0 1 3 4 5
-    2 3. Lanes stay interleaved, though moved by an offset.
+    2 3. Lanes stay interleaved, though shifted by an offset.
 
     Attributes:
         lengths: positions of each child in a pass, at least 1.
@@ -145,7 +145,7 @@ class Concat:
     lengths: Sequence[int]
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order)."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         turn = position // ends[-1]
         place = position - turn * ends[-1]
@@ -157,10 +157,10 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The first `limit` positions of each pass of `length` over one child; the rest of a pass is left out.
+    """The first `limit` positions of each pass of `length` over one child. The rest of each pass is skipped.
 
     Position p is the child's position `(p div limit) * length + p mod limit`. With limit 2 and length 5: 0 1 5 6 10 11.
-    Lanes stay interleaved, though moved by an offset.
+    Lanes stay interleaved, though shifted by an offset.
 
     Attributes:
         limit: positions in a limited pass, 1 to `length`.
@@ -172,5 +172,5 @@ class Limit:
     length: int
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give child 0 and its position at each position (at least 0, any order)."""
+        """Return child 0 and its position at each position (at least 0, any order)."""
         return np.zeros(position.size, dtype=np.int32), position + position // self.limit * (self.length - self.limit)

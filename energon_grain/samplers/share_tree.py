@@ -2,7 +2,7 @@
 """The binary tree over the children of a blend, and the permuted runs of labels in its lanes.
 
 A blend of K children splits its rounds into two shares at each node of a balanced tree with 2 K - 1 nodes. A leaf is
-its own left child and gives everything to the left, so that a descent of `depth` steps needs no exceptions.
+its own left child and assigns everything to the left, so a descent of `depth` steps needs no exceptions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PHASE = fold("phase")
 
 
 class ShareTree:
-    """The shape of the tree; node 0 is the root, parents come before their children.
+    """The shape of the tree. Node 0 is the root, and parents precede their children.
 
     Attributes:
         depth: steps from the root to every leaf.
@@ -38,7 +38,7 @@ class ShareTree:
     __slots__ = ("depth", "high", "left", "low", "middle", "right")
 
     def __init__(self, children: int) -> None:
-        """Lay out the tree over `children` children."""
+        """Build the tree over `children` children."""
         rows: list[list[int]] = [[0, children]]
         links: list[tuple[int, int]] = []
         for node in itertools.count():
@@ -61,10 +61,10 @@ class ShareTree:
 
 
 def lane_phases(key: int, nodes: int, lanes: int) -> Array:
-    """Give a keyed permutation of the lanes for each node, uint64 (nodes, lanes).
+    """Return a keyed permutation of the lanes for each node, uint64 (nodes, lanes).
 
-    Lane l starts a node's split of rounds at the phase pi(l) / lanes of a period. With phases that are spread evenly
-    the lanes' shares add up exactly (Hermite's identity: the sum of floor(x + i / L) over i in [0, L) is floor(L x)).
+    Lane l starts a node's split of rounds at the phase pi(l) / lanes of a period. With evenly spread phases, the lanes'
+    shares add up exactly (Hermite's identity: the sum of floor(x + i / L) over i in [0, L) is floor(L x)).
     """
     node = np.repeat(np.arange(nodes, dtype=np.uint64), lanes)
     lane = np.tile(np.arange(lanes), nodes)
@@ -105,7 +105,7 @@ def permute_run(
     label = np.stack([label[order[:, slot], which] for slot in range(RUN)])
     rank = np.stack([rank[order[:, slot], which] for slot in range(RUN)])
     ascending = rank.copy()
-    # The ranks of a label in a run are consecutive. Each pair in the wrong order moves the one down by 1, the other up.
+    # The ranks of a label in a run are consecutive. For each pair in the wrong order, move one down by 1, the other up.
     for one, other in itertools.combinations(range(RUN), 2):
         wrong = (label[one] == label[other]) & (rank[one] > rank[other])
         ascending[one] -= wrong

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split parts by a ratio: how many samples of each shard each part has, and which."""
+"""Split parts by a ratio: the number of samples of each part in each shard, and which samples they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_PARTS: tuple[str, ...] = ("train", "val", "test")
 
 
 def parse_ratio(text: str) -> dict[str, float]:
-    """Read `8,1,1` or `0.8, 0.1, 0.1` (train, val, test) or `train=9,heldout=1` (any names; also with colons).
+    """Parse `8,1,1` or `0.8, 0.1, 0.1` (train, val, test) or `train=9,heldout=1` (any names; also with colons).
 
     Raises ConfigError.
     """
@@ -34,26 +34,26 @@ def parse_ratio(text: str) -> dict[str, float]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"split ratio {text!r}: give three numbers for train, val and test, such as 8,1,1, or names, such as "
+            f"split ratio {text!r}: expected three numbers for train, val and test, such as 8,1,1, or names, such as "
             f"train=9,val=1."
         ) from error
 
 
 def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
-    """Give a bare sequence the names train, val and test; a mapping stays as it is. Raises ConfigError."""
+    """Name the numbers of a plain sequence train, val and test. A mapping is unchanged. Raises ConfigError."""
     if isinstance(ratio, Mapping):
         named = {**ratio}
     elif 1 <= len(ratio) <= len(DEFAULT_PARTS):
         named = dict(zip(DEFAULT_PARTS[: len(ratio)], ratio, strict=True))
     else:
         raise ConfigError(
-            f"split ratio {list(ratio)}: bare numbers stand for train, val and test, so there may be at most three. "
-            f"Name the parts to have others: train=8,val=1,extra=1."
+            f"split ratio {list(ratio)}: numbers without names are for train, val and test, so there may be at most "
+            f"three. Use names for other parts: train=8,val=1,extra=1."
         )
     for name, value in named.items():
         if not name or not math.isfinite(value) or value < 0:
             raise ConfigError(
-                f"split ratio of {name!r} is {value}: a ratio is a number of at least 0, of a named part."
+                f"split ratio of {name!r} is {value}: expected a number of at least 0, for a part with a name."
             )
     if not any(named.values()):
         raise ConfigError(f"split ratio {named}: at least one part must have more than 0.")
@@ -61,21 +61,21 @@ def name_ratio(ratio: Mapping[str, float] | Sequence[float]) -> dict[str, float]
 
 
 class SplitRatio:
-    """Split parts of shards that have no split file: runs of each shard.
+    """Split parts of shards without a split file: runs of each shard.
 
-    Every shard is cut by itself into as many consecutive runs as there are parts, in the order of the parts, so that a
-    run's share of the shard is its part's share of all. So no sample is in two parts, none is lost, and parts are read
-    in runs. Where a cut falls depends on the name of the file (without its folder) and its number of samples alone:
-    when shards are added, taken away or moved to other folders, the samples of the others stay in their parts.
+    Every shard is cut separately into one run per part, in the order of the parts, in proportion to the ratio. So no
+    sample is in two parts, none is lost, and parts are read in runs. The position of a cut depends only on the name of
+    the file (without its folder) and its number of samples: when shards are added, removed or moved to other folders,
+    the samples of the others stay in their parts.
 
-    Of a shard of n samples a part with the share r has n · r of them, rounded up or down: by a hash of the name, as
-    often up as the fraction says. So shards of ten samples give even a part of 1 % its share: of all samples in S
-    shards it has exactly that but for some √S / 2.
+    In a shard of n samples, a part with the share r has n · r of them, rounded up or down by a hash of the name, with
+    probabilities in proportion to the fraction. So with shards of ten samples, even a part of 1 % gets its share: over
+    all samples in S shards, it is off by about √S / 2.
 
     Args:
-        ratio: Numbers by part, or for train, val and test; any scale. Text as `parse_ratio` reads it.
+        ratio: Numbers by part, or for train, val and test; any scale. Text is parsed by `parse_ratio`.
 
-    Raises ConfigError: it is no ratio.
+    Raises ConfigError: The ratio is invalid.
     """
 
     __slots__ = ("bounds",)
@@ -109,6 +109,6 @@ class SplitRatio:
 
 
 def _end_of_part(bound: Fraction, shard: str, count: int) -> int:
-    """Where a shard of `count` samples is cut, at a bound from 0 to 1: at 0 and at `count` for these two."""
-    up = fold("split ratio", shard.rpartition("/")[2])  # of 2**64
+    """Position of a cut in a shard of `count` samples, at a bound from 0 to 1: 0 and `count` for these two."""
+    up = fold("split ratio", shard.rpartition("/")[2])  # out of 2**64
     return (bound.numerator * (count << 64) + up * bound.denominator) // (bound.denominator << 64)

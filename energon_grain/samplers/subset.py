@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which raw samples of a split part belong to a leaf: a range of them, as it is written, minus those left out."""
+"""The raw samples of a split part that belong to a leaf: a range, without excluded samples."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _WHOLE = (Fraction(0), Fraction(1))
 
 
 _BLOCK = 128
-"""Samples of a block: 16 bytes of the bitmap, and 8 for what is kept before it, 1.5 bits a sample together."""
+"""Samples of a block: 16 bytes of the bitmap, and 8 bytes for the count before it, together 1.5 bits per sample."""
 _PLACES = np.zeros((256, 8), np.uint8)
 for _byte in range(256):
     _PLACES[_byte, : _byte.bit_count()] = [place for place in range(8) if _byte >> place & 1]
-"""(256, 8) where the ones of a byte stand, the lowest first."""
+"""(256, 8) positions of the ones of a byte, the lowest first."""
 _SHORT_RUN = 256
 _U64 = np.uint64
 _EACH, _HIGH = _U64(0x0101010101010101), _U64(0x8080808080808080)
 
 
 def _ones_below(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """In byte i of each word, how many ones bytes 0 to i have: at most 64.
+    """For each byte i of each word, the number of ones in bytes 0 to i: at most 64.
 
     Source: S. Vigna, "Broadword implementation of rank/select queries", WEA 2008.
     """
@@ -45,7 +45,7 @@ def _ones_below(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def select(
     first: npt.NDArray[np.int64], before: npt.NDArray[np.int64], block: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.int64]:
-    """(n,) `first`, and the place behind it of the one bit in `block`, (n, 2), before which `before` ones stand."""
+    """(n,) `first` plus the offset of the one bit in `block`, (n, 2), that has `before` ones before it."""
     word, second = block.T
     left = before.astype(np.uint64)
     behind = _ones_below(word)
@@ -54,7 +54,7 @@ def select(
     left -= np.where(later, ones, _U64(0))
     word = np.where(later, second, word)
     behind = np.where(later, _ones_below(second), behind)
-    # The byte: as many as end with no more ones behind them than are left; bytes are compared side by side.
+    # The byte: the number of bytes whose cumulative ones do not exceed `left`, compared in parallel.
     ended = ((left * _EACH | _HIGH) - behind & _HIGH) >> _U64(7)
     shift = (ended * _EACH >> _U64(56)) << _U64(3)
     own = word >> shift & _U64(255)
@@ -64,23 +64,23 @@ def select(
 
 
 class Selection:
-    """The samples [start, stop) of `total` raw ones, without those left out, renumbered 0, 1, 2, ... in raw order.
+    """The samples [start, stop) of `total` raw ones, without excluded ones, renumbered 0, 1, 2, ... in raw order.
 
-    The range counts raw samples, those left out too (as in Energon); `len` is the true number that is left. With
-    `total=10, start=2, stop=8, excluded=[3, 9]` the raw samples are 2, 4, 5, 6, 7 and the length is 5.
+    The range counts raw samples, including excluded ones (as in Energon); `len` is the number of remaining samples.
+    With `total=10, start=2, stop=8, excluded=[3, 9]` the raw samples are 2, 4, 5, 6, 7 and the length is 5.
 
-    A range is arithmetic, and so are samples that are left out by name, which are few. Where a condition decides, a
-    bitmap holds what is kept and, for each 128 bits of it, how many are kept before: 1.5 bits a raw sample, whatever
-    share is kept. The k-th kept sample is found by a binary search for its block, then by counting ones side by side
-    in the bytes of a word.
+    A range is arithmetic, and so are samples excluded by name, because they are few. For a condition, a bitmap stores
+    the kept samples and, for each 128 bits, the number of kept ones before: 1.5 bits per raw sample, for any share
+    kept. The k-th kept sample is found by a binary search for its block, then by counting ones in parallel in the bytes
+    of a word.
 
     Attributes:
         total: number of raw samples in the split part.
         start: first raw sample of the range.
         stop: end of the range, exclusive.
-        excluded: raw ranks inside the range that are left out by name, ascending, int64 (e,).
-        digest: a word that tells what `where` kept, for `fold`; none where it was not used.
-        condition: what `where` was told of the condition; None where it was not used.
+        excluded: raw ranks inside the range that are excluded by name, ascending, int64 (e,).
+        digest: a word that identifies the samples kept by `where`, for `fold`; empty if it was not used.
+        condition: the condition passed to `where`; None if it was not used.
     """
 
     __slots__ = (
@@ -102,11 +102,11 @@ class Selection:
             total: number of raw samples.
             start: first raw sample of the range.
             stop: end of the range, exclusive; None is `total`.
-            excluded: raw ranks in [0, total) to leave out, in any order, repeats allowed.
+            excluded: raw ranks in [0, total) to exclude, in any order, repeats allowed.
 
         Raises:
             ConfigError: the range or an excluded rank does not fit the raw samples.
-            EmptyDatasetError: nothing is left.
+            EmptyDatasetError: no sample remains.
         """
         stop = total if stop is None else stop
         if not 0 <= start <= stop <= total:
@@ -130,7 +130,7 @@ class Selection:
         self.digest: tuple[int, ...] = ()
         self.condition: Mapping[str, Any] | None = None
         self._length = stop - start - int(ranks.size)
-        # Before excluded sample i of the range lie excluded[i] - start - i kept ones.
+        # excluded[i] - start - i kept samples are before excluded sample i of the range.
         self._kept_before = ranks - start - np.arange(ranks.size, dtype=np.int64)
         self._bits: npt.NDArray[np.uint64] | None = None
         self._stretches: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
@@ -145,16 +145,16 @@ class Selection:
         stop: int | None = None,
         excluded: npt.NDArray[np.int64] | Sequence[int] = (),
     ) -> Selection:
-        """Samples of stretches [begin[i], end[i]) of raw ones, in any order, one behind the other.
+        """Samples of stretches [begin[i], end[i]) of raw ones, in any order, concatenated.
 
         `total`, `start`, `stop` and `excluded` count along the stretches: `ranks`.
 
-        Raises: as the constructor does.
+        Raises: as the constructor.
         """
         first = np.cumsum(end - begin) - (end - begin)
         found = cls(int((end - begin).sum()), start=start, stop=stop, excluded=excluded)
         first, shift = first[end > begin], (begin - first)[end > begin]
-        new = np.diff(shift, prepend=shift[:1] - 1) != 0  # a stretch that follows directly goes on with the one before
+        new = np.diff(shift, prepend=shift[:1] - 1) != 0  # a stretch that follows directly is merged with the previous
         if new.sum() > 1 or shift[0]:
             found._stretches = first[new], shift[new]
         return found
@@ -165,7 +165,7 @@ class Selection:
     ) -> Selection:
         """Samples [start, stop) of those in runs [begin, end) of raw ranks, which ascend and do not overlap.
 
-        Raises: as the constructor does.
+        Raises: as the constructor.
         """
         bounds = np.array(runs, np.int64).reshape(-1, 2)
         first = np.concatenate([[0], np.cumsum(bounds[:, 1] - bounds[:, 0])])
@@ -190,11 +190,11 @@ class Selection:
         self._length = int(self._before[-1])
 
     def where(self, keep: npt.NDArray[np.bool_], condition: Mapping[str, Any]) -> Selection:
-        """Those samples of this selection for which `keep`, (len(self),), is true: not none of them.
+        """The samples of this selection for which `keep`, (len(self),), is true. At least one must be true.
 
         Args:
             keep: (len(self),) which to keep.
-            condition: what decides that, for manifests; JSON-native.
+            condition: the condition, for manifests; JSON-native.
         """
         if not self.is_range:
             raw = np.zeros(self.stop - self.start, np.bool_)
@@ -203,7 +203,7 @@ class Selection:
         return self._narrowed(keep, condition)
 
     def _narrowed(self, keep: npt.NDArray[np.bool_], condition: Mapping[str, Any] | None) -> Selection:
-        """Those in the range for which `keep`, (stop - start,), is true."""
+        """The samples in the range for which `keep`, (stop - start,), is true."""
         packed = np.packbits(keep, bitorder="little")
         bits = np.zeros(-(-packed.size // (_BLOCK // 8)) * (_BLOCK // 8), np.uint8)
         bits[: packed.size] = packed
@@ -232,21 +232,21 @@ class Selection:
 
     @property
     def is_range(self) -> bool:
-        """Whether nothing inside of the range is left out."""
+        """Whether no sample inside the range is left out."""
         return self._bits is None and not self.excluded.size
 
     @property
     def has_bitmap(self) -> bool:
-        """Whether a condition decides."""
+        """Whether a condition selects the samples."""
         return self._bits is not None
 
     @property
     def stretches(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(k,) first rank of each stretch, and (k,) what makes raw numbers of its ranks."""
+        """(k,) first rank of each stretch, and (k,) the shift from its ranks to raw numbers."""
         return self._stretches or (np.zeros(1, np.int64), np.zeros(1, np.int64))
 
     def to_raw(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Give the raw numbers of samples of the selection.
+        """Return the raw numbers of samples of the selection.
 
         Args:
             indices: numbers in [0, len(self)), any shape; not checked.
@@ -261,7 +261,7 @@ class Selection:
         return ranks
 
     def ranks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The same along the stretches, in [start, stop); of a selection without these they are the raw numbers."""
+        """As `to_raw`, but ranks along the stretches, in [start, stop). Without stretches they are the raw numbers."""
         if self._bits is None:
             raw = indices + np.int64(self.start)
             if self.excluded.size:
@@ -276,7 +276,7 @@ class Selection:
     def blocks_of(
         self, indices: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """What `select` finds samples with, for many selections at once; only where there is a bitmap.
+        """The arguments of `select`, to look up samples of many selections at once. Only with a bitmap.
 
         Args:
             indices: (n,) in [0, len(self)).
@@ -292,7 +292,7 @@ class Selection:
     def raw_runs(self, first: int, stop: int) -> list[slice]:
         """The raw numbers of samples [first, stop) of the selection, as slices in order; empty: they are too scattered.
 
-        Only runs of stretches of 256 samples in the mean are worth it.
+        Only runs of stretches with a mean of at least 256 samples are worthwhile.
         """
         if first >= stop:
             return [slice(self.start, self.start)]
@@ -308,7 +308,7 @@ class Selection:
         return [slice(own + shift, end + shift) for own, end, shift in moved]
 
     def cut_by(self, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(k,) how many samples of the selection are before each raw rank of `bounds`, ascending, each once."""
+        """(k,) number of samples of the selection before each raw rank of `bounds`, ascending, without duplicates."""
         low, high = np.zeros(len(bounds), np.int64), np.full(len(bounds), len(self), np.int64)
         while (open_ := low < high).any():  # `to_raw` ascends
             middle = (low + high) // 2
@@ -319,14 +319,14 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subset:
-    """Some consecutive samples of a split part, counted before excludes are taken out.
+    """Consecutive samples of a split part, counted before samples are excluded.
 
-    First the absolute range is taken, then the share of what that leaves: `absolute=(10, 30), share=(1/5, 4/5)` are the
+    The absolute range is applied first, then the share of the result: `absolute=(10, 30), share=(1/5, 4/5)` are the
     samples 14 to 25. Shares are exact: 29% of 100 samples are 29 (Energon's floats make them 28).
 
     Attributes:
         absolute: First sample, and one past the last; None for the end of the split part.
-        share: Start and end as parts of the whole.
+        share: Start and end as fractions of the whole.
     """
 
     absolute: tuple[int, int | None] | None = None
@@ -343,9 +343,9 @@ class Subset:
 
     @classmethod
     def parse(cls, value: Any) -> Subset:
-        """Read `{"range": [10, 30]}` or, for short, `[10, 30]`, `[10, "end"]`, `["20%", "80%"]`.
+        """Parse `{"range": [10, 30]}` or, for short, `[10, 30]`, `[10, "end"]`, `["20%", "80%"]`.
 
-        Raises ConfigError if it is none of these, mixes percent with numbers, or is empty.
+        Raises ConfigError if it is none of these, mixes percentages with numbers, or is empty.
         """
         if isinstance(value, Subset):
             return value
@@ -353,7 +353,7 @@ class Subset:
         start = _bound(first, value)
         if isinstance(last, str) and last.strip() == "end":
             if isinstance(start, Fraction):
-                raise ConfigError(f"subset {value!r}: `end` goes with sample numbers; write 100%")
+                raise ConfigError(f"subset {value!r}: `end` is only valid with sample numbers; write 100%")
             return cls(absolute=(start, None))
         stop = _bound(last, value)
         if isinstance(start, int) and isinstance(stop, int):
@@ -363,25 +363,25 @@ class Subset:
         raise ConfigError(f"subset {value!r}: both bounds must be percentages, or both sample numbers")
 
     def within(self, outer: Subset) -> Subset:
-        """Take the share that `outer` asks for of this subset. The inner one is applied first.
+        """Take the share of `outer` of this subset. The inner one is applied first.
 
-        Raises ConfigError if `outer` is absolute: sample numbers have a meaning for a single dataset only.
+        Raises ConfigError if `outer` is absolute: sample numbers are only meaningful for a single dataset.
         """
         if outer.absolute is not None:
-            raise ConfigError(f"subset {outer} counts samples, which only a single dataset can; use percentages")
+            raise ConfigError(f"subset {outer} counts samples, which only works for a single dataset; use percentages")
         start, stop = self.share
         length = stop - start
         return Subset(absolute=self.absolute, share=(start + outer.share[0] * length, start + outer.share[1] * length))
 
     def resolve(self, total: int, *, of: str = "the split part") -> tuple[int, int]:
-        """(start, stop) in samples of a split part that has `total`. Shares are cut down to whole samples.
+        """(start, stop) in samples of a split part with `total` samples. Shares are rounded down to whole samples.
 
         Args:
-            total: Its samples, before excludes are taken out.
-            of: What a message calls it.
+            total: Samples of the split part, before any are excluded.
+            of: Name of the split part, for messages.
 
         Raises:
-            ConfigError: An absolute bound lies beyond the end.
+            ConfigError: An absolute bound is past the end.
         """
         first, last = (0, total) if self.absolute is None else self.absolute
         last = total if last is None else last
@@ -398,20 +398,20 @@ class Subset:
 
 
 def part_of(subset: Subset | None, where: Expression | None) -> str:
-    """What of a split part is taken, in words that tell one leaf from another; empty: everything."""
+    """Description of a selection from a split part, which identifies the leaf; empty: everything."""
     condition = None if where is None else f"where {where}"
     return " ".join(str(each) for each in (subset, condition) if each is not None)
 
 
 def _bounds(value: Any) -> tuple[Any, Any]:
-    """Both bounds, as they were written."""
+    """Both bounds, unparsed."""
     bounds: Any = value
     if isinstance(value, Mapping):
         if set(value) != {"range"}:
-            raise ConfigError(f"subset {value!r}: `range: [start, end]` is meant, and nothing else")
+            raise ConfigError(f"subset {value!r}: expected `range: [start, end]` and no other key")
         bounds = value["range"]
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
-        raise ConfigError(f"subset {value!r}: a range [start, end] of two values is meant")
+        raise ConfigError(f"subset {value!r}: expected a range [start, end] of two values")
     return bounds[0], bounds[1]
 
 
@@ -421,7 +421,7 @@ def _bound(value: Any, written: Any) -> int | Fraction:
             raise ConfigError(f"subset {written!r}: {value!r} is not a percentage")
         share = Fraction(value.strip().removesuffix("%").strip()) / 100
         if share > 1:
-            raise ConfigError(f"subset {written!r}: {value!r} does not lie in 0% to 100%")
+            raise ConfigError(f"subset {written!r}: {value!r} is not between 0% and 100%")
         return share
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -429,7 +429,7 @@ def _bound(value: Any, written: Any) -> int | Fraction:
 
 
 def _percent(share: Fraction) -> str:
-    """The share as exactly as it can be written: a decimal number, or a fraction of small terms."""
+    """The share in exact form: a decimal number, or a fraction."""
     percent = share * 100
     decimal = f"{float(percent):.12g}"
     return f"{decimal}%" if Fraction(decimal) == percent else f"{share}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights and repetitions as exact numbers: what the text says in decimals, not what a double makes of it."""
+"""Weights and repetitions as exact numbers: the value of the decimal text, not of its double."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from energon_grain.errors import ConfigError
 Weight = int | float | str | Decimal | Fraction
 
 Schedule = Sequence[tuple[int, Sequence[Weight]]]
-"""Segments: the first position of each, and the weights from there on."""
+"""Segments: the first position of each, and its weights."""
 
 LaneSchedule = Sequence[tuple[int | npt.NDArray[np.int64], Sequence[Weight]]]
 """The same; a segment may also begin at a round of each lane, int64 (L,)."""
 
 MAX_TOTAL = 1 << 31
-"""Integer weights add up to at most this, so that products of two of them fit 64 bits."""
+"""Maximum sum of integer weights, so that products of two of them fit into 64 bits."""
 
 
 def exact(value: Weight, what: str = "weight") -> Fraction:
-    """Give a number as the fraction that its decimal text means: 0.1 is 1/10.
+    """Return a number as the fraction of its decimal text: 0.1 is 1/10.
 
-    Raises ConfigError if the value is no number, not finite or negative.
+    Raises ConfigError if the value is not a number, not finite, or negative.
     """
     try:
         number = Fraction(_written(value))
@@ -41,24 +41,25 @@ def exact(value: Weight, what: str = "weight") -> Fraction:
 
 
 def _written(value: Weight) -> int | str | Decimal | Fraction:
-    """The number with Python's integers in it, or the decimal text of one that was rounded."""
+    """The number with Python integers, or the decimal text of a rounded number."""
     if isinstance(value, float):
         return float.__repr__(value)
-    if isinstance(value, Rational):  # numpy's integers are
+    if isinstance(value, Rational):  # including numpy's integers
         return Fraction(int(value.numerator), int(value.denominator))
-    return str(value) if isinstance(value, Real) else value  # numpy's short floats
+    return str(value) if isinstance(value, Real) else value  # including numpy's short floats
 
 
 def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
-    """Give integers in the ratio of the weights: `[0.7, "0.2", 0.1]` is `(7, 2, 1)`.
+    """Return integers in the ratio of the weights: `[0.7, "0.2", 0.1]` is `(7, 2, 1)`.
 
-    The ratio is exact if the smallest such integers add up to at most 2**31, else each share is off by under 2**-31.
+    The ratio is exact if the smallest such integers add up to at most 2**31. Otherwise each share is off by less than
+    2**-31.
 
     Args:
-        weights: one number a child, of which one is above 0.
+        weights: one number per child, at least one of them above 0.
 
     Raises:
-        ConfigError: a weight would round to nothing.
+        ConfigError: a weight would round to zero.
     """
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
@@ -70,13 +71,13 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
         if fraction and not integer:
             raise ConfigError(
                 f"weight {number} of {len(fractions)}, {weights[number]!r}, is {float(fraction / total):.2g} of all, "
-                f"rounded to nothing: a share must be at least {1 / MAX_TOTAL:.3g}"
+                f"which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
             )
     return integers
 
 
 def period(rates: Sequence[int | Fraction]) -> int:
-    """After so many epochs of these rates their lengths (see `epoch_lengths`) are the same again."""
+    """Number of epochs of these rates after which their lengths (see `epoch_lengths`) repeat."""
     return math.lcm(*(rate.denominator for rate in rates))
 
 
@@ -85,7 +86,7 @@ def epoch_lengths(rates: Sequence[int | Fraction], first: int, count: int) -> np
     lengths = np.full(count, sum(math.floor(rate) for rate in rates), np.int64)
     for rate in rates:
         whole, part = rate.denominator, rate.numerator % rate.denominator
-        # What epochs before left of a sample, in parts of it. In Python's integers where 64 bits do not hold products.
+        # Fraction of a sample left by earlier epochs, as a numerator. Python integers if products exceed 64 bits.
         number = np.arange(count, dtype=np.int64 if whole * max(whole, count) < 1 << 62 else object)
         left = (first * part % whole + number % whole * part) % whole
         lengths += (left + part >= whole).astype(np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permuting the positions of a child inside windows: what a shuffle buffer is for, without a buffer."""
+"""Permuting the positions of a child inside windows: the effect of a shuffle buffer, without a buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_grain.samplers.routing import Routes
 
 
 class Passes(Protocol):
-    """Where the passes of a finite stream lie among all its positions."""
+    """The passes of a finite stream among all its positions."""
 
     def start(self, epoch: int) -> int:
         """First position of a pass."""
@@ -31,11 +31,11 @@ class Passes(Protocol):
 
     @property
     def period(self) -> int:
-        """After so many passes their lengths are the same again."""
+        """Number of passes after which their lengths repeat."""
         ...
 
     def lengths(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Positions of each of `count` passes from `first` on."""
+        """Positions of each of `count` passes, starting with pass `first`."""
         ...
 
 
@@ -43,13 +43,13 @@ class Passes(Protocol):
 class WindowShuffle:
     """One child, whose positions are permuted in windows of `window` consecutive ones.
 
-    Windows begin with the stream, or with each of its passes, the last window of which is shorter: a pass has the same
-    samples as without the shuffle. The child's lanes are mixed.
+    Windows begin with the stream, or with each of its passes. The last window of a pass is shorter, so a pass has the
+    same samples as without the shuffle. The child's lanes are mixed.
 
     Attributes:
         window: positions of a window, at least 1.
         key: 64-bit key, `fold(seed, node key, ...)`.
-        passes: of the child; None: it is endless.
+        passes: passes of the child; None: it is endless.
     """
 
     preserves_runs: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class WindowShuffle:
     passes: Passes | None
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Give child 0 and its position at each position (at least 0, any order)."""
+        """Return child 0 and its position at each position (at least 0, any order)."""
         child = np.zeros(position.size, dtype=np.int32)
         if not position.size:
             return child, position
@@ -74,7 +74,7 @@ class WindowShuffle:
         self, position: npt.NDArray[np.int64], passes: Passes
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """First position and size of each position's window."""
-        # Positions of a chunk lie close together: a few passes, unless passes are very short.
+        # Positions of a chunk are close together: a few passes, unless passes are very short.
         low, high = passes.epoch_at(int(position.min())), passes.epoch_at(int(position.max()))
         if high - low > position.size + 1:
             numbers = sorted({passes.epoch_at(place) for place in position.tolist()})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making many samples of one type at once.
 
-A dataclass constructor costs about as much as reading the sample. Where the type is a plain dataclass with slots, its
-objects are made empty and each slot is filled for all samples in one pass through C (`map` over the slot's setter), at
-about 50 ns a field. Types with `__post_init__`, a constructor of their own or without slots are called as usual.
+A dataclass constructor costs about as much as reading the sample. For plain dataclasses with slots, empty objects are
+made and each slot is filled for all samples in one pass in C (`map` over the slot's setter), at about 50 ns per field.
+Types with `__post_init__`, with their own constructor, or without slots are called as usual.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 Columns = Mapping[str, Iterable[Any]]
 Constructor = Callable[[int, Columns], list[Any]]
 _BESIDE = {"__dict__", "__weakref__"}
-"""Slots that are no fields, and that a constructor leaves empty."""
+"""Slots that are not fields, and that a constructor leaves empty."""
 
 
 def column_constructor(sample_type: type[Any]) -> Constructor:
     """A function `(count, columns) -> samples` that makes `count` samples of a dataclass.
 
-    `columns` gives one iterable of `count` values a field; other fields get their defaults.
+    `columns` has one iterable of `count` values per field. Other fields get their defaults.
     """
     setters = _slot_setters(sample_type)
     if setters is None:
@@ -64,7 +64,7 @@ def _call(sample_type: type[Any], count: int, columns: Columns) -> list[Any]:
 
 
 def _slot_setters(sample_type: type[Any]) -> dict[str, Callable[[Any, Any], None]] | None:
-    """Setter of every field, if filling slots is all that the constructor would do."""
+    """Setters of all fields, if the constructor does nothing except fill slots."""
     if not dataclasses.is_dataclass(sample_type) or hasattr(sample_type, "__post_init__"):
         return None
     if sample_type.__new__ is not object.__new__ or sample_type.__setattr__ is not object.__setattr__:

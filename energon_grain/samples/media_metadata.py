@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of an image, a video or a sound without decoding it, and the JSON text that an index keeps of it.
+"""Metadata of an image, video or sound that is known without decoding it, and its JSON form in an index.
 
-The types, their fields and the text are those of Megatron-Energon 7.3 and later: one side reads what the other wrote.
+The types, fields and JSON are those of Megatron-Energon 7.3 and later: each side can read what the other wrote.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from energon_grain.samples.sample import edataclass
 
 
 class MediaMetadataType(str, Enum):  # noqa: UP042 (its `str()` is that of Energon's)
-    """Kinds of metadata, by the word that the index has for each."""
+    """Kinds of metadata, by the word used in the index."""
 
     AV = "av"
     IMAGE = "image"
 
     @classmethod
     def from_string(cls, value: str) -> MediaMetadataType:
-        """The kind of that word.
+        """The kind of a word.
 
         Raises:
-            FormatError: There is no such kind.
+            FormatError: The kind does not exist.
         """
         try:
             return cls(value)
         except ValueError:
             raise FormatError(
-                f"metadata of a medium is of type {value!r}; known are {', '.join(map(repr, _TYPES))}"
+                f"metadata of a medium has type {value!r}; expected one of {', '.join(map(repr, _TYPES))}"
             ) from None
 
 
 @edataclass
 class MediaMetadataBase:
-    """What the kinds of metadata have in common: a mapping of what is known, and back."""
+    """Base of all kinds of metadata: conversion to and from a mapping."""
 
     metadata_type: ClassVar[MediaMetadataType]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are known; None stands for what is not, and is left out."""
+        """The known fields. Unknown ones (None) are left out."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in known.items() if value is not None}
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> Self:
-        """The metadata of such a mapping; fields of a later version are left out.
+        """The metadata of a mapping. Fields of later versions are ignored.
 
         Raises:
-            FormatError: A value has the wrong type, or one that must be there is not.
+            FormatError: A value has the wrong type, or a required one is missing.
         """
         try:
             return cast("Self", (_FORMS.get(cls) or Form(cls)).from_value(payload))
@@ -65,7 +65,7 @@ class MediaMetadataBase:
 
 @edataclass
 class AVMetadata(MediaMetadataBase):
-    """What is known of a video or a sound; None: that it has not, that is not known, or that was not asked for."""
+    """Metadata of a video or a sound; None: absent, unknown, or not requested."""
 
     metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.AV
 
@@ -73,30 +73,30 @@ class AVMetadata(MediaMetadataBase):
     """In seconds."""
     video_num_frames: int | None = None
     video_fps: float | None = None
-    """Frames a second, on average."""
+    """Average number of frames per second."""
     video_width: int | None = None
     video_height: int | None = None
     audio_duration: float | None = None
     """In seconds."""
     audio_channels: int | None = None
     audio_sample_rate: int | None = None
-    """Samples a second, in each channel."""
+    """Samples per second, in each channel."""
     audio_num_samples: int | None = None
     """In each channel."""
 
 
 @edataclass
 class ImageMetadata(MediaMetadataBase):
-    """What is known of an image file."""
+    """Metadata of an image file."""
 
     metadata_type: ClassVar[MediaMetadataType] = MediaMetadataType.IMAGE
 
     width: int
     height: int
     format: str
-    """Pillow's name of it, such as `JPEG`."""
+    """Pillow's name of the format, such as `JPEG`."""
     mode: str
-    """Pillow's name of its colours, such as `RGB`."""
+    """Pillow's name of the colour mode, such as `RGB`."""
 
 
 _FORMS: dict[Any, Form[Any]] = {kind: Form(kind) for kind in (AVMetadata, ImageMetadata)}
@@ -105,17 +105,17 @@ _TYPES: dict[str, type[AVMetadata] | type[ImageMetadata]] = {"av": AVMetadata, "
 
 
 def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
-    """The kind of metadata, and its JSON text without spaces; what is None is not in it."""
+    """The kind of metadata, and its JSON without spaces. Fields that are None are left out."""
     return metadata.metadata_type, msgspec.json.encode(metadata.to_dict()).decode()
 
 
 def deserialize_media_metadata(
     metadata_type: str | MediaMetadataType, metadata_json: str
 ) -> AVMetadata | ImageMetadata:
-    """The metadata of which the index keeps this kind and this text; an empty text says nothing.
+    """The metadata of an index entry. An empty `metadata_json` has no fields.
 
     Raises:
-        FormatError: There is no such kind, or the text is no JSON that fits it.
+        FormatError: The kind does not exist, or `metadata_json` is invalid JSON or does not fit it.
     """
     kind = _TYPES[MediaMetadataType.from_string(metadata_type).value]
     try:

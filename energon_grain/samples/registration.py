@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making sample types known to JAX, where the program has imported it.
+"""Registering sample types with JAX, if the program has imported it.
 
-The floors below the loader import no framework. What samples and batches are to JAX is a matter of
-`energon_grain.loader.pytree`, which is imported here at call time, once JAX is there: when a class is defined, and when
-a batch or a sample is delivered. Classes that were defined before JAX was imported are registered on the first of these
-occasions, all of them.
+The packages below the loader import no framework. `energon_grain.loader.pytree` defines how JAX sees samples and
+batches. It is imported at call time, once JAX is imported: when a class is defined, and when a batch or sample is
+delivered. Classes defined before JAX was imported are registered on the first of these occasions.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from typing import Any
 
 _waiting: list[weakref.ref[type]] = []
 registered: set[type] = set()
-"""Types that JAX knows."""
+"""Types that are registered with JAX."""
 
 
 def register_type(cls: type) -> None:
-    """Make the instances of a dataclass, or of `CrudeSample`, pytrees."""
+    """Register the instances of a dataclass, or of `CrudeSample`, as pytrees."""
     _waiting.append(weakref.ref(cls))
     if "jax" in sys.modules:
         _register_waiting()
 
 
 def register_value(value: Any) -> None:
-    """Make a batch, or the batches in a list, tuple or dictionary, pytrees: plain dataclasses of users too."""
+    """Register the type of a batch, or of the batches in a list, tuple or dictionary, including users' dataclasses."""
     if (_waiting or type(value) not in registered) and "jax" in sys.modules:
         _register_waiting().register_value(value)
 
@@ -37,6 +36,6 @@ def _register_waiting() -> Any:
     while _waiting:
         cls = _waiting.pop()()
         if cls is not None:
-            # At class creation, before the decorator has run, a subclass of a dataclass counts as one.
+            # When a class is created, before the decorator has run, a subclass of a dataclass counts as a dataclass.
             pytree.register_type(cls)
     return pytree

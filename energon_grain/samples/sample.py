@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of every sample type: fields, what samples and batches are beside these, and where their data came from.
+"""The base of all sample types: fields, metadata of samples and batches, and the sources of their data.
 
-A tensor, or whatever else has a method `pin_memory` or `to`, is asked for its copy; torch is not imported here.
+Tensors, and any other values with a method `pin_memory` or `to`, make their own copies. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ F = TypeVar("F", bound="Fields")
 class SourceInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One place on disk that a sample was made from.
 
-    Immutable and hashable. A struct instead of a frozen dataclass because every sample read carries one: it is
-    constructed in 0.2 µs instead of 0.9 µs.
+    Immutable and hashable. A struct instead of a frozen dataclass, because every sample has one: construction takes
+    0.2 µs instead of 0.9 µs.
     """
 
     dataset_path: EPath
     """Root of the dataset."""
     index: int | str
-    """Dataset-wide number of the sample; its key where the sample was looked up by key."""
+    """Number of the sample in the dataset; its key if the sample was looked up by key."""
     shard_name: str
-    """File that holds the sample, relative to the dataset; a base folder for loose files."""
+    """File that holds the sample, relative to the dataset; the base folder for loose files."""
     file_names: tuple[str, ...]
     """Full names of the members that were read."""
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Take over the fields as Energon pickles them."""
+        """Set the fields from Energon's pickles."""
         for name, value in zip(self.__struct_fields__, state, strict=True):
             msgspec.structs.force_setattr(self, name, value)
 
@@ -49,7 +49,7 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def add_source_info(sample: T, *sources: SourceInfo) -> T:
     """Append `sources` to the `__sources__` of a sample (object or dictionary) in place, and return the sample.
 
-    Anything that has no place for sources is returned as it is.
+    Values without a place for sources are returned unchanged.
     """
     record: Any = sample
     if isinstance(record, dict):
@@ -60,7 +60,7 @@ def add_source_info(sample: T, *sources: SourceInfo) -> T:
 
 
 def get_source_info(sample: object) -> list[SourceInfo] | None:
-    """The sources of a sample, of a batch, or of a list of samples in order; None where there are none."""
+    """The sources of a sample, of a batch, or of a list of samples in order; None if there are none."""
     if isinstance(sample, list):
         records: list[object] = sample
         found = [source for record in records for source in _sources(record)]
@@ -82,20 +82,20 @@ _NO_CONTENT = frozenset({*METADATA_FIELDS, "__valid__"})
 
 
 class Fields:
-    """What `Sample` and `Batch` have in common.
+    """Base of `Sample` and `Batch`.
 
-    `value["image"]` is `value.image`, and `model(**value)` and `dict(value)` take the fields without the metadata.
+    `value["image"]` is `value.image`, and `model(**value)` and `dict(value)` use the fields without the metadata.
 
-    Attributes that are no fields may be set, as in Energon: `vars(value)` has them, copies and pickles keep them, and
-    whatever goes by fields (`==`, `repr`, `dataclasses.replace`, `extend`, batching) leaves them out.
+    As in Energon, attributes that are not fields may be set: `vars(value)` contains them, and copies and pickles keep
+    them. Operations on fields (`==`, `repr`, `dataclasses.replace`, `extend`, batching) ignore them.
     """
 
-    __slots__ = ("__dict__",)  # made when an attribute is set; until then 32 bytes and 20 ns for each object
+    __slots__ = ("__dict__",)  # made when an attribute is set; unused, it costs 32 bytes and 20 ns per object
     __iter__ = None
-    """As `dict(value)` and `**value` need none, a loop over a batch by mistake is an error."""
+    """Looping over a batch is an error. `dict(value)` and `**value` need no `__iter__`."""
 
     def __setstate__(self, state: Any) -> None:
-        # Energon's have no `__valid__`, and so have its pickles. (A `__getattr__` would make every access slower.)
+        # Energon's types and their pickles have no `__valid__`. (A `__getattr__` would make every access slower.)
         for part in ({"__valid__": None}, *(state if isinstance(state, tuple) else (state,))):
             for name, value in (part or {}).items():
                 setattr(self, name, value)
@@ -107,40 +107,40 @@ class Fields:
     def __getitem__(self, name: str) -> Any:
         if name in _all_names(self):
             return getattr(self, name)
-        raise KeyError(f"{type(self).__name__} has no field {name!r}, it has {', '.join(_content_names(self))}")
+        raise KeyError(f"{type(self).__name__} has no field {name!r}; it has {', '.join(_content_names(self))}")
 
     def __contains__(self, name: object) -> bool:
         return name in _all_names(self)
 
     def as_dict(self, *, metadata: bool = False) -> dict[str, Any]:
-        """The fields as a dictionary, whose values are shared.
+        """The fields as a dictionary. Values are not copied.
 
         Args:
-            metadata: Whether `__key__` and its like are in it, too.
+            metadata: Whether to include `__key__` and other metadata.
         """
         return {name: getattr(self, name) for name in (_all_names(self) if metadata else _content_names(self))}
 
     def pin_memory(self: F) -> F:
-        """A copy with the tensors in pinned memory, from where they are copied to a GPU while it computes.
+        """A copy with tensors in pinned memory, so that they can be copied to a GPU while it computes.
 
-        What has no `pin_memory` (numpy arrays, texts) is shared with the copy. See `energon_grain.samples.sample`.
+        Values without `pin_memory` (numpy arrays, strings) are shared with the copy. See the function `pin_memory`.
         """
         return pin_memory(self)
 
     def to(self: F, *device: Any, **options: Any) -> F:
-        """A copy with the tensors on a device: arguments are those of `torch.Tensor.to`, such as `non_blocking=True`.
+        """A copy with tensors on a device. Arguments are those of `torch.Tensor.to`, such as `non_blocking=True`.
 
-        What has no `to` (numpy arrays, texts) is shared with the copy.
+        Values without `to` (numpy arrays, strings) are shared with the copy.
         """
         return _entered(self, lambda value: value.to(*device, **options) if _can(value, "to") else None)
 
 
 def pin_memory(value: T) -> T:
-    """A copy of a batch, or of any value, with what can be pinned pinned.
+    """A copy of a batch, or of any value, with tensors in pinned memory.
 
-    Dataclasses, dictionaries, named tuples, lists and tuples are entered and made anew, each with its own type;
-    metadata and all else, numpy arrays too, is shared with the copy. An entry with a `pin_memory` of its own pins
-    itself.
+    Dataclasses, dictionaries, named tuples, lists and tuples are traversed and copied, and keep their types. Metadata
+    and all other values, including numpy arrays, are shared with the copy. Entries with their own `pin_memory` are
+    pinned by it.
 
     Raises RuntimeError if there is no device to pin memory for.
     """
@@ -152,7 +152,7 @@ def _can(value: Any, method: str) -> bool:
 
 
 Change = Callable[[Any], Any]
-"""A value in a new place; None: it cannot be moved by itself."""
+"""A moved copy of a value; None: the value itself cannot be moved."""
 
 
 def _changed(value: Any, change: Change) -> Any:
@@ -172,7 +172,7 @@ def _entered(value: Any, change: Change) -> Any:
         plain = PLAIN.issuperset(map(type, entries))
         return entries if plain else like(entries, [_changed(entry, change) for entry in entries])
     if is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)  # keeps attributes that are no fields, and needs no constructor
+        made = copy.copy(value)  # keeps attributes that are not fields, and calls no constructor
         for name in dict.fromkeys((*_names(type(value)), *getattr(value, "__dict__", ()))):
             if name not in METADATA_FIELDS and hasattr(value, name):
                 object.__setattr__(made, name, _changed(getattr(value, name), change))
@@ -194,20 +194,20 @@ def _content_names(value: Any) -> tuple[str, ...]:
 
 
 def like(original: Any, values: list[Any]) -> Any:
-    """`values` as the kind of list, tuple or named tuple that `original` is."""
+    """`values` as the same type of list, tuple or named tuple as `original`."""
     return original._make(values) if hasattr(original, "_make") else type(original)(values)
 
 
 BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
-"""Names of the metadata fields that every sample and every batch has."""
+"""Names of the metadata fields of every sample and batch."""
 
 
 @dataclass_transform(kw_only_default=True)
 def edataclass(cls: type[T]) -> type[T]:
     """Make `cls` a dataclass with keyword-only fields and slots.
 
-    The same as `@dataclass(kw_only=True, slots=True)`. Use `dataclass` itself where other options are needed; a plain
-    `@dataclass` works on subclasses of our types too, but keeps its own fields in a dictionary, which is slower.
+    Equal to `@dataclass(kw_only=True, slots=True)`. Use `dataclass` itself for other options. A plain `@dataclass` also
+    works on subclasses of our types, but stores its own fields in a dictionary, which is slower.
     """
     return dataclass(kw_only=True, slots=True)(cls)
 
@@ -216,26 +216,26 @@ def edataclass(cls: type[T]) -> type[T]:
 class Sample(Fields):
     """One training example. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
 
-    Fields are keyword-only, instances are mutable. With JAX imported, every subclass is a pytree: its leaves are the
-    arrays in its fields, all else is static (`energon_grain.loader.pytree`).
+    Fields are keyword-only, and instances are mutable. With JAX imported, every subclass is a pytree: the arrays in its
+    fields are its leaves, and everything else is static (`energon_grain.loader.pytree`).
     """
 
     __key__: str
     """Identifies the sample within its dataset."""
     __restore_key__: tuple[Any, ...]
-    """Says which draw made the sample; a nested tuple of strings and integers."""
+    """The draw that made the sample; a nested tuple of strings and integers."""
     __subflavors__: dict[str, Any] | None = None
-    """Tags of the dataset that the sample came from."""
+    """Tags of the sample's dataset."""
     __sources__: tuple[SourceInfo, ...] | None = None
     """Files that the sample was made from."""
     __valid__: npt.NDArray[np.bool_] | None = None
-    """Where the type serves as a batch: (batch,) which rows are samples; the others are padding. None: all."""
+    """If the type is used as a batch: (batch,) True for samples, False for padding. None: no padding."""
 
     @property
     def __subflavor__(self) -> Any:
-        """What a metadataset says as `subflavor:`, the older form of `subflavors: {__subflavor__: …}`; else None.
+        """The value of `subflavor:` in a metadataset, the older form of `subflavors: {__subflavor__: …}`; else None.
 
-        Where the type serves as a batch: a list of them.
+        If the type is used as a batch: a list of these values.
         """
         tags: Any = self.__subflavors__
         if isinstance(tags, list):
@@ -243,7 +243,7 @@ class Sample(Fields):
         return (tags or {}).get("__subflavor__")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # No zero-argument super(): `slots=True` makes the class anew, and the cell would hold the old one.
+        # No zero-argument super(): `slots=True` makes a new class, and the cell would refer to the old one.
         super(Sample, cls).__init_subclass__(**kwargs)
         register_type(cls)
 
@@ -272,10 +272,11 @@ class Sample(Fields):
 
     @classmethod
     def from_joined(cls: type[S], *samples: Sample | None) -> S:
-        """Merge the samples of a join into one of this type; the default joiner.
+        """Merge the samples of a join into one of this type. This is the default joiner.
 
-        The base fields are those of the first (the primary), except `__sources__`, which lists those of all in order.
-        Of other fields with equal names the last sample that has it wins. None stands for a sample that is missing.
+        The base fields are those of the first sample (the primary), except `__sources__`, which lists those of all
+        samples in order. If several samples have another field of the same name, the last one wins. None is a missing
+        sample.
 
         Raises:
             TypeError: The primary sample is missing, or the merged fields do not fit this type.
@@ -288,7 +289,7 @@ class Sample(Fields):
             merged.update({f.name: getattr(sample, f.name) for f in fields(sample) if f.name not in BASE_FIELDS})
         sources: Any = ()
         for each in filter(None, (sample.__sources__ for sample in present)):
-            sources = sources + each if sources else each  # sums of sources that were not looked up yet stay so
+            sources = sources + each if sources else each  # lazy sources stay lazy when added
         merged["__sources__"] = sources
         return cls(**merged)
 
@@ -298,7 +299,7 @@ def extend(cls: type[T], src: Any, fields_of_new: dict[str, Any]) -> T:
     parent: type = type(src)
     if not is_dataclass(parent) or parent not in cls.__mro__:
         raise TypeError(
-            f"{cls.__name__}.extend: takes an instance of a parent type of {cls.__name__}, not a {parent.__name__}"
+            f"{cls.__name__}.extend: expected an instance of a parent type of {cls.__name__}, got a {parent.__name__}"
         )
     values = {field.name: getattr(src, field.name) for field in fields(parent) if field.init}
     return cls(**{**values, **fields_of_new})

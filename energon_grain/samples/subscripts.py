@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes that take type arguments, as in `SavableDataset[Batch]` or `TaskEncoder[Raw, Encoded, RawBatch, Batch]`.
+"""Classes that accept type arguments, as in `SavableDataset[Batch]` or `TaskEncoder[Raw, Encoded, RawBatch, Batch]`.
 
-Arguments are for readers and type checkers alone; any that is left out is `Any`. What a task encoder names last is what
-the dataset and the loader yield.
+Arguments are only for readers and type checkers. Missing arguments are `Any`. The last argument of a task encoder is
+the type of the items of the dataset and the loader.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     EncodedBatch = TypeVar("EncodedBatch", default=Any)
 
     class OneSubscript(Generic[Item]):
-        """Takes one type argument: what comes out of it."""
+        """Accepts one type argument: the type of its items."""
 
         __slots__ = ()
 
     class FourSubscripts(Generic[RawSample, EncodedSample, RawBatch, EncodedBatch]):
-        """Takes four: raw sample, encoded sample, raw batch, encoded batch."""
+        """Accepts four: raw sample, encoded sample, raw batch, encoded batch."""
 
 else:
     from typing import TypeVar
@@ -37,12 +37,12 @@ else:
     EncodedBatch = TypeVar("EncodedBatch")
 
     class OneSubscript:
-        """Takes one type argument: what comes out of it."""
+        """Accepts one type argument: the type of its items."""
 
         __slots__ = ()
         __class_getitem__ = classmethod(GenericAlias)
 
     class FourSubscripts:
-        """Takes four: raw sample, encoded sample, raw batch, encoded batch."""
+        """Accepts four: raw sample, encoded sample, raw batch, encoded batch."""
 
         __class_getitem__ = classmethod(GenericAlias)

@@ -35,7 +35,7 @@ class ImageSample(Sample):
     """An image."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
 
 
 @edataclass
@@ -43,7 +43,7 @@ class CaptioningSample(Sample):
     """An image and its caption."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
     caption: str
 
 
@@ -52,7 +52,7 @@ class ImageClassificationSample(Sample):
     """An image and its class."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
     label: int | None = None
     label_name: str | None = None
 
@@ -62,10 +62,10 @@ Boxes = npt.NDArray[np.floating[Any]]  # (N, 4) or (N, 5)
 
 @edataclass
 class OCRSample(Sample):
-    """An image of text, and where which text is, at up to four levels of detail."""
+    """An image of text, with the text and its positions, at up to four levels of detail."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
     text: str
     """The whole text."""
     block_boxes: Boxes | None = None
@@ -85,7 +85,7 @@ class VQAOCRSample(Sample):
     """A question about an image of text."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
     context: str
     """The question."""
     text: str
@@ -103,7 +103,7 @@ class VQASample(Sample):
     """A question about an image."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
     context: str
     """The question."""
     answers: list[str] | None = None
@@ -117,7 +117,7 @@ class MultiChoiceVQASample(Sample):
     """A question about an image with answers to choose from."""
 
     image: npt.NDArray[Any]
-    """As the decoder's `image_decode` says; by default float32 (3, H, W) in 0..1."""
+    """In the format set by `image_decode` of the decoder; by default float32 (3, H, W) in 0..1."""
     context: str
     """The question."""
     choices: list[str] | None = None
@@ -129,7 +129,7 @@ class VidQASample(Sample):
     """A question about a video."""
 
     video: Any
-    """As the decoder's `av_decode` says; by default an `AVDecoder`."""
+    """In the format set by `av_decode` of the decoder; by default an `AVDecoder`."""
     context: str
     """The question."""
     answers: list[str] | None = None
@@ -140,14 +140,14 @@ class VidQASample(Sample):
 
 @edataclass
 class InterleavedSample(Sample):
-    """Images and texts in their order."""
+    """Images and texts in order."""
 
     sequence: list[npt.NDArray[Any] | str]
 
 
 @edataclass
 class SimilarityInterleavedSample(Sample):
-    """Images and texts whose alignment follows from a similarity matrix."""
+    """Images and texts that a similarity matrix aligns."""
 
     images: list[npt.NDArray[Any]]
     texts: list[str]
@@ -156,4 +156,4 @@ class SimilarityInterleavedSample(Sample):
     similarity_matrix: npt.NDArray[np.floating[Any]] | None = None
     """(images, texts)."""
     matched_text_indices: list[int] | None = None
-    """For each image the index of its sentence in `texts`."""
+    """For each image, the index of its sentence in `texts`."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a dataset: compile, plan, read, encode, lanes, prefetch, cursor, errors and statistics."""
+"""The engine: compiling, planning, reading, encoding, lanes, prefetch, cursors, errors and statistics."""

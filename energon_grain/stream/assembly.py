@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From encoded samples to a host's items.
+"""From encoded samples to the items of a host.
 
-Where the order is arithmetic, a lane turns its positions, in order, into items; a dropped sample makes the lane's later
-positions move up by one. As long as nothing was dropped item m is position m and this is a slice. The state is one
-count a lane: with d drops so far, the lane's item of round i is found at round i + d or behind it.
+If the order is arithmetic, a lane turns its positions into items, in order. A dropped sample shifts the later positions
+of its lane forward by one. Until something is dropped, item m is position m, and taking items is a slice. The state is
+one count per lane: after d drops, the item of round i is at round i + d of the lane, or later.
 
-Otherwise every lane runs operators on its samples, and the state is theirs.
+Otherwise, each lane runs operators on its samples, and the state is the state of the operators.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Taken(NamedTuple):
-    """Some consecutive items.
+    """Consecutive items.
 
     Attributes:
-        samples: Those that exist, in the order of items.
-        restore_keys: Of the draws that they were made from.
-        missing: Places among the items asked for that the pass does not have.
-        made: The batch of all of them, made already; then `samples` and `restore_keys` mean nothing.
+        samples: The items that exist, in order.
+        restore_keys: Restore keys of the draws that the items were made from.
+        missing: Indices of requested items that the pass does not have.
+        made: The finished batch of all the items. If set, `samples` and `restore_keys` are meaningless.
     """
 
     samples: list[Any]
@@ -54,17 +54,17 @@ class LaneAssembly:
     """Turns the chunks of one host into its items.
 
     Attributes:
-        drops: (lanes,) samples dropped so far in each lane. A new array whenever it changes.
-        chunks: Chunks of consecutive local positions, encoded, beginning at `first`.
-        again: Encodes a chunk to samples, where batches were made of them that cannot be used.
-        first: Local position of the first chunk; every lane's next position is at or behind it.
+        drops: (lanes,) samples dropped so far in each lane. Replaced by a new array on each change.
+        chunks: Encoded chunks of consecutive local positions, starting at `first`.
+        again: Encodes a chunk to samples, for chunks whose finished batches cannot be used.
+        first: Local position of the first chunk; the next position of each lane is here or later.
         end: Local positions of a pass; None: endless.
-        on_drop: Called for each dropped sample, once, in the order of items.
-        on_hole: Called for each sample that is missing in a pack, likewise: no item moves up for it.
-        patience: Positions that a lane may drop on its way to one item.
-        stand_in: Given a local position and what was dropped there, in place of `on_drop`: the sample that stands there
-            instead, with its restore key; lanes do not move up then. None: they do.
-        takes_batches: Whether batches still are what positions say: nothing was dropped, and the end not reached.
+        on_drop: Called once per dropped sample, in the order of items.
+        on_member_drop: Called once per sample missing from a pack, in the order of items. No item shifts for it.
+        patience: Positions that a lane may drop on the way to one item.
+        substitute: Replaces `on_drop`: given a local position and the drop there, returns the sample to use instead and
+            its restore key. Lanes then do not shift. None: lanes shift.
+        takes_batches: Whether batches still match positions: nothing was dropped, and the end is not reached.
     """
 
     lanes: int
@@ -95,7 +95,7 @@ class LaneAssembly:
         self._least = int(drops.min())
 
     def take(self, first: int, count: int) -> Taken:
-        """Local items first, …, first + count - 1. Items must be asked for in ascending order."""
+        """Local items first, …, first + count - 1. Items must be requested in ascending order."""
         self._forget(first)
         if self._shifted:
             items = np.arange(first, first + count)
@@ -112,7 +112,7 @@ class LaneAssembly:
                 if not isinstance(places, np.ndarray):
                     low, high = first - base, first - base + count
                     taken = self._slice(low, high)
-                    # Let go at once: with large samples, memory that is used again while it is warm is half the speed.
+                    # Release at once: with large samples, reusing memory while it is in the cache is twice as fast.
                     self._window[low:high] = [None] * count
                     return taken
                 self._split_batches()
@@ -122,7 +122,7 @@ class LaneAssembly:
         return self._take_one_by_one(first, count)
 
     def _slice(self, low: int, high: int) -> Taken:
-        """Places low, …, high - 1 of the window."""
+        """Entries low, …, high - 1 of the window."""
         if self._made:
             head = self._window[low]
             if type(head) is MadeBatch and head.samples == high - low:
@@ -132,7 +132,7 @@ class LaneAssembly:
         return Taken(self._window[low:high], self._keys[low:high], [])
 
     def _split_batches(self) -> None:
-        """Put samples in the place of batches, for good."""
+        """Replace all batches by their samples, permanently."""
         self.takes_batches = False
         while self._made:
             start, chunk = self._made.popleft()
@@ -155,12 +155,12 @@ class LaneAssembly:
         return taken
 
     def _take_entry(self, at: int) -> Any:
-        """The entry of the window, which no longer holds it: other lanes may be far behind."""
+        """Remove and return an entry of the window. The window may live long, because other lanes may be far behind."""
         entry, self._window[at] = self._window[at], None
         return entry
 
     def _find(self, item: int) -> int | None:
-        """Place in the window of one item, looking along its lane for the next sample that was not dropped."""
+        """Index in the window of one item: the next sample of its lane that was not dropped."""
         lane = item % self.lanes
         for _ in range(self.patience):
             position = item + int(self.drops[lane]) * self.lanes
@@ -187,9 +187,8 @@ class LaneAssembly:
             drops[lane] += 1
             self._set_drops(drops)
         raise FatalSampleError(
-            f"a lane came through {self.patience} positions without one sample that was not dropped: the hooks skip "
-            f"all (or nearly all) of what it reads. loader.stats() says what was dropped and why; filter the "
-            f"dataset instead"
+            f"a lane read {self.patience} positions without one sample that was not dropped: the hooks skip all (or "
+            f"nearly all) samples. loader.stats() lists what was dropped and why; filter the dataset instead"
         )
 
     def _fill(self, stop: int) -> None:
@@ -209,11 +208,11 @@ class LaneAssembly:
             self._keys += encoded.restore_keys
 
     def _forget(self, first: int) -> None:
-        """Let go of positions that no lane will ask for again, now that items before `first` are taken."""
+        """Release positions that no lane will request again, now that items before `first` are taken."""
         reach = first + self._least * self.lanes
         while self._made and self._made[0][0] + len(self._made[0][1].draws) <= first:
             self._made.popleft()
-        gone = min(reach - self._base, len(self._window))  # what was not read yet is still to come
+        gone = min(reach - self._base, len(self._window))  # positions not read yet still follow
         if gone > 1024 or gone > len(self._window) // 2:
             del self._window[:gone], self._keys[:gone]
             self._base += gone
@@ -226,9 +225,9 @@ class LaneProgram:
     """Turns samples into a host's items: local item m is item `m div L'` of local lane `m mod L'`.
 
     Attributes:
-        before: State of each local lane; None: nothing was made yet.
-        begins: Whether the pass begins, and `before` are the states of the end of the last one.
-        batch_size: Items of a step, to read ahead for.
+        before: State of each local lane; None: no item was made yet.
+        begins: Whether the pass begins, and `before` holds the states at the end of the previous pass.
+        batch_size: Items of a step, for reading ahead.
     """
 
     program: Program
@@ -256,7 +255,7 @@ class LaneProgram:
         self._soon = max(1.0, self.batch_size / len(self._lanes))
         self.reader.expect = self._expect
         if self.begins:
-            # A saved state does not tell of single lanes that they are still at the end of the pass before.
+            # A saved state does not record which single lanes are still at the end of the previous pass.
             self._at_once = len(self._lanes)
             for local, operator in enumerate(self._operators):
                 opened = operator or self._open(local)
@@ -264,14 +263,14 @@ class LaneProgram:
                 self._states[local] = opened.state()
 
     def begin_batch(self, number: int) -> None:
-        """Tell hooks the number, in the pass, of the batch that the next items are for."""
+        """Set the number, in the pass, of the batch that the next items belong to. Hooks can read it."""
         self.context.batch = number
 
     def _open(self, local: int) -> Items:
-        """The operator of a local lane, and with it those of the lanes that the same step will ask for.
+        """The operator of a local lane. Also opens the lanes that the same step will need.
 
-        What they hold is read together; what other lanes hold is read when it is their turn, so that the first batch
-        after a restore does not wait for it.
+        The samples that these lanes hold are read together. Other lanes read theirs when it is their turn, so the first
+        batch after a restore does not wait for them.
         """
         lanes = [(local + place) % len(self._lanes) for place in range(self._at_once)]
         lanes = [lane for lane in lanes if self._operators[lane] is None]
@@ -282,7 +281,7 @@ class LaneProgram:
                 self._lanes[lane].samples = samples
                 self._operators[lane] = self._root.open(self._lanes[lane], self._states[lane])
                 self._lanes[lane].replays.clear()
-        samples.clear()  # parts of the graph that count passes on their own share it
+        samples.clear()  # shared by parts of the graph that count passes on their own
         opened = self._operators[local]
         assert opened is not None
         return opened
@@ -298,11 +297,11 @@ class LaneProgram:
 
     @property
     def ended(self) -> bool:
-        """Whether no lane has any further item in this pass."""
+        """Whether all lanes have reached the end of this pass."""
         return all(self._ended)
 
     def take(self, first: int, count: int) -> Taken:
-        """Local items first, …, first + count - 1. Items must be asked for in ascending order, without gaps."""
+        """Local items first, …, first + count - 1. Items must be requested in ascending order, without gaps."""
         taken = Taken([], [], [])
         touched: dict[int, Items] = {}
         for place in range(count):
@@ -323,9 +322,9 @@ class LaneProgram:
         return taken
 
     def filler(self) -> tuple[Any, RestoreKey]:
-        """The first item of the pass and its restore key: it stands where a padded batch has no item. Always made anew.
+        """The first item of the pass and its restore key, to pad batches with. Made again on each call.
 
-        Raises EmptyDatasetError if the pass has none.
+        Raises EmptyDatasetError if the pass has no item.
         """
         with self.context.replay():
             for number in range(self.share.lanes):
@@ -334,11 +333,11 @@ class LaneProgram:
                 if item is not None:
                     key = ("item", self.pass_number, number, item[0])
                     return with_restore_key(item[1], key), key
-        raise EmptyDatasetError("a pass has no item at all: filters and packers drop everything")
+        raise EmptyDatasetError("a pass has no items: filters and packers drop everything")
 
 
 def rebuild_item(program: Program, context: LaneContext, pass_number: int, lane: int, reference: Reference) -> Any:
-    """An item again, from its restore key."""
+    """Make an item again from its restore key."""
     at = Lane(lane, pass_number, context.direct, context)
     at.samples = context.read([*positions(program.root.reference_form, reference)])
     with context.rebuilding():
@@ -354,7 +353,7 @@ def lane_context(
     on_restore_error: ErrorHandler,
     patience: int,
 ) -> LaneContext:
-    """What the lanes of a host share."""
+    """The context shared by the lanes of a host."""
 
     def read(positions: list[Position]) -> Samples:
         return read_positions(positions, program.feeds, stage.sources, stage.run, pace)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making steps in a thread of its own, a few ahead of the one that takes them."""
+"""Making steps in a background thread, a few steps ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """An iterator over what another one yields, which runs in a thread of its own, a few entries ahead.
+    """An iterator over the entries of another iterator, which runs in a thread, a few entries ahead.
 
     Args:
-        capacity: Entries that wait to be taken at most; 0: who takes one makes it, while the thread rests.
-        budget_bytes: Bound on their memory, estimated from the first one; a single one may always wait.
-        over: Ends it, with `stop`.
-        outlet: Where waiting for an entry is reported.
+        capacity: Maximum number of waiting entries; 0: the thread is idle, and the consumer makes its entries.
+        budget_bytes: Limit on the memory of waiting entries, estimated from the first one. One entry may always wait.
+        cancellation: Ends the iteration, together with `stop`.
+        outlet: Receives reports of waiting for an entry.
 
     Attributes:
-        full_s: How long it waited so far for an entry to be taken, where times are needed.
+        full_s: Total time the thread waited for space, if times are measured.
     """
 
     def __init__(
@@ -40,22 +40,22 @@ class Background(Generic[T]):
     ) -> None:
         self.full_s = 0.0
         self._outlet = Outlet() if outlet is None else outlet
-        self._idle = False  # the thread, with nothing left that it has made
+        self._idle = False  # whether the thread is idle and all its entries are taken
         self._entries = iter(entries)
         self._capacity = capacity
         self._budget_bytes = budget_bytes
         self._weigh = weigh
-        self._fitting: int | None = None  # into the budget
+        self._fitting: int | None = None  # entries that fit into the budget
         self._waiting: deque[T] = deque()
         self._making = False
-        self._end: BaseException | None = None  # behind those that wait
+        self._end: BaseException | None = None  # raised after the waiting entries
         self._cancellation = cancellation
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="energon-grain-batches", daemon=True)
         self._thread.start()
 
     def resize(self, capacity: int) -> None:
-        """Let so many entries wait from now on. Called by who takes them."""
+        """Set the maximum number of waiting entries. Called by the consumer."""
         with self._changed:
             self._capacity = capacity
             self._idle = False
@@ -80,7 +80,7 @@ class Background(Generic[T]):
                         self._waiting.append(entry)
                         self._making = False
                         self._changed.notify_all()
-                    del entry  # or it would live until the next one is made
+                    del entry  # otherwise it would live until the next one is made
         except BaseException as error:
             end = error
         with self._changed:
@@ -89,7 +89,7 @@ class Background(Generic[T]):
             self._changed.notify_all()
 
     def _begin(self) -> bool:
-        """Wait until this thread is to make an entry; False: none any more."""
+        """Wait until this thread should make an entry; False: it should end."""
         with self._changed:
             while self._capacity == 0 and not self._cancellation.is_set():
                 self._idle = not self._waiting
@@ -144,14 +144,14 @@ class Background(Generic[T]):
             self._outlet.waited(began_ns)
 
     def stop(self) -> None:
-        """Wake whoever waits, now that `cancellation` is set."""
+        """Wake waiting threads after `cancellation` was set."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()
 
     def close(self) -> None:
         if self._thread is not threading.current_thread():
-            with self._changed:  # which waiting gives away: a signal handler may have interrupted who holds it
+            with self._changed:  # `wait` releases the lock: a signal handler may have interrupted the holder
                 while self._end is None:
                     self._changed.wait(POLL_SECONDS)
             join(self._thread)

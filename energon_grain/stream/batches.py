@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches, as the consumer gets them."""
+"""Batches as the consumer receives them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RestoreKey = tuple[Any, ...]
 """See `history.replay`."""
 _NO_LOCK = nullcontext()
 NO_BATCH = object()
-"""Stands for a batch whose hooks dropped it."""
+"""Takes the place of a batch that hooks dropped."""
 
 
 class BatchDropped(Exception):  # noqa: N818 (a signal, not a failure)
-    """A batch hook raised."""
+    """A batch hook raised an error."""
 
     def __init__(self, hook: HookSpec, error: Exception, value: Any) -> None:
         super().__init__(hook.name)
@@ -36,10 +36,10 @@ class BatchDropped(Exception):  # noqa: N818 (a signal, not a failure)
 
 
 class BatchMaker:
-    """Runs the batch hooks. It is pure, and may stand in any thread or process.
+    """Runs the batch hooks. It is pure and can run in any thread or process.
 
     Args:
-        hook_lock: Held around hooks that must not overlap in time with others.
+        hook_lock: Held around hooks that must not run at the same time as others.
     """
 
     def __init__(self, spec: BatchSpec, *, seed: int, hook_lock: threading.RLock) -> None:
@@ -57,19 +57,19 @@ class BatchMaker:
         valid: npt.NDArray[np.bool_] | None,
         clock: Clock | None = None,
     ) -> Any:
-        """One batch.
+        """Make one batch.
 
         Args:
-            samples: Of this host's items.
-            restore_keys: Of the samples.
-            item: Global number of the first one, counted through all passes: it keys random numbers.
+            samples: The items of this host.
+            restore_keys: Restore keys of the samples.
+            item: Global number of the first item, counted over all passes. It keys the random numbers.
             pass_number: For the draw of batch hooks.
-            step: Number of the step in the pass, likewise.
-            valid: (batch,) which samples are real, where some are padding; None: all.
-            clock: Takes the times of hooks; None: nothing is timed.
+            step: Number of the step in the pass, for the draw of batch hooks.
+            valid: (batch,) True for real samples, False for padding; None: all are real.
+            clock: Measures the times of hooks; None: nothing is measured.
 
         Raises:
-            BatchDropped: A hook raised.
+            BatchDropped: A hook raised an error.
             ConfigError: The batch has no place for the validity mask.
         """
         value: Any = samples
@@ -88,11 +88,11 @@ class BatchMaker:
 
 
 class BatchStage:
-    """Makes batches, and counts those that are dropped.
+    """Makes batches and counts dropped ones.
 
     Args:
-        spec: None: samples are delivered one by one, as they are.
-        hosts: Number of hosts; with several, a batch that is dropped on one of them ends the iteration.
+        spec: None: samples are delivered one by one.
+        hosts: Number of hosts. With several hosts, a batch dropped on one of them ends the iteration.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class BatchStage:
         self._drops = drops
 
     def make(self, samples: list[Any], restore_keys: list[tuple[Any, ...]], **numbers: Any) -> Any:
-        """One batch, or `NO_BATCH`. Arguments are those of `BatchMaker.make`.
+        """One batch, or `NO_BATCH` if it was dropped. Arguments are those of `BatchMaker.make`.
 
-        Raises FatalSampleError if a hook failed as no policy may skip, or batches were dropped too often in a row, and
+        Raises FatalSampleError if a hook raised an error of `FATAL` or too many batches in a row were dropped, and
         ConfigError if the batch has no place for the validity mask.
         """
         if self._maker is None:
@@ -121,7 +121,7 @@ class BatchStage:
         if self._hosts > 1:
             raise FatalSampleError(
                 f"{hook.name} dropped a batch ({type(error).__name__}: {error}) on one of {self._hosts} hosts; the "
-                f"others would go on with a batch more. Drop samples in `encode_sample` instead"
+                f"other hosts would have one batch more. Drop samples in `encode_sample` instead"
             ) from error
         self._drops.drop(
             Dropped(
@@ -136,9 +136,9 @@ class BatchStage:
 
 
 def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:
-    """The batch with its mask: under the key `__valid__` of a dict, in the field `__valid__` of a dataclass.
+    """The batch with its mask: under the key `__valid__` of a dict, or in the field `__valid__` of a dataclass.
 
-    Raises ConfigError if the batch is neither, or has no such field.
+    Raises ConfigError if the batch is neither, or is a dataclass without the field.
     """
     if isinstance(batch, dict):
         batch["__valid__"] = valid
@@ -147,14 +147,14 @@ def with_validity(batch: Any, valid: npt.NDArray[np.bool_]) -> Any:
         cast("Any", batch).__valid__ = valid
         return batch
     raise ConfigError(
-        f"last_batch='pad' fills the last batch up and says in `__valid__` which rows are real, but a "
-        f"{type(batch).__name__} has no place for it: derive the batch from `Batch` or `Sample`, add a field "
+        f"last_batch='pad' fills the last batch and marks real rows in `__valid__`, but a {type(batch).__name__} has "
+        f"no place for it: derive the batch from `Batch` or `Sample`, add a field "
         f"`__valid__: np.ndarray | None = None`, return a dict, or use last_batch='drop'"
     )
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:
-    """The value, with its key where it has a place for it: an attribute `__restore_key__`, or that key of a dict."""
+    """The value. Sets its attribute `__restore_key__`, or that key of a dict, if it has one."""
     if isinstance(value, dict):
         if "__restore_key__" in value:
             cast("dict[str, Any]", value)["__restore_key__"] = key

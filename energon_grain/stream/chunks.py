@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The unit of work: a run of positions that are read and encoded together, its size, and cutting positions into such.
+"""The unit of work, a chunk: positions that are read and encoded together. Also its size, and cutting into chunks.
 
-No chunk takes long: `close`, Ctrl-C and the first batch wait for whole ones. Draws are made for tens of thousands of
-positions at once, reads are bounded in bytes.
+Chunks are short, because `close`, Ctrl-C and the first batch wait for whole chunks. Draws are made for tens of
+thousands of positions at once; reads are limited in bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from energon_grain.stream.spec import StreamSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNumbers:
-    """How the batches of a host are numbered as long as nothing is dropped: for making them beside their samples.
+    """How the batches of a host are numbered while nothing is dropped. Used to make batches where their samples are.
 
     Attributes:
         origin: Local position at which some batch begins.
         item: Global item at which the step of that batch begins.
         global_batch: G, items of a step.
-        base: Item 0 of the pass among the items of all passes.
-        pass_number: As it counts for random numbers.
+        base: Number of the first item of the pass among the items of all passes.
+        pass_number: Number of the pass, for random numbers.
         pads: Whether batches have a mask.
     """
 
@@ -54,18 +54,18 @@ class BatchNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
-    """What to read and encode.
+    """Samples to read and encode.
 
     Attributes:
         number: 0, 1, 2, … in the order of positions.
-        groups: Places of the chunk, all of them in order, cut where batches end unless something is dropped; empty
-            where nothing is known of batches.
-        draws: One item a position.
-        size_bytes: What reading it takes, known from the index.
-        first: Local position of the first one.
-        batch_size: Of the host's batches; 0 where positions do not tell which batch a sample belongs to.
-        numbers: Of the batches; None: they are not wanted.
-        arrival: Of what is fetched ahead; None: nothing is.
+        groups: Index ranges of the chunk, in order, cut where batches end unless something is dropped. Empty if the
+            batches are unknown.
+        draws: One item per position.
+        size_bytes: Bytes to read, known from the index.
+        first: Local position of the first item.
+        batch_size: Batch size of the host; 0 if positions do not determine the batch of a sample.
+        numbers: Numbers of the batches; None: batches are not made with the chunk.
+        prefetched: Handle of the prefetched bytes; None: nothing is prefetched.
     """
 
     number: int
@@ -78,11 +78,11 @@ class Chunk:
     prefetched: PrefetchedChunk | None = None
 
     def whole_batches(self) -> Iterator[range]:
-        """Places of the batches that lie in this chunk as a whole."""
+        """Index ranges of the batches that are completely in this chunk."""
         return (group for group in self.groups if len(group) == self.batch_size)
 
     def batches_of(self, places: npt.NDArray[np.intp]) -> Callable[[int], int] | None:
-        """Number of the batch of each of some places, if no sample is dropped; None: nobody can tell."""
+        """Function from index to batch number, valid if no sample is dropped; None: the batches are unknown."""
         if not self.batch_size:
             return None
         return lambda place: (self.first + int(places[place])) // self.batch_size
@@ -90,7 +90,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MadeBatch:
-    """A batch that was made where its samples were; it stands at the place of its first one, None at the others'."""
+    """A batch that was made where its samples are. It takes the place of its first sample; the others become None."""
 
     batch: Any
     samples: int
@@ -98,16 +98,16 @@ class MadeBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Encoded:
-    """A chunk, done.
+    """An encoded chunk.
 
     Attributes:
-        outcomes: One entry a position: the encoded sample, or the `Dropped` in its stead; `PartialItem` where some of a
-            pack's samples were dropped; or, where nothing was, a `MadeBatch` and None for all of its samples.
-        restore_keys: One a position.
-        drops: How many of the outcomes are `Dropped` or `PartialItem`.
-        size_bytes: Estimate of the memory that the outcomes hold.
-        made: Whether there are made batches.
-        work: What making it took; None: nobody took the time.
+        outcomes: One entry per position: the encoded sample, `Dropped`, or `PartialItem` if some samples of a pack were
+            dropped. If nothing was dropped, also a `MadeBatch` followed by None for its other samples.
+        restore_keys: One per position.
+        drops: Number of outcomes that are `Dropped` or `PartialItem`.
+        size_bytes: Estimated memory of the outcomes.
+        made: Whether outcomes contain made batches.
+        work: Measured work; None: not measured.
     """
 
     outcomes: list[Any]
@@ -119,29 +119,29 @@ class Encoded:
 
 
 MAX_CHUNK = 8_192
-"""Samples that are read at once, of few leaves."""
+"""Samples read at once if the dataset has few leaves."""
 SAMPLES_OF_A_LEAF = 16
-"""Samples that are read at once, of many leaves for each of them: a call for each costs as much as these take."""
+"""Samples per leaf read at once if there are many leaves: the call for a leaf costs as much as this many samples."""
 CHUNK_SECONDS = 0.1
-"""A chunk is cut so that it takes about this long at most (slow hooks, large pictures)."""
+"""A chunk is cut to take at most about this long (slow hooks, large images)."""
 LEAF_SECONDS = 1e-4
-"""So much longer for each leaf: with fewer samples of each a chunk of many leaves hardly ends sooner."""
+"""Extra time per leaf: with fewer samples per leaf, a chunk of many leaves is hardly faster."""
 CHUNK_BYTES = 16 << 20
-"""A chunk is cut so that its samples hold about this much memory: smaller ones cost numpy calls, larger ones caches."""
+"""A chunk is cut so that its samples hold about this much memory. Less costs numpy calls, more costs CPU caches."""
 _BATCH_STRETCH = 4
-"""A chunk may be this much larger than its bounds where it takes that to hold a whole batch."""
+"""A chunk may exceed its limits by this factor in order to hold a whole batch."""
 
 
 class ChunkPace:
-    """Learns the size of chunks from the time that the last one took. It changes speed alone, never what is made.
+    """Adapts the chunk size to the time that the last chunk took. It affects speed only, never the results.
 
     Args:
-        first: Size of the first chunks, a batch: small, so that the first one does not wait for more than itself. They
-            are no smaller later, where that many take at most four times as long as a chunk may.
+        first: Size of the first chunks: one batch, so the first batch waits for nothing else. Later chunks are at least
+            this large, if they take at most four times the time limit of a chunk.
 
     Attributes:
-        samples: What a chunk may hold at most now.
-        size_bytes: What it may take to read at most now, so that it holds `CHUNK_BYTES` once it is decoded.
+        samples: Current maximum number of samples of a chunk.
+        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `CHUNK_BYTES` when decoded.
     """
 
     def __init__(self, first: int, leaves: int = 1) -> None:
@@ -151,7 +151,7 @@ class ChunkPace:
         self.size_bytes = CHUNK_BYTES
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
-        """`run`, with each call's time learnt from. It begins when what is fetched ahead is there."""
+        """`run`, wrapped to learn from the time of each call. The time starts when prefetched bytes have arrived."""
 
         def measure(chunk: Chunk) -> Encoded:
             if chunk.prefetched is not None:
@@ -164,16 +164,16 @@ class ChunkPace:
         return measure
 
     def learn(self, chunk: Chunk, encoded: Encoded, seconds: float) -> None:
-        """Take in that encoding a chunk took so long."""
+        """Adapt to the time that encoding a chunk took."""
         fitting = int(len(chunk.draws) * self._seconds / max(seconds, 1e-6))
         if fitting < self._batch <= _BATCH_STRETCH * fitting:
-            fitting = self._batch  # pictures of a batch are decoded into one array, and its hooks run where they are
+            fitting = self._batch  # a batch of images is decoded into one array, and its hooks run in the same worker
         self.samples = max(1, min(self._most, 2 * self.samples, fitting))
         self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
 
 
 MAX_PLAN = 32_768
-"""Positions that are drawn at once."""
+"""Positions drawn at once."""
 
 
 def plan_chunks(
@@ -190,20 +190,20 @@ def plan_chunks(
     ahead: LookAhead | None = None,
     work: Places | None = None,
 ) -> Iterator[Chunk]:
-    """Chunks of one host's positions from local position `first` to the end of the pass (or for ever).
+    """Chunks of one host's positions, from local position `first` to the end of the pass (or endless).
 
     Args:
         spec: The compiled dataset.
-        sources: Of its leaves.
-        share: This host's part.
-        pass_number: Of the pass.
-        first: Where the first chunk begins.
-        batch_size: Of the host's batches.
-        pace: How much a chunk may hold.
-        numbers: Asked for each chunk whether its batches shall be made with it, and how they are numbered.
+        sources: The sources of its leaves.
+        share: This host's share.
+        pass_number: Number of the pass.
+        first: Local position of the first chunk.
+        batch_size: Batch size of the host.
+        pace: Limits on the size of a chunk.
+        numbers: Called for each chunk: how its batches are numbered; None: do not make batches with it.
         origin: Local position at which some batch begins.
-        ahead: Fetches what lies in object stores.
-        work: Says which items the host gets; None: one of each so many.
+        ahead: Prefetches bytes from object stores.
+        work: Assigns items to hosts; None: hosts take turns.
     """
     number = 0
     plans = _plans(spec, sources, share, pass_number, first, pace, ahead, work)
@@ -217,7 +217,7 @@ def plan_chunks(
             if totals[batch] - totals[begin] <= _BATCH_STRETCH * pace.size_bytes:
                 fits = max(fits, batch)
             until = min(max(fits, begin + 1), begin + pace.samples, len(draws))
-            # Chunks end where batches end, where that leaves something.
+            # End at the end of a batch, unless that leaves the chunk empty.
             whole = until - (first + until - origin) % batch_size
             until = whole if whole > begin else until
             yield Chunk(
@@ -239,8 +239,8 @@ class _Plan:
     """Draws of consecutive positions.
 
     Attributes:
-        totals: (n + 1,) bytes that reading the items before each one takes.
-        coming: What is fetched ahead of them.
+        totals: (n + 1,) bytes to read for the items before each one.
+        prefetched: Prefetched bytes of the draws.
     """
 
     first: int
@@ -259,10 +259,10 @@ def _plans(
     ahead: LookAhead | None,
     work: Places | None,
 ) -> Iterator[_Plan]:
-    """The first is small, so that the first batch does not wait for more than itself."""
+    """The plans of a pass. The first plan is small, so the first batch waits for nothing else."""
     end = local_end(spec, share, pass_number) if work is None else work.end
     size = pace.samples
-    bound = MAX_PLAN if work is None else max(size, MAX_PLAN // share.hosts)  # where all hosts' items are looked at
+    bound = MAX_PLAN if work is None else max(size, MAX_PLAN // share.hosts)  # `work` inspects the items of all hosts
     while end is None or first < end:
         stop = first + size if end is None else min(first + size, end)
         positions = share.to_global(np.arange(first, stop))
@@ -270,7 +270,7 @@ def _plans(
             positions = work.positions(work.items(positions))
         draws = spec.order.draw(positions, pass_number)
         totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
-        # Of large packs fewer: it is samples that are bounded.
+        # Fewer items if packs are large: the limit counts samples.
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         prefetched = None
         if ahead:
@@ -282,7 +282,7 @@ def _plans(
 
 
 def _one_plan_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
-    """The same, each asked for before the one in front of it is used."""
+    """The same plans, each requested before the previous one is used."""
     before = next(plans, None)
     while before is not None:
         after = next(plans, None)
@@ -291,12 +291,12 @@ def _one_plan_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:
 
 
 def _groups(first: int, stop: int, batch_size: int) -> tuple[range, ...]:
-    """Positions first, …, stop - 1, counted from `first` on and cut at multiples of the batch size."""
+    """Positions first, …, stop - 1 as ranges relative to `first`, cut at multiples of the batch size."""
     cuts = [first, *range(first + batch_size - first % batch_size, stop, batch_size), stop]
     return tuple(range(begin - first, end - first) for begin, end in itertools.pairwise(cuts))
 
 
 def local_end(spec: StreamSpec, share: Share, pass_number: int) -> int | None:
-    """Positions that a pass has for this host; None: endless."""
+    """Positions of this host in a pass; None: endless."""
     length = spec.length(pass_number)
     return None if length is None else share.first_at(length)

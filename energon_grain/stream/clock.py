@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time goes: what each stage of a chunk or a batch takes, on one clock for all processes of a machine.
+"""Timing: what each stage of a chunk or batch takes, on one clock for all processes of a machine.
 
-It runs where an observer wants to know, and nowhere else.
+Nothing is timed unless an observer requests it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.worker_config import worker_number
 
 Kind = Literal["storage", "work", "pipeline"]
-"""Waiting for bytes; work on samples and batches; planning and handing over."""
+"""Waiting for bytes; work on samples and batches; planning and handover."""
 Place = Literal["workers", "one worker", "main"]
-"""Side by side in all workers; in one of them at a time; in the one thread that makes batches."""
+"""In parallel in all workers; in one worker at a time; in the thread that makes batches."""
 
 
 class Span(NamedTuple):
-    """One stage, once. A tuple, as it goes from process to process.
+    """One run of one stage. A tuple, because it is sent between processes.
 
     Attributes:
-        kind: What sort of thing it is.
+        kind: Kind of stage.
         name: `read`, `fetch`, `decode`, the name of a hook, ….
-        place: What it may run beside.
-        begin_ns: On `time.perf_counter_ns`.
-        wall_ns: How long it took.
-        cpu_ns: How long a core ran its thread.
-        samples: How many went through.
+        place: Where it runs, and in parallel with which stages.
+        begin_ns: Start, on `time.perf_counter_ns`.
+        wall_ns: Elapsed time.
+        cpu_ns: CPU time of the thread.
+        samples: Number of samples processed.
     """
 
     kind: Kind
@@ -46,16 +46,15 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """Takes the times of stages that follow each other in one thread, and of hooks that are called many times in it.
+    """Measures consecutive stages in one thread, and hooks that are called many times in it.
 
-    The time of a thread's core costs ten times as much to ask for as the time of day, so stages are those of whole
-    chunks.
+    Reading the CPU time of a thread costs ten times as much as reading the wall clock, so a stage covers a whole chunk.
 
     Args:
         runs: Whether anything is timed.
 
     Attributes:
-        spans: Of the stages so far.
+        spans: The stages so far.
     """
 
     __slots__ = ("_begin_ns", "_calls", "_cpu_ns", "_runs", "spans")
@@ -67,12 +66,12 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """The next stage begins now; what was waited for before it (a lock) belongs to no stage."""
+        """Start the next stage. Waiting before it (for a lock) belongs to no stage."""
         if self._runs:
             self._begin_ns, self._cpu_ns = perf_counter_ns(), thread_time_ns()
 
     def lap(self, kind: Kind, name: str, samples: int, place: Place = "workers") -> None:
-        """A stage ends now, and the next one begins."""
+        """End the current stage and start the next."""
         if self._runs:
             began_ns, cpu_ns = self._begin_ns, self._cpu_ns
             self.start()
@@ -80,7 +79,7 @@ class Clock:
             self.spans.append(Span(kind, name, place, began_ns, wall_ns, cpu_ns, samples))
 
     def timing(self, hook: HookSpec, lock: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        """What to hold around a call of a hook in place of its lock: the time begins when the lock is held."""
+        """The context to hold around a hook call instead of its lock. Timing starts once the lock is held."""
         if not self._runs:
             return lock
         calls = self._calls.get(id(hook))
@@ -92,17 +91,17 @@ class Clock:
         """All calls of each hook as one span.
 
         Args:
-            place: What they may run beside; None: in workers, side by side where the hook is thread-safe.
-            samples: In the calls of a hook; None: one each.
+            place: Where they run; None: in workers, in parallel if the hook is thread-safe.
+            samples: Samples in the calls of a hook; None: one per call.
         """
         return [each.span(place, samples) for each in self._calls.values()]
 
     def shared(self, place: Place, samples: int) -> list[Span]:
-        """The time since `start` as one span for each hook, by how they shared the calls that were timed.
+        """The time since `start`, divided among hooks in proportion to their timed calls, one span per hook.
 
         Args:
-            place: What they may run beside.
-            samples: That each had since.
+            place: Where they run.
+            samples: Samples each hook processed since `start`.
         """
         begin_ns, found = self._begin_ns, self.hook_spans(place, samples)
         took_ns, timed_ns = perf_counter_ns() - begin_ns, max(1, sum(span.wall_ns for span in found))
@@ -113,12 +112,12 @@ class Clock:
         return found
 
     def work(self) -> Work | None:
-        """What was timed; None: nothing was."""
+        """The measured work; None: nothing was timed."""
         return Work(self.spans) if self._runs else None
 
 
 class _Calls:
-    """A lock to hold around calls of a hook, and how long they took once it was held."""
+    """A lock to hold around calls of a hook, which measures how long they take once it is held."""
 
     __slots__ = ("_began_ns", "_calls", "_hook", "_lock", "_wall_ns")
 
@@ -142,7 +141,7 @@ class _Calls:
 
 
 def _worker() -> str:
-    """Who this is: `worker-0` for a thread, `process-0` for a process, `main` for the thread of the program."""
+    """Name of the current worker: `worker-0` for a thread, `process-0` for a process, `main` for the main thread."""
     number = worker_number()
     if number is not None:
         return f"process-{number}"
@@ -152,15 +151,15 @@ def _worker() -> str:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What making something took.
+    """Measured work.
 
     Attributes:
-        spans: Stage by stage.
-        process: Number of the process that it was made in.
-        worker: Its name there.
-        traffic: What the process read since its last report; None: the process that asks counts by itself.
-        lock_ns: How long a thread that gave Python's lock away for a moment waited to get it back; None: not tried.
-        of_chunk: Whether it is that of a chunk, in whatever worker made it; else of planning, fetching or pinning.
+        spans: The stages.
+        process: ID of the process that did the work.
+        worker: Name of the worker in that process.
+        traffic: Reads of the process since its last report; None: the receiving process counts its own.
+        lock_ns: How long a thread that released the GIL waited to get it back; None: not measured.
+        of_chunk: Whether the work is a chunk, in any worker. Otherwise it is planning, fetching or pinning.
     """
 
     spans: list[Span]
@@ -171,10 +170,9 @@ class Work:
     of_chunk: bool = True
 
     def try_lock(self) -> None:
-        """Give Python's lock away and see how long others keep it: 1 µs where no other thread wants it.
+        """Release the GIL and measure how long other threads keep it: 1 µs if no other thread wants it.
 
-        That distinguishes threads that wait for the lock from those that sleep, or that get no core: all three look
-        the same to a clock.
+        This distinguishes threads that wait for the GIL from threads that sleep or get no core. A clock alone cannot.
         """
         began_ns = perf_counter_ns()
         sleep(0)

@@ -5,17 +5,19 @@
      "lanes": 48, "fingerprint": "6f…", "history": [[0, 0, 0, 0, 32]], "host": [0, 1], "drops": "", "held": "",
      "skipped": [], "check": "8c…"}
 
-`version` is that of this form, `order_version` that of the streams: see `ORDER_VERSION`.
-`host` is the [host, hosts] that it was saved on; a cursor merged of all hosts' says [0, 1], as that of a single one.
-`drops` is empty as long as no sample was dropped, and else holds the count of each lane of that host, packed; a cursor
-without it means the same as an empty one. `held` is the state of each lane of that host where lanes have a program
-(filters, groups, packs): positions of what each holds, as packed differences. `skipped` has the [step, steps] of ranges
-that were jumped over. `plans` is there where the order folds over what is known of samples (`samplers.fold`): the
-carries from which it goes on, packed. The `"manifest"` names each setting that differs in a mismatch: its JSON, packed
-by zlib, in base64; as older releases wrote it, as it is. A *saved* cursor always has it, others only if it is short:
-with a few datasets (`SHORT_MANIFEST`). `check` is the checksum
-over all of that: BLAKE2b of eight bytes, of its JSON with sorted keys and no spaces. A cursor without one, as older
-releases wrote it, is taken as it is.
+`version` is the version of this format. `order_version` is the version of the streams: see `ORDER_VERSION`.
+`host` is the [host, hosts] that saved the cursor. A cursor merged from all hosts has [0, 1], like that of one host.
+`drops` is empty until a sample is dropped. Then it holds the drop count of each lane of the host, packed. A missing
+`drops` means the same as an empty one.
+`held` is the state of each lane of the host, if lanes run a program (filters, groups, packs): the positions that each
+lane holds, as packed differences.
+`skipped` lists the [step, steps] of skipped ranges.
+`plans` exists if the order folds over known values of samples (`samplers.fold`): the carries to continue from, packed.
+`manifest` holds all settings, to name those that differ in a mismatch: JSON, compressed by zlib, in base64 (older
+releases wrote plain JSON). A *saved* cursor always has it; other cursors only if it is short, that is with few datasets
+(`SHORT_MANIFEST`).
+`check` is a checksum of everything else: 8 bytes of BLAKE2b of the JSON with sorted keys and no spaces. Cursors without
+one, from older releases, are accepted.
 """
 
 from __future__ import annotations
@@ -45,16 +47,16 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 VERSION = 1
 ORDER_VERSION = 2
-"""Rises with each revision that changes the stream of any configuration.
+"""Incremented by each revision that changes the stream of any configuration.
 
-Operators whose items changed say since which version they are what they are (`LaneOperator.order_version`): a state of
-an older version is continued exactly by all other configurations, and refused by these.
+Operators whose items changed declare the first version that is valid for them (`LaneOperator.order_version`). States of
+an older version continue exactly in all other configurations, and are refused by these operators.
 
 1. Revisions before 22 November 2026.
 2. Packs of several lanes take turns (docs/decisions/packs-take-turns.md); states of generators hold batches.
 """
 _SAVED_BY = {1: "a development revision from before 22 November 2026 (such as git revision d290e64; no release)"}
-"""Which revisions saved states of each earlier order version, and continue them."""
+"""Revisions that saved states of each earlier order version, and can continue them."""
 Cursor = dict[str, Any]
 
 _logger = logging.getLogger("energon_grain")
@@ -79,13 +81,13 @@ _FIELDS = frozenset(
 )
 _OPTIONAL = ("plans", "amendments", "manifest", "order_version")
 _LARGEST = 1 << 53
-"""Numbers in a state are below this: as far as JSON's are exact, and products with them fit into 64 bits."""
+"""Numbers in a state are below this limit: JSON is exact up to it, and products fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
 _MAX_ROWS = 1 << 26
 SHORT_MANIFEST = 640
-"""Characters of a manifest that every cursor has, so that it stays below 1 KiB: those of a few leaves."""
+"""Maximum length of a manifest that every cursor includes: that of a few leaves. Cursors then stay below 1 KiB."""
 _BEYOND = 4096
-"""Steps that the place behind the last step of a pass may be beyond its end, where readers take steps in turns."""
+"""Steps that a cursor may be past the end of a pass, if readers take steps in turns."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -99,7 +101,7 @@ def to_cursor(
     amendments: Sequence[str] = (),
     manifest: str | None = None,
 ) -> Cursor:
-    """The cursor of one host's progress. JSON-native; under 1 KiB without drops, lane states and a manifest."""
+    """The cursor of one host's progress. JSON-native; below 1 KiB without drops, lane states and a manifest."""
     cursor: Cursor = {
         "version": VERSION,
         "order_version": ORDER_VERSION,
@@ -119,14 +121,14 @@ def to_cursor(
         **({"amendments": list(amendments)} if amendments else {}),
         **({} if manifest is None else {"manifest": manifest}),
     }
-    # What `_CANONICAL` gives, as all texts here are ASCII, only faster.
+    # The same text as from `_CANONICAL`, because all texts are ASCII, but faster.
     content = msgspec.json.encode(cursor, order="sorted")
     cursor["check"] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return cursor
 
 
 def pack_manifest(manifest: Mapping[str, Any]) -> str:
-    """A manifest as a saved cursor holds it: of a thousand leaves it is long, and says the same for each."""
+    """A manifest in the form of a saved cursor. Compressed, because many leaves make it long and repetitive."""
     return base64.b64encode(zlib.compress(json.dumps(manifest, separators=(",", ":")).encode())).decode()
 
 
@@ -142,20 +144,20 @@ def _unpacked_manifest(packed: str) -> Any:
 
 
 def _checksum(cursor: Mapping[str, Any]) -> str:
-    """16 hex digits that change with anything else in the cursor."""
+    """16 hex digits that depend on all other fields of the cursor."""
     content = {name: value for name, value in cursor.items() if name != "check"}
     return hashlib.blake2b(_CANONICAL.encode(content).encode(), digest_size=8).hexdigest()
 
 
 @public
 def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
-    """One cursor for all hosts, from the cursors of each, saved at one step.
+    """Merge the cursors of all hosts, saved at the same step, into one.
 
     Raises:
         StateError: They are not the cursors of all hosts of one run at one step.
     """
     ordered = _of_all_hosts(cursors)
-    # A host that met a drop remembers less than one that did not.
+    # A host that had a drop has a shorter history than one that had none.
     history = max((cursor["history"] for cursor in ordered), key=lambda segments: segments[0])
     merged: Cursor = {**ordered[0], "host": [0, 1], "history": history}
     if any(cursor["drops"] for cursor in ordered):
@@ -171,9 +173,9 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
 
 
 def _of_all_hosts(cursors: Sequence[Mapping[str, Any]]) -> list[Cursor]:
-    """The cursors, checked and in the order of their hosts. Raises as `merge_cursors`."""
+    """The cursors, checked and sorted by host. Raises as `merge_cursors`."""
     if not cursors:
-        raise StateError("there is no state to merge; give the states of all hosts")
+        raise StateError("no states to merge; pass the states of all hosts")
     ordered = sorted((check_cursor(cursor) for cursor in cursors), key=lambda cursor: cursor["host"][0])
     hosts = ordered[0]["host"][1]
     if [cursor["host"] for cursor in ordered] != [[host, hosts] for host in range(hosts)]:
@@ -254,7 +256,7 @@ def _merged_held(ordered: Sequence[Cursor]) -> str:
 
 
 def _merged_plans(ordered: Sequence[Cursor]) -> str:
-    """The earliest carry of each fold: lanes of some hosts may lag behind those of others, and it serves all."""
+    """The earliest carry of each fold. It is valid for all hosts, even if lanes of some hosts lag behind others."""
     try:
         plans = [unflat(unpack_integers(cursor["plans"])) for cursor in ordered if "plans" in cursor]
         return pack_integers(flat([min(of_fold) for of_fold in zip(*plans, strict=True)]))
@@ -263,10 +265,10 @@ def _merged_plans(ordered: Sequence[Cursor]) -> str:
 
 
 def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None = None) -> Progress:
-    """One host's progress from a cursor that any number of hosts saved.
+    """One host's progress from a cursor saved by any number of hosts.
 
-    Raises StateError if the cursor is malformed, or speaks for other hosts' lanes than this host needs, and HostsError
-    if samples were dropped, and this number of hosts does not divide the lanes.
+    Raises StateError if the cursor is malformed or does not cover the lanes of this host, and HostsError if samples
+    were dropped and this number of hosts does not divide the number of lanes.
     """
     checked = check_lanes(cursor, share)
     lanes: int = checked["lanes"]
@@ -276,7 +278,7 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
     if checked["held"]:
         if program is None:
             raise StateError(
-                "the state is of a dataset that filters, groups or packs ('held' is not empty), which this one does not"
+                "the state is of a dataset that filters, groups or packs ('held' is not empty), but this one does not"
             )
         saved = _held_of(checked, lanes // hosts)
         codec = Codec(program.root.state_form)
@@ -285,9 +287,9 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
         drops = np.array(_own(_drops_of(checked, lanes // hosts).tolist(), checked, share, "was dropped"), np.int64)
     elif states is None and hosts > 1 and hosts != share.hosts:
         _logger.warning(
-            "restoring the state of host %d of %d on %d hosts: it knows of no dropped sample, which is exact as long "
-            "as the other hosts dropped none either; save_state_global and the checkpoint handler keep all hosts' "
-            "states",
+            "restoring the state of host %d of %d on %d hosts: it records no dropped samples, which is exact only if "
+            "the other hosts dropped none either; save_state_global and the checkpoint handler keep the states of all "
+            "hosts",
             host,
             hosts,
             share.hosts,
@@ -309,24 +311,24 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
 def restored(
     cursor: Mapping[str, Any], spec: StreamSpec, share: Share, now: PassPlan, *, allow_changes: bool
 ) -> Progress:
-    """The place of a cursor, in a stream that may be cut otherwise than when it was saved.
+    """The progress of a cursor, in a stream that may be cut into batches differently than when it was saved.
 
     Args:
-        cursor: What `Stream.cursor` returned.
+        cursor: A cursor from `Stream.cursor`.
         spec: The compiled dataset.
-        share: This host's part.
-        now: A plan of the stream as it is cut now.
-        allow_changes: Whether it may be of other data, in which there may be no such place.
+        share: This host's share.
+        now: The plan of the stream as it is cut now.
+        allow_changes: Whether the cursor may be of other data, where its position may not exist.
 
     Raises:
-        StateError: The cursor is malformed or cannot be continued here.
-        HostsError: The number of hosts does not fit its lanes.
+        StateError: The cursor is malformed or cannot be continued.
+        HostsError: The number of hosts does not fit the lanes of the cursor.
     """
     progress = from_cursor(cursor, share, spec.program)
     if spec.program is not None and progress.lanes is None and progress.item:
         raise StateError(
             f"the state is of item {progress.item} of a dataset that does not filter, group or pack ('held' is empty), "
-            f"which this one does: where its lanes stand is not known there, so it cannot go on, not even with "
+            f"but this one does: the state lacks the positions of its lanes, so it cannot continue, not even with "
             f"allow_changes"
         )
     _check_place(progress, spec, allow_changes=allow_changes)
@@ -338,22 +340,23 @@ def restored(
     if not progress.ended and plan.is_over(progress.pass_step, progress.item):
         progress = progress._replace(ended=True)
     if not history_holds(spec, share.hosts, progress):
-        # Passes before this one were cut in another way (limit, last_batch) than they would be now.
+        # Passes before this one were cut differently (limit, last_batch) than they would be now.
         progress = progress.forgetting(now.global_batch)
     return progress
 
 
 def _cut_from_here(progress: Progress, global_batch: int) -> Progress:
-    """The same place, from which on batches have another size."""
+    """The same position, with another batch size from here on."""
     segment = (progress.step, progress.pass_number, progress.pass_step, progress.item, global_batch)
     kept = tuple(old for old in progress.history if old[0] < progress.step)
     return progress._replace(history=(*kept, segment))
 
 
 def remember_plans(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
-    """Let the folds of an order that has some go on from the plans of a cursor of it, which `restored` took.
+    """Restore the plans of a cursor into the folds of the order, if it has any. `restored` has accepted the cursor.
 
-    Raises StateError if they are not those of its place, or missing: all windows before it would be planned again.
+    Raises StateError if the plans do not match its position, or are missing. Without them, all windows before it would
+    have to be planned again.
     """
     checked = check_cursor(cursor)
     host, hosts = checked["host"]
@@ -362,13 +365,13 @@ def remember_plans(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
     if checked.get("plans"):
         spec.remember(checked["plans"], *place)
     elif whole.item:
-        raise StateError(f"the state has no 'plans', which states of this dataset have at item {whole.item}")
+        raise StateError(f"the state has no 'plans', which states of this dataset need at item {whole.item}")
 
 
 def _check_place(progress: Progress, spec: StreamSpec, *, allow_changes: bool) -> None:
-    """Refuse what no stream says: the items of a step follow from the last entry of the history.
+    """Refuse a state that no stream saves: the number of items must follow from the last entry of the history.
 
-    A finite pass may be further than that: at its end, items of lanes that have none left are passed over.
+    A finite pass may be further: at its end, items of lanes that have none left are passed over.
     """
     _check_history(progress, spec)
     step, item = progress.step, progress.item
@@ -387,7 +390,7 @@ def _check_place(progress: Progress, spec: StreamSpec, *, allow_changes: bool) -
 
 
 def _check_history(progress: Progress, spec: StreamSpec) -> None:
-    """Refuse a history, pass or step of the pass that contradicts the step."""
+    """Refuse a history, pass or step of the pass that contradicts the step number."""
     step, item = progress.step, progress.item
     begin, pass_number, first_step, _, _ = progress.history[-1]
     if begin > step:
@@ -405,29 +408,29 @@ def _check_history(progress: Progress, spec: StreamSpec) -> None:
 
 
 def _passes_over(progress: Progress, spec: StreamSpec) -> bool:
-    """Whether a pass may have passed over items: it is over, samples were dropped, or lanes end each by itself."""
+    """Whether a pass may have passed over items: it ended, samples were dropped, or each lane ends separately."""
     return progress.ended or spec.program is not None or bool(progress.drops.any())
 
 
 def _check_reach(progress: Progress, spec: StreamSpec, length: int | None) -> None:
-    """Refuse what no stream of this data says."""
+    """Refuse a state that no stream of this data saves."""
     if spec.program is not None:
         if progress.drops.any():
-            raise StateError("the state's 'drops' are of samples, and lanes of this dataset count them in 'held'")
+            raise StateError("the state has 'drops' of samples, but lanes of this dataset record them in 'held'")
         return
     if length is not None and progress.item >= length and not progress.ended:
-        raise StateError(f"the state's 'item' is {progress.item} in a pass that is not over, but passes have {length}")
+        raise StateError(f"the state's 'item' is {progress.item} in an unfinished pass, but passes have {length} items")
     if length is not None and progress.item > length + _BEYOND * progress.history[-1][4]:
-        raise StateError(f"the state's 'item' is {progress.item}, far beyond the end of a pass of {length}")
+        raise StateError(f"the state's 'item' is {progress.item}, far past the end of a pass of {length} items")
     if progress.drops.max() > spec.patience * (progress.item // spec.lanes + 2):
         raise StateError(
-            f"the state's 'drops' are up to {progress.drops.max()} in one lane before item {progress.item}: more "
-            f"than any stream of this data drops"
+            f"the state's 'drops' are up to {progress.drops.max()} in one lane before item {progress.item}, which is "
+            f"more than any stream of this data drops"
         )
 
 
 def _own(values: list[Any], cursor: Mapping[str, Any], share: Share, what: str) -> list[Any]:
-    """What belongs to a host's lanes, of values for each lane of the host (or of all) that saved them."""
+    """The values of a host's lanes, from the values of each lane of the host (or of all hosts) that saved them."""
     host, hosts = cursor["host"]
     if (host, hosts) == (share.host, share.hosts):
         return values
@@ -435,15 +438,16 @@ def _own(values: list[Any], cursor: Mapping[str, Any], share: Share, what: str) 
         share.require_whole_lanes("samples were dropped or held before this state was saved")
         return values[share.host :: share.hosts]
     raise StateError(
-        f"the state of host {host} of {hosts} knows what {what} in its own lanes only and cannot be restored on "
-        f"{share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep all hosts'"
+        f"the state of host {host} of {hosts} records what {what} in its own lanes only, so it cannot be restored on "
+        f"{share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep the states of all "
+        f"hosts"
     )
 
 
 def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
-    """A cursor as it should be, of a run with as many lanes.
+    """Check a cursor, and that its run had the same number of lanes.
 
-    Raises StateError if it is malformed, or has another number of lanes.
+    Raises StateError if it is malformed or has another number of lanes.
     """
     checked = check_cursor(cursor)
     lanes = checked["lanes"]
@@ -455,14 +459,14 @@ def check_lanes(cursor: Mapping[str, Any], share: Share) -> Cursor:
             need = "as" if checked["drops"] or checked["held"] else "if"
             where = f", and run it on one of {saved.possible_hosts} hosts, {need} {why}"
         raise StateError(
-            f"the state was saved with lanes={lanes}, this run has lanes={share.lanes}: pass lanes={lanes}, lanes are "
-            f"a constant of a run{where}"
+            f"the state was saved with lanes={lanes}, but this run has lanes={share.lanes}: pass lanes={lanes}, "
+            f"because the number of lanes is constant in a run{where}"
         )
     return checked
 
 
 def saved_manifest(cursor: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The manifest that a saved cursor has; None: it has none. Raises StateError where it is damaged."""
+    """The manifest of a saved cursor; None: it has none. Raises StateError if it is damaged."""
     saved = cursor.get("manifest")
     if isinstance(saved, str):
         saved = _unpacked_manifest(saved)
@@ -470,24 +474,24 @@ def saved_manifest(cursor: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def differences(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[str, Any]) -> list[str]:
-    """A line for each setting that is another than when the cursor was saved; none: it belongs to this stream.
+    """One line for each setting that has changed since the cursor was saved. Empty if it belongs to this stream.
 
-    Where the cursor has no manifest, one line says that something differs. Raises StateError where that is damaged.
+    If the cursor has no manifest, one line says that something differs. Raises StateError if the manifest is damaged.
     """
     if cursor.get("fingerprint") == fingerprint:
         return []
     saved = saved_manifest(cursor)
-    now = json.loads(json.dumps(manifest))  # as it would have been saved
+    now = json.loads(json.dumps(manifest))  # in the form that is saved
     return (_differences(saved, now, "") if saved is not None else []) or [
-        f"fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank hold what "
-        f"differs, too; those of get_state only with a few datasets)"
+        f"fingerprint: saved {cursor.get('fingerprint')}, now {fingerprint} (states of save_state_rank also list the "
+        f"settings that differ; those of get_state only with few datasets)"
     ]
 
 
 def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Mapping[str, Any]) -> None:
     """Refuse a cursor of another configuration or of other data.
 
-    Raises FingerprintError if they differ; the message names each differing setting where the cursor has a manifest.
+    Raises FingerprintError if they differ. The message names each setting that differs, if the cursor has a manifest.
     """
     if lines := differences(cursor, fingerprint, manifest):
         listed = "\n".join(f"  {line}" for line in lines)
@@ -495,7 +499,7 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
         appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
             f"the saved state belongs to another stream:\n{listed}\nRestore with the configuration and data that it "
-            f"was saved with. {appended}{_AMENDABLE if _is_amendable(lines) else ''}To go on at the same position of "
+            f"was saved with. {appended}{_AMENDABLE if _is_amendable(lines) else ''}To continue at the same position of "
             f"the changed stream, which repeats and loses samples, pass on_change='position' (or allow_changes=True)"
         )
 
@@ -519,8 +523,8 @@ _AMENDABLE = (
 
 _SIZES = re.compile(r"\.samples: saved (\d+), now (\d+)$")
 _APPENDED = (
-    "Where shards were appended since, the splits of that time lie beside the data: split_config="
-    "'split-first-N-shards.yaml', with N the number of shards then, is what it was. "
+    "If shards were appended since, the earlier splits are stored beside the data: use split_config="
+    "'split-first-N-shards.yaml', where N is the number of shards at that time. "
 )
 
 
@@ -531,9 +535,9 @@ def _differences(saved: Any, now: Any, path: str) -> list[str]:
         for name in dict.fromkeys([*before, *after]):
             place = f"{path}.{name}" if path else name
             if name not in before:
-                lines.append(f"{place}: not there when saved, now {after[name]!r}")
+                lines.append(f"{place}: not set when saved, now {after[name]!r}")
             elif name not in after:
-                lines.append(f"{place}: saved {before[name]!r}, now gone")
+                lines.append(f"{place}: saved {before[name]!r}, now not set")
             else:
                 lines += _differences(before[name], after[name], place)
         return lines
@@ -541,45 +545,45 @@ def _differences(saved: Any, now: Any, path: str) -> list[str]:
 
 
 def check_cursor(cursor: Any) -> Cursor:
-    """A cursor as it should be. Raises StateError if it is of another version or malformed."""
+    """A checked copy of a cursor. Raises StateError if it is malformed or of another version."""
     given = _fields_of(cursor)
     try:
         checksum = _checksum(given)
     except (TypeError, ValueError, RecursionError) as error:
-        raise StateError(f"the state's {_not_native(given)!r} is no JSON ({type(error).__name__}: {error})") from error
+        raise StateError(f"the state's {_not_native(given)!r} is not JSON ({type(error).__name__}: {error})") from error
     _check_shapes(given)
     if given["pass_step"] > given["step"]:
-        raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' only {given['step']}")
+        raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' is only {given['step']}")
     if given.setdefault("check", checksum) != checksum:
         raise StateError(
-            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but what it says has {checksum} (a "
-            f"state that was changed on purpose goes without 'check')"
+            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but its content has {checksum} (to "
+            f"change a state on purpose, remove 'check')"
         )
     _settle_order_version(given, checksummed="check" in cursor)
     hosts, lanes = given["host"][1], given["lanes"]
     if lanes % hosts and (given["held"] or given["drops"]):
-        raise StateError(f"the state's 'host' is of {hosts} hosts, which do not divide its {lanes} lanes")
+        raise StateError(f"the state's 'host' names {hosts} hosts, which do not divide its {lanes} lanes")
     given["host"] = list(given["host"])
     given["history"] = [list(segment) for segment in given["history"]]
     return given
 
 
 def _fields_of(cursor: Any) -> Cursor:
-    """A copy of a cursor of this version, with all fields that older releases did not write."""
+    """A copy of a cursor of this version. Adds fields that older releases did not write."""
     if not isinstance(cursor, Mapping):
-        raise StateError(f"a state is a JSON object, not a {type(cursor).__name__}")
+        raise StateError(f"expected a state as a JSON object, got a {type(cursor).__name__}")
     given = dict(cast("Mapping[str, Any]", cursor))
     version = given.get("version")
     if {"worker_states", "micro_batch_size"} <= given.keys():
         raise StateError(
-            "this is a state that Megatron-Energon saved, of another order, so it cannot be continued; make a new "
-            "loader, and `skip` the steps that were done"
+            "this state was saved by Megatron-Energon, which has another order, so it cannot be continued; make a new "
+            "loader, and `skip` the finished steps"
         )
     if type(version) is not int or version != VERSION:
         raise StateError(f"the state has version {reprlib.repr(version)}; this release reads version {VERSION}")
     for name in given:
         if name not in _FIELDS:
-            raise StateError(f"the state has {reprlib.repr(name)}, which no state has: it is damaged")
+            raise StateError(f"the state has {reprlib.repr(name)}, which is not a field of states: it is damaged")
     for name in ("drops", "held"):
         given.setdefault(name, "")
     given.setdefault("skipped", [])
@@ -587,46 +591,46 @@ def _fields_of(cursor: Any) -> Cursor:
 
 
 def _check_shapes(given: Cursor) -> None:
-    """Refuse a field that is missing or is not what it may be."""
+    """Refuse a field that is missing or has an invalid value."""
     for name, (fits, meant) in _SHAPES.items():
         if (name in given and not fits(given[name])) or (name not in given and name not in _OPTIONAL):
             raise StateError(f"the state's {name!r} is {reprlib.repr(given.get(name))}; expected {meant}")
 
 
 def _settle_order_version(given: Cursor, *, checksummed: bool) -> None:
-    """Add the order version to a state of a revision that did not write it: those with checksums were of version 2.
+    """Add the order version to a state that lacks it: such states with a checksum are of version 2, others of 1.
 
-    Raises StateError if the order is of a later revision.
+    Raises StateError if the order version is of a later revision.
     """
     if "order_version" not in given:
         given["order_version"] = 2 if checksummed else 1
         given["check"] = _checksum(given)
     if given["order_version"] > ORDER_VERSION:
         raise StateError(
-            f"the state's 'order_version' is {given['order_version']}: a later revision of energon-grain saved it, "
-            f"whose streams differ; this one continues order versions up to {ORDER_VERSION}. Restore it with the "
-            f"revision that saved it, or a later one"
+            f"the state's 'order_version' is {given['order_version']}: it was saved by a later revision of "
+            f"energon-grain, whose streams differ; this one continues order versions up to {ORDER_VERSION}. Restore it "
+            f"with the revision that saved it, or a later one"
         )
 
 
 def check_order(cursor: Mapping[str, Any], spec: StreamSpec) -> None:
-    """Refuse a checked cursor of a revision in which the stream of this configuration was another.
+    """Refuse a checked cursor of an order version with another stream for this configuration.
 
-    Raises StateError if it is.
+    Raises StateError if it is one.
     """
     version = cursor["order_version"]
     if version < spec.order_version:
         raise StateError(
             f"the state's order_version is {version}: it was saved by {_SAVED_BY[version]}, and the stream of this "
             f"dataset, which packs or generates, changed with order version {spec.order_version}. Only such a "
-            f"revision continues it with the batches that it would have had. With this one, make a new loader and "
-            f"`skip` the steps that were done; or, if the dataset packs, pass allow_changes=True to go on at the same "
-            f"position with other packs"
+            f"revision continues it with the same batches. With this revision, make a new loader and `skip` the "
+            f"finished steps; or, if the dataset packs, pass allow_changes=True to continue at the same position with "
+            f"other packs"
         )
 
 
 def _not_native(given: Mapping[str, Any]) -> str:
-    """The first field that is no JSON."""
+    """The first field that is not JSON."""
     for name, value in given.items():
         try:
             _CANONICAL.encode(value)
@@ -640,7 +644,7 @@ def _whole(value: Any) -> bool:
 
 
 def _rows(value: Any, count: int) -> bool:
-    """Whether a value is a list of lists of so many numbers."""
+    """Whether a value is a list of lists of `count` numbers."""
     return isinstance(value, list | tuple) and all(_row(row, count) for row in cast("Sequence[Any]", value))
 
 
@@ -659,31 +663,31 @@ def _is_history(value: Any) -> bool:
 
 
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(_INTEGERS, (_whole, "a number, 0 or more and below 2**53,")),
+    **dict.fromkeys(_INTEGERS, (_whole, "a number from 0 to 2**53 - 1")),
     **dict.fromkeys(("lanes", "order_version"), (lambda value: _whole(value) and value > 0, "a positive number")),
     "ended": (lambda value: isinstance(value, bool), "true or false"),
-    "fingerprint": (lambda value: isinstance(value, str), "a text"),
+    "fingerprint": (lambda value: isinstance(value, str), "a string"),
     "host": (lambda value: _row(value, 2) and value[0] < value[1], "[host, hosts]"),
-    "history": (_is_history, "a list of [step, pass, pass step, item, G], in the order of steps,"),
-    "drops": (lambda value: isinstance(value, str), "a text"),
-    "held": (lambda value: isinstance(value, str), "a text"),
+    "history": (_is_history, "a list of [step, pass, pass step, item, G], in the order of steps"),
+    "drops": (lambda value: isinstance(value, str), "a string"),
+    "held": (lambda value: isinstance(value, str), "a string"),
     "skipped": (lambda value: _rows(value, 2), "a list of [step, steps]"),
-    "plans": (lambda value: isinstance(value, str), "a text"),
+    "plans": (lambda value: isinstance(value, str), "a string"),
     "amendments": (
         lambda value: (
             isinstance(value, list | tuple)
             and len(cast("Sequence[Any]", value)) == 2
             and all(isinstance(text, str) for text in cast("Sequence[Any]", value))
         ),
-        "a list of two texts",
+        "a list of two strings",
     ),
-    "manifest": (lambda value: isinstance(value, str | Mapping), "a text, or an object of an older release,"),
+    "manifest": (lambda value: isinstance(value, str | Mapping), "a string, or an object of an older release"),
 }
-"""What each field may be, and how to say so."""
+"""For each field, a check and a description of valid values."""
 
 
 def _lane_state(codec: Codec, values: list[int]) -> Any:
-    """The state of one lane. Raises StateError if the integers are not those of a state of the program."""
+    """The state of one lane. Raises StateError if the integers do not encode a state of the program."""
     try:
         return codec.decode(values)
     except StateError as error:
@@ -696,7 +700,7 @@ def _unpacked(cursor: Mapping[str, Any], name: str) -> list[int]:
     except StateError as error:
         raise StateError(f"the state's {name!r} is damaged: {error}") from error
     if max(values, default=0) >= _LARGEST:
-        raise StateError(f"the state's {name!r} is damaged: it holds {reprlib.repr(max(values))}, numbers are small")
+        raise StateError(f"the state's {name!r} is damaged: it holds {reprlib.repr(max(values))}, which is too large")
     return values
 
 
@@ -723,39 +727,39 @@ def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
 
 
 class HostProcesses(Protocol):
-    """Processes that a distributed framework connects. All methods but `rank` are called by every one of them."""
+    """Processes that a distributed framework connects. All processes must call each method, except `rank`."""
 
     @property
     def rank(self) -> int:
-        """Number of this process among all of the job."""
+        """Number of this process among all processes of the job."""
         ...
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """What each process brings, in their order. Of data-parallel groups: each process of this one's."""
+        """The data of each process, in order. With data-parallel groups: of each process of this process's group."""
         ...
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any of them."""
+        """Whether the flag is set in any process."""
         ...
 
 
 def with_agreement(config: WorkerConfig, processes: HostProcesses | None) -> WorkerConfig:
-    """The configuration, with `any_host` where processes can provide it and nothing else does."""
+    """The configuration, with `any_host` set from the processes, if it is not set and they exist."""
     if config.any_host is not None or config.world_size == 1 or processes is None:
         return config
     return dataclasses.replace(config, any_host=processes.any)
 
 
 def gather_cursor(cursor: Cursor, processes: HostProcesses | None, framework: str) -> Cursor:
-    """One cursor for all hosts, from each host's own; with several hosts, every process calls this at the same step.
+    """One cursor for all hosts, from each host's own. With several hosts, all processes must call this at one step.
 
     Args:
-        cursor: Of this host.
-        processes: Those of all hosts; None: they are not connected.
-        framework: What would connect them, for messages.
+        cursor: The cursor of this host.
+        processes: The processes of all hosts; None: they are not connected.
+        framework: Name of the framework that would connect them, for messages.
 
     Raises:
-        StateError: There are several hosts, and their processes are not connected, or are others; or they are not at
+        StateError: There are several hosts, and their processes are not connected, belong to another run, or are not at
             the same step.
     """
     hosts = cursor["host"][1]
@@ -770,22 +774,22 @@ def gather_cursor(cursor: Cursor, processes: HostProcesses | None, framework: st
         raise StateError(
             f"the states of {hosts} hosts can be gathered only by the processes of an initialised {framework} that run "
             f"all of them{f' (found hosts {sorted(by_host)})' if by_host else ''}; otherwise save each host's "
-            f"`save_state_rank()` and give all of them to `restore_state_global`"
+            f"`save_state_rank()` and pass all of them to `restore_state_global`"
         )
     return merge_cursors(list(by_host.values()))
 
 
 def broadcast_state(state: Any, source: int, processes: HostProcesses | None, framework: str) -> Any:
-    """The state that the process at place `source` has, on all of them.
+    """The state of the process with rank `source`, on all processes.
 
-    Raises StateError if the processes are not connected, or `source` is none of them.
+    Raises StateError if the processes are not connected, or `source` is not one of them.
     """
     if processes is None:
         raise StateError(
-            f"src_rank={source}: only the processes of an initialised {framework} can pass a state on to each other; "
-            f"give every host the state, without src_rank"
+            f"src_rank={source}: only the processes of an initialised {framework} can send a state to each other; "
+            f"pass the state on every host, without src_rank"
         )
     states = processes.all_gather(json.dumps(state).encode())
     if not 0 <= source < len(states):
-        raise StateError(f"src_rank={source}: there are {len(states)} processes, 0 … {len(states) - 1}")
+        raise StateError(f"src_rank={source}: expected 0 to {len(states) - 1}, there are {len(states)} processes")
     return json.loads(states[source])

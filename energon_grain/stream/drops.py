@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is dropped, and when failures are too many."""
+"""Dropped samples, and the error policy: how many failures are too many."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ FATAL = (
     ReadError,
     IndexFileError,
 )
-"""Exceptions that tell of a broken program or of a failing disk rather than of a broken sample.
+"""Exceptions that indicate a broken program or a failing disk, not a broken sample.
 
-They end the iteration at once: a hiccup of the network must not change the stream."""
+They end the iteration at once: a network problem must not change the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dropped:
-    """What was dropped, where and by which hook. In a chunk it stands in place of the sample.
+    """A dropped sample, item or batch. In a chunk it takes the place of the sample.
 
     Attributes:
-        leaf: Number of the leaf that it is of, or its first sample; -1: of several.
-        hook: What dropped it: "decode", or the name of a hook.
-        failure_tolerance: Of that hook.
-        error: What it raised; a `SkipSample` when the hook chose to drop the sample.
-        key: Key of the sample; "" for others.
-        shard: Shard that it lies in, likewise.
-        sample: What the hook was given, for the error handler; None where it was dropped on purpose.
+        leaf: Number of the leaf of the sample, or of the first sample; -1: several leaves.
+        hook: Where it was dropped: "decode", or the name of a hook.
+        failure_tolerance: Tolerance of that hook.
+        error: The error that was raised; a `SkipSample` if the hook dropped it on purpose.
+        key: Key of the sample; "" for items and batches.
+        shard: Shard of the sample; "" for items and batches.
+        sample: The argument of the hook, for the error handler; None if it was dropped on purpose.
         sources: Provenance of the sample.
-        what: A sample as it is read, what a lane makes, or a batch of a step.
+        what: A sample as it is read, an item made by a lane, or a batch of a step.
     """
 
     leaf: int
@@ -71,7 +71,7 @@ class Dropped:
 
     @property
     def where(self) -> str:
-        """The place, for messages."""
+        """Description for messages."""
         if self.what == "sample":
             return f"{self.shard}: {self.key}"
         return f"{'an item' if self.what == 'item' else 'a batch'} ({named(self.sample)})"
@@ -84,11 +84,11 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialItem:
-    """A pack that was made without some of its samples, which were dropped. In a chunk it stands in place of the pack.
+    """A pack that was made without some of its samples, which were dropped. In a chunk it takes the place of the pack.
 
     Attributes:
         value: The pack; `Dropped`: nothing of it is left.
-        dropped: Its samples that were dropped.
+        dropped: The dropped samples.
     """
 
     value: Any
@@ -96,7 +96,7 @@ class PartialItem:
 
 
 def release_frames(error: BaseException | None) -> None:
-    """Take the traceback from an error that is kept: its frames hold the whole chunk that was being encoded."""
+    """Remove the traceback of an error that is kept: its frames hold the whole chunk that was being encoded."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -123,7 +123,7 @@ PATIENCE_BATCHES = 1000
 FIRST_FAILURES = 5
 """Failures of a hook that never succeeded, all with the same error, that end a run by default."""
 
-_SAMPLES = ""  # stands for all hooks on single samples: where one of them fails, none of the others is known to
+_SAMPLES = ""  # all hooks on single samples: if one of them fails, it is unknown whether the others work
 _PLACE = re.compile(r'^ *File "(.*)", line ([0-9]+)', re.MULTILINE)
 _NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 _Kind = tuple[str, str, str]
@@ -133,16 +133,16 @@ _logger = logging.getLogger("energon_grain")
 class DropBudget:
     """The error policy of one stream: how many failures it survives.
 
-    Drops are met in the order of items, so that the budget of failures in a row does not depend on who read ahead how
-    far.
+    Drops are processed in the order of items, so the count of failures in a row does not depend on how far workers read
+    ahead.
 
-    By default, where neither another handler nor another tolerance was chosen, a hook that fails on the first samples
-    that it gets, with the same error each time, ends the run at once: that is a mistake of a program, of which more
-    samples show no more. Failures are logged once a kind, and then their number as it grows.
+    By default (no other handler and no other tolerance), a hook that fails on its first samples with the same error
+    each time ends the run at once: that is a bug in the program, and more samples show nothing new. The first failure
+    of each kind is logged; later ones are logged as a count that grows.
 
     Args:
         handler: `WorkerConfig.global_error_handler`.
-        outlet: Drops are reported there.
+        outlet: Receives reports of drops.
 
     Attributes:
         any_dropped: Whether anything was dropped, delivered or not.
@@ -152,20 +152,20 @@ class DropBudget:
         self._handler = handler
         self._outlet = Outlet() if outlet is None else outlet
         self.any_dropped = False
-        self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by what was dropped and hook
+        self._in_a_row: defaultdict[str, Counter[str]] = defaultdict(Counter)  # failures, by `Dropped.what` and hook
         self._batches_in_a_row = 0  # dropped, on purpose or not
         self._logged: Counter[_Kind] = Counter()
         self._current_step: Callable[[], int] = lambda: 0
-        self._first: int | None = 0  # step before which none was made
-        self._last = 0  # step that something was dropped for
-        self._worked: set[str] = set()  # what worked before the first step was made
+        self._first: int | None = 0  # first step that was made
+        self._last = 0  # step of the last drop
+        self._worked: set[str] = set()  # hooks that worked before the first step was made
         self._same_failures: Counter[_Kind] = Counter()
 
     def begin(self, current_step: Callable[[], int] = lambda: 0, *, first: bool) -> None:
-        """Begin to make steps.
+        """Start making steps.
 
         Args:
-            making: Says at any time which step is in the making.
+            current_step: Returns the number of the step being made, at any time.
             first: No step was made before.
         """
         step = current_step()
@@ -176,19 +176,19 @@ class DropBudget:
         self._batches_in_a_row = 0
 
     def stop(self) -> int:
-        """No more steps are made, and who made them may go. Returns the one that was in the making."""
+        """Stop making steps, and release their maker. Returns the number of the step that was being made."""
         step = self._current_step()
         self._current_step = lambda: step
         return step
 
     def succeeded(self) -> None:
-        """A sample came through: failures before it are no longer in a row."""
+        """A sample succeeded: failures before it are no longer in a row."""
         self._worked.add(_SAMPLES)
         if self._in_a_row:
             self._in_a_row.pop("sample", None)
 
     def worked(self, hook: str) -> bool:
-        """The same for one hook of lanes, or, with "", for those on single samples; whether to tell of others, too."""
+        """A lane's hook ("": the hooks on single samples) succeeded. Returns whether to report later successes."""
         self._worked.add(hook)
         if hook:
             self._in_a_row["item"].pop(hook, None)
@@ -197,14 +197,14 @@ class DropBudget:
         return bool(self._in_a_row["sample"] or self._in_a_row["item"] or self._current_step() == self._first)
 
     def drop(self, dropped: Dropped) -> None:
-        """Count what was dropped, tell the error handler unless that was on purpose, and draw on the budget.
+        """Count a drop, call the error handler unless the drop was on purpose, and apply the limits.
 
         Raises:
             FatalSampleError: A hook failed more often in a row than it tolerates, or too many batches were dropped.
-            Exception: What the handler raises.
+            Exception: Any error that the handler raises.
         """
         error, step = dropped.error, self._current_step()
-        if step != self._last:  # so one was made
+        if step != self._last:  # a step was made since
             self._in_a_row.pop("batch", None)
             self._batches_in_a_row = 0
             self._last = step
@@ -223,7 +223,7 @@ class DropBudget:
             release_frames(error)
 
     def _report(self, dropped: Dropped) -> _Kind | None:
-        """Call the handler. Returns the kind of the failure where that is the default one."""
+        """Call the handler. Returns the kind of the failure if the handler is the default one."""
         error = dropped.error
         if self._handler is not log_exception:
             self._handler(error, dropped.sample, dropped.sources)
@@ -237,7 +237,7 @@ class DropBudget:
             log_exception(error, dropped.sample, dropped.sources)
         elif count == 10 ** (len(str(count)) - 1):
             _logger.warning(
-                "%s was dropped, as %d others before by the same kind of failure in %s: %s: %s",
+                "%s was dropped, like %d others before by the same kind of failure in %s: %s: %s",
                 *(named(dropped.sample), count - 1, dropped.hook, type(error).__name__, error),
             )
         return kind
@@ -252,7 +252,7 @@ class DropBudget:
             tried = (_SAMPLES if dropped.what == "sample" else hook) in self._worked
             default = tolerance == DEFAULT_FAILURE_TOLERANCE and not tried
             if default and self._same_failures[kind] == in_a_row[hook] == FIRST_FAILURES:
-                forget_traceback(error)  # which is in the log
+                forget_traceback(error)  # it is in the log
                 raise FatalSampleError(
                     f"{hook} failed {FIRST_FAILURES} times and never succeeded, each time in the same way, {last}; it "
                     f"fails every time, so it is probably a bug in the hook or in the data (the log has the traceback "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where lanes get their samples from: an index map with the hooks on its samples, read ahead of need or directly."""
+"""Sources of samples for lanes: an index map and the hooks on its samples, read ahead or directly."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from energon_grain.stream.look_ahead import LookAhead, PrefetchedChunk
 from energon_grain.stream.state import Position
 
 FeedState = tuple[int, int]
-"""(pass, rounds of it that were taken)."""
+"""(pass, rounds taken in it)."""
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64
 _CHUNKS_AHEAD = 4
-"""Samples that wait in all lanes together, in chunks, where nobody is expected to ask for more."""
+"""Chunks of samples that wait in all lanes together, beyond what lanes are expected to request."""
 _FIRST_SAMPLES = 256
 _GROWTH = 4
 
 
 class Refill(Protocol):
-    """Brings samples into a lane's queue."""
+    """Adds samples to the queue of a lane."""
 
     def __call__(self, feed: FeedLane) -> None:
         """Queue at least one entry of the lane's next rounds, which exist."""
 
 
 class FeedLane:
-    """One lane's end of a feed: a queue of what was read ahead.
+    """One lane of a feed: a queue of samples that were read ahead.
 
     Attributes:
         queue: (position, encoded sample or `Dropped`) of the next rounds.
         taken: Rounds taken in this pass.
         scheduled: Rounds that are taken, queued or being read.
-        expected: Samples that will probably be asked for soon.
+        expected: Samples that will probably be requested soon.
     """
 
     __slots__ = (
-        "_asked",
         "_refill",
+        "_requested",
         "count",
         "expected",
         "lane",
@@ -64,7 +64,7 @@ class FeedLane:
         self.queue: deque[tuple[int, Any]] = deque()
         self.expected = 1.0
         self._refill = refill
-        self._asked = 0
+        self._requested = 0
         self.pass_number, self.taken = (lane.pass_number if node.finite else 0, 0) if state is None else state
         self.scheduled = self.taken
         self.count = node.rounds(lane.number, self.pass_number)
@@ -86,7 +86,7 @@ class FeedLane:
                 self._refill(self)
             entry = self.queue.popleft()
             self.taken += 1
-            self._asked += 1
+            self._requested += 1
             if type(entry[1]) is PartialItem:
                 for dropped in entry[1].dropped:
                     self.lane.context.on_drop(dropped)
@@ -100,13 +100,13 @@ class FeedLane:
     def state(self) -> FeedState:
         return self.pass_number, self.taken
 
-    def asked(self) -> int:
-        """Samples that were asked for since the last call of this."""
-        taken, self._asked = self._asked, 0
+    def take_requests(self) -> int:
+        """Samples requested since the last call of this method."""
+        taken, self._requested = self._requested, 0
         return taken
 
     def expect(self, items: float) -> None:
-        """Read about as many samples ahead."""
+        """Set how many samples to read ahead."""
         self.expected = items
 
     def positions_from(self, first: int, stop: int) -> npt.NDArray[np.int64]:
@@ -119,7 +119,7 @@ _Rounds = tuple[FeedLane, int, int]
 
 
 def _drawn(runs: Sequence[_Rounds]) -> tuple[list[_Rounds], list[npt.NDArray[np.int64]], Draws]:
-    """Rounds, those of one feed's lanes beside each other, with their positions; and the draws of all.
+    """The rounds, grouped by feed, with their positions, and the draws of all of them.
 
     One call of the samplers draws for all lanes of a feed.
     """
@@ -136,10 +136,10 @@ def _drawn(runs: Sequence[_Rounds]) -> tuple[list[_Rounds], list[npt.NDArray[np.
 class LaneChunks:
     """Reads ahead for all lanes of a host.
 
-    It is also the iterator of chunks that workers take from. A chunk first fills up what each lane is expected to ask
-    for, in the order in which lanes will be asked; what is left goes to the feeds that have least in relation to that.
-    Lanes advance unevenly, and each is read from its own place on: none holds up another, and what is read ahead stays
-    within a few chunks. This changes speed alone, never what lanes get.
+    It is also the iterator of chunks for workers. A chunk first covers the expected requests of each lane, in the order
+    of the lanes' turns. The remaining space goes to the feeds that have the least relative to their expectation. Lanes
+    advance unevenly, and each is read from its own position: none delays another, and all read-ahead stays within a few
+    chunks. This affects speed only, never the samples of a lane.
     """
 
     def __init__(self, sources: Sources, pace: ChunkPace, ahead: LookAhead | None) -> None:
@@ -166,7 +166,7 @@ class LaneChunks:
             at = 0
             for other, pass_number, positions in self._pending.popleft():
                 stop = at + len(positions)
-                if other.pass_number == pass_number:  # else its pass was cut short in the meantime
+                if other.pass_number == pass_number:  # otherwise its pass was cut short in the meantime
                     other.queue.extend(zip(positions, encoded.outcomes[at:stop], strict=True))
                 at = stop
         self._urgent = None
@@ -175,9 +175,9 @@ class LaneChunks:
         return self
 
     def __next__(self) -> Chunk:
-        """The chunk to read next.
+        """The next chunk to read.
 
-        Raises StopIteration if every lane has all of its pass; when a pass begins, there may be more.
+        Raises StopIteration if every lane has all samples of its pass. When a new pass begins, there may be more.
         """
         self.expect()
         shares = self._shares()
@@ -208,7 +208,7 @@ class LaneChunks:
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""
         feeds, first = self._feeds, 0
-        asked = {id(feed): feed.asked() for feed in feeds}
+        requested = {id(feed): feed.take_requests() for feed in feeds}
         if self._urgent is not None:
             first = feeds.index(self._urgent)
         feeds = [feed for feed in (*feeds[first:], *feeds[:first]) if feed.scheduled < feed.count]
@@ -220,8 +220,8 @@ class LaneChunks:
         expected = np.array([max(feed.expected, 1e-3) for feed in feeds])
         wanted = np.minimum(np.maximum(np.ceil(expected - ahead), 0), left).astype(np.int64)
         if feeds[0] is self._urgent and ahead[0] == 0:
-            # It wants more than was expected: twice as much each time, as long as that goes on.
-            wanted[0] = min(max(1, wanted[0], 2 * asked[id(feeds[0])]), left[0])
+            # It needs more than expected: double the amount each time, while that continues.
+            wanted[0] = min(max(1, wanted[0], 2 * requested[id(feeds[0])]), left[0])
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:
@@ -232,11 +232,11 @@ class LaneChunks:
 
 
 def _level(have: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], spare: int) -> npt.NDArray[np.int64]:
-    """Whole numbers, `spare` in all at most, that bring `have / weight` to one level from below."""
+    """Integers with a sum of at most `spare` that raise `have / weight` to a common level from below."""
     ratio = have / weight
     order = np.argsort(ratio, kind="stable")
     total_weight, total_have = np.cumsum(weight[order]), np.cumsum(have[order])
-    # With the first k raised to a common level, that is (spare + what they have) / their weight.
+    # With the first k raised to a common level, the level is (spare + their `have`) / their weight.
     levels = (spare + total_have) / total_weight
     reached = np.append(ratio[order][1:] >= levels[:-1], True)
     level = levels[int(np.argmax(reached))]
@@ -247,7 +247,7 @@ def _level(have: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], spare
 
 
 class DirectReader:
-    """Reads a few samples at a time when they are asked for: for replaying single items."""
+    """Reads a few samples at a time on request, to replay single items."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -266,9 +266,9 @@ class DirectReader:
 def read_positions(
     positions: list[Position], feeds: Sequence[Feed], sources: Sources, run: Run, pace: ChunkPace
 ) -> Samples:
-    """Encoded samples of positions, read together, one each time that a position is named.
+    """Encoded samples of positions, read together, one for each time that a position is listed.
 
-    What is dropped is there as `Dropped`.
+    Dropped samples are returned as `Dropped`.
     """
     read: Samples = {}
     by_feed: dict[int, list[int]] = {}
@@ -295,7 +295,7 @@ class _Step:
     """Further rounds of every feed.
 
     Attributes:
-        begins: First round of each feed, and the pass that it belongs to.
+        begins: First round of each feed, and its pass.
     """
 
     begins: dict[int, tuple[int, int]]
@@ -303,9 +303,9 @@ class _Step:
 
 
 class LaneLookAhead:
-    """Fetches in steps: when half of what was fetched ahead for a lane is used, all lanes are brought up to the full.
+    """Prefetches in steps: when half of a lane's prefetched rounds are used, all lanes are filled up again.
 
-    How far each lane is taken ahead goes by what it is expected to ask for. Nothing here changes what lanes get.
+    Lanes are prefetched in proportion to their expected requests. This never changes the samples of a lane.
     """
 
     def __init__(self, ahead: LookAhead | None, sources: Sources) -> None:
@@ -316,11 +316,11 @@ class LaneLookAhead:
         self._samples = float(_FIRST_SAMPLES)
 
     def prefetched(self, feeds: Sequence[FeedLane], shares: Sequence[tuple[FeedLane, int]]) -> PrefetchedChunk | None:
-        """When the next rounds of some feeds will be there; begins to fetch what comes behind them.
+        """The handle of the prefetched next rounds of some feeds. Also starts prefetching the rounds after them.
 
         Args:
-            feeds: All.
-            shares: (feed, how many rounds from `scheduled` on) that are about to be read.
+            feeds: All feeds.
+            shares: (feed, number of rounds after `scheduled`) that are about to be read.
         """
         if not self._ahead:
             return None
@@ -334,13 +334,13 @@ class LaneLookAhead:
         return self._steps[0].prefetched if self._steps else None
 
     def _half(self, feeds: Sequence[FeedLane]) -> dict[int, int]:
-        """Rounds of each feed that are a fair share of one step."""
+        """Rounds of each feed that are its fair share of one step."""
         weight = np.array([max(feed.expected, 1e-3) for feed in feeds])
         rounds: list[int] = np.ceil(self._samples * weight / weight.sum()).astype(np.int64).tolist()
         return {id(feed): count for feed, count in zip(feeds, rounds, strict=True)}
 
     def _newest(self, shares: Sequence[tuple[FeedLane, int]]) -> int:
-        """Place of the last step that these rounds reach into."""
+        """Index of the last step that these rounds reach into."""
         for place in range(len(self._steps) - 1, 0, -1):
             begins = self._steps[place].begins
             for feed, count in shares:
@@ -350,12 +350,12 @@ class LaneLookAhead:
         return 0
 
     def _end(self, feed: FeedLane) -> int:
-        """First round of a feed's pass that was not yet fetched ahead."""
+        """First round of a feed's pass that is not prefetched yet."""
         pass_number, end = self._ends.get(id(feed), (feed.pass_number, 0))
         return max(end, feed.scheduled) if pass_number == feed.pass_number else feed.scheduled
 
     def _step(self, feeds: Sequence[FeedLane], wanted: dict[int, int], half: dict[int, int]) -> None:
-        """Begin to fetch rounds of all feeds, up to twice their share of a step beyond what is wanted now."""
+        """Start prefetching rounds of all feeds, up to twice their share of a step beyond the current requests."""
         assert self._ahead is not None
         runs: list[_Rounds] = []
         for feed in feeds:
@@ -368,7 +368,7 @@ class LaneLookAhead:
         need = np.concatenate([np.arange(begin - feed.scheduled, end - feed.scheduled) for feed, begin, end in runs])
         order = np.argsort(need / np.array([half[id(feed)] for feed, _, _ in runs])[owner], kind="stable")
         prefetched = self._ahead.fetch(draws[order])
-        # What is fetched ends where it would be too much.
+        # The prefetch ends early where it would be too large.
         covered = np.bincount(owner[order[: len(prefetched)]], minlength=len(runs)).tolist()
         begins: dict[int, tuple[int, int]] = {}
         for (feed, begin, _), rounds in zip(runs, covered, strict=True):

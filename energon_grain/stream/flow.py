@@ -17,7 +17,7 @@ from energon_grain.stream.drops import Dropped, raise_if_fatal, release_frames
 from energon_grain.stream.hooks import Draw, HookSpec, current, seeded_globals
 
 _hook_key = lru_cache(maxsize=4096)(fold)
-"""64-bit key of a hook's random numbers on a leaf."""
+"""64-bit key of the random numbers of a hook on a leaf."""
 
 
 Numbers: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
@@ -25,20 +25,20 @@ Numbers: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Samples of leaves whose samples are made alike, hook by hook.
+    """Samples passing through the hooks. All samples are of leaves that share the same loading code.
 
     Attributes:
-        raw: What was read; place i of the flow is sample i of it.
-        restore_keys: One a place.
-        draws: (leaf, child position, index, epoch) of each place, as four lists.
-        hook_keys: 64-bit key of a leaf's random numbers, by its number.
-        values: What the samples have become so far.
-        places: Place of each value; shorter than the chunk once samples were dropped.
-        dropped: What was dropped, by place.
-        sources: Provenance of the sample at a place.
-        batch_of: Number of the batch that the sample at a place belongs to; None: nobody can tell.
-        anew: Makes the samples again, as they were before the first hook.
-        applied: Hooks that they went through.
+        raw: The raw samples; index i of the flow is sample i.
+        restore_keys: One per index.
+        draws: (leaf, child position, index, epoch) of each index, as four lists.
+        hook_keys: 64-bit key of the random numbers of a leaf, by leaf number.
+        values: Current values of the samples.
+        places: Index of each value; shorter than the chunk once samples were dropped.
+        dropped: Drops by index.
+        sources: Function from index to the provenance of its sample.
+        batch_of: Function from index to the batch of its sample; None: the batch is unknown.
+        reload: Makes the samples again, as before the first hook.
+        applied: Hooks applied so far.
     """
 
     raw: RawBatch
@@ -54,17 +54,17 @@ class Flow:
     applied: list[HookSpec] = dataclasses.field(default_factory=list[HookSpec])
 
     def apply(self, hook: HookSpec, *, one_by_one: bool = False) -> Exception | None:
-        """Call a hook on every value, or one that takes lists on the list of them; those that it fails on are dropped.
+        """Call a hook on every value, or on the list of values if it takes lists. Values that fail are dropped.
 
         Args:
-            hook: What to call.
-            one_by_one: Give each value to it alone, if it takes lists.
+            hook: The hook.
+            one_by_one: If the hook takes lists, call it on each value alone.
 
         Returns:
-            What it raised on a list; nobody knows then which values it has changed, and these samples are of no use.
+            The error that the hook raised on a list. It may have changed any of the values, so discard these samples.
 
         Raises:
-            FatalSampleError: The hook raised what no policy may skip.
+            FatalSampleError: The hook raised an error of `FATAL`.
             Cancelled: The samples are no longer needed.
         """
         if hook.lists and len(self.values) > 1 and not one_by_one:
@@ -76,7 +76,7 @@ class Flow:
         append = results.append
         failed: set[int] = set()
         value: Any = None
-        # One iterator over all attempts: after a failure the loop goes on behind it, and no call pays for a `try`.
+        # One iterator over all attempts: after a failure the loop continues after it, and no call pays for a `try`.
         pending = zip(self.places, self.values, strict=True)
         outer, current.draw = current.draw, (lambda: [draw]) if hook.lists else draw
         try:
@@ -99,7 +99,7 @@ class Flow:
     def _apply_at_once(self, hook: HookSpec) -> Exception | None:
         raise_if_cancelled()
         places, values = self.places, self.values
-        # Made when they are asked for, and the same ones when they are asked for again.
+        # Made on first use, and reused on further uses.
         draws = cache(lambda: [_FlowDraw(self, hook.name, place) for place in places])
         outer, current.draw = current.draw, draws
         try:
@@ -120,9 +120,9 @@ class Flow:
         return None
 
     def drop(self, place: int, hook: str, failure_tolerance: int, error: Exception, sample: Any) -> None:
-        """Record that the sample at `place` is dropped.
+        """Record that the sample at index `place` is dropped.
 
-        Raises FatalSampleError if the error is one that no policy may skip.
+        Raises FatalSampleError if the error is one of `FATAL`.
         """
         key, shard = self.raw.keys[place], self.raw.shards[place]
         raise_if_fatal(error, hook, f"{shard}: {key}")
@@ -140,7 +140,7 @@ class Flow:
         )
 
     def outcomes(self) -> list[Any]:
-        """One entry a place: the encoded sample, or the `Dropped` in its stead."""
+        """One entry per index: the encoded sample, or `Dropped`."""
         if not self.dropped:
             return self.values
         entries: list[Any] = [None] * len(self.raw)
@@ -152,7 +152,7 @@ class Flow:
 
 
 class _FlowDraw(Draw):
-    """The draw of a hook that runs over a flow. Which leaf it is of matters only where somebody asks for numbers."""
+    """The draw of a hook that runs over a flow. It looks up the leaf only when a hook uses random numbers."""
 
     __slots__ = ("_hook", "_hook_keys", "_leaves")
 
@@ -168,14 +168,14 @@ class _FlowDraw(Draw):
 
 
 class SampleLoader(Protocol):
-    """Makes the samples of leaves that are made alike."""
+    """Makes samples of leaves that share the same loading code."""
 
     def load(self, raw: RawBatch, draws: Numbers, groups: tuple[range, ...] = ()) -> Flow:
-        """Decode and construct; samples that fail are dropped from the flow.
+        """Decode and construct samples. Those that fail are dropped from the flow.
 
         Args:
-            raw: What was read.
+            raw: The raw samples.
             draws: As in `Flow`.
-            groups: Places that will probably be batched together; see `SampleDecoder.decode_column`.
+            groups: Indices that will probably be batched together; see `SampleDecoder.decode_column`.
         """
         ...

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling one hook on one value: with its draw, its seeds, and nobody else at it.
+"""Calling a hook on a value, with its draw, its seeds and its lock.
 
-Hooks may use the global random generators of the process (`@stateless(restore_seeds=True)`): those are seeded around
-each call, and are as before afterwards.
+Hooks may use the global random generators of the process (`@stateless(restore_seeds=True)`). These are seeded before
+each call and restored after it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from energon_grain.storage.cancellation import raise_if_cancelled
 
 _lock = threading.RLock()
 DEFAULT_FAILURE_TOLERANCE = 100
-"""Failures of one hook in a row that end a run, where nothing else is said."""
+"""Failures of one hook in a row that end a run, unless set otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HookSpec:
-    """A user function, and how it is to be called.
+    """A user function and how to call it.
 
     Attributes:
-        name: In random keys, failure budgets and statistics.
+        name: Name in random keys, failure limits and statistics.
         function: Takes a sample, a list of samples, or a batch.
-        failure_tolerance: Failures in a row that are survived; 0: any number.
-        restore_seeds: Seed the global generators around each call.
-        concurrent: Whether calls may overlap in time.
-        filters: Whether it is there to drop what it is given.
-        lists: Whether it takes a list of values, and returns one with an entry for each of them: what it becomes, or
-            an exception that drops it.
+        failure_tolerance: Failures in a row that end a run; 0: no limit.
+        restore_seeds: Whether to seed the global generators around each call.
+        concurrent: Whether calls may run at the same time.
+        filters: Whether its purpose is to drop samples.
+        lists: Whether it takes a list of values. It then returns a list with one entry for each value: the new value,
+            or an exception that drops it.
     """
 
     name: str
@@ -53,7 +53,7 @@ class HookSpec:
     lists: bool = False
 
     def one(self, value: Any) -> Any:
-        """What a hook on lists makes of a value that is given to it alone. Raises what `many` does, and its entry."""
+        """Call a hook on lists with a single value. Raises as `many`, and the entry itself if it is an exception."""
         (entry,) = self.many([value])
         if isinstance(entry, Exception):
             raise entry
@@ -62,12 +62,12 @@ class HookSpec:
     def many(self, values: list[Any]) -> list[Any]:
         """The entries that a hook on lists returns.
 
-        Raises ConfigError if they are not one for each value, and what the hook raises.
+        Raises ConfigError if the number of entries is wrong, and any error that the hook raises.
         """
         entries = self.function(values.copy())
         if not isinstance(entries, list | tuple) or len(cast("list[Any]", entries)) != len(values):
             raise ConfigError(
-                f"{self.name} must return a list with an entry for each of the {len(values)} samples that it is given, "
+                f"{self.name} must return a list with one entry for each of the {len(values)} samples in its argument, "
                 f"in their order; it returned {_length_of(entries)}. To drop a sample, make its entry an exception, "
                 f"such as SkipSample()"
             )
@@ -80,16 +80,16 @@ def _length_of(value: Any) -> str:
 
 
 class Positions(Protocol):
-    """A position at each place."""
+    """A position for each index."""
 
     def __getitem__(self, place: int, /) -> int: ...
 
 
 class Draw:
-    """The draw behind the current call of a hook.
+    """The draw of the current call of a hook.
 
-    The stream makes one for a whole chunk of samples and moves `place` along, which costs nothing that a hook does not
-    ask for.
+    The stream makes one for a whole chunk of samples and moves `place` along. Values that a hook does not read cost
+    nothing.
     """
 
     __slots__ = ("_batch", "_epochs", "_generator", "_generator_place", "_indices", "_key", "_positions", "place")
@@ -113,7 +113,7 @@ class Draw:
 
     @property
     def position(self) -> int:
-        """Position in the leaf's own stream (sample hooks), or the number of the batch's first item (batch hooks)."""
+        """Position in the leaf's own stream (sample hooks), or number of the batch's first item (batch hooks)."""
         return self._positions[self.place]
 
     @property
@@ -128,19 +128,19 @@ class Draw:
 
     @property
     def batch_index(self) -> int:
-        """Number of the batch that is being made, on this host and in this pass (or in the endless stream).
+        """Number of the batch being made, on this host and in this pass (or in the endless stream).
 
-        In hooks on samples: of the batch that the sample belongs to unless samples before it are dropped. In a
-        generator hook: of the batch for which the value is made, asked anew for each value; a value that is made again
-        for a saved state or a restore key gets the number that it got first.
+        In hooks on samples: the batch that the sample belongs to if no sample before it is dropped. In a generator
+        hook: the batch that the current value is made for, looked up for each value. A value that is made again for a
+        saved state or a restore key keeps its first number.
 
         Raises:
-            RuntimeError: The sample is read ahead of a generator, filter, packer or the like, so nobody can tell yet.
+            RuntimeError: The sample is read before a generator, filter, packer or similar, so its batch is unknown.
         """
         if self._batch is None:
             raise RuntimeError(
-                "the number of the batch is not known in this hook: its samples go through generators, filters, groups "
-                "or packs before they become batches. Use current_sample_index, or `rng` for random numbers"
+                "the number of the batch is not known in this hook: its samples pass through generators, filters, "
+                "groups or packs before they become batches. Use current_sample_index, or `rng` for random numbers"
             )
         return self._batch if isinstance(self._batch, int) else self._batch(self.place)
 
@@ -151,7 +151,7 @@ class Draw:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The generator of this draw, made when first asked for. Equal draws give equal numbers, wherever they run."""
+        """The random generator of this draw, made on first use. Equal draws give equal numbers in any process."""
         if self._generator is None or self._generator_place != self.place:
             self._generator = np.random.Generator(np.random.Philox(key=self.seed))
             self._generator_place = self.place
@@ -163,29 +163,29 @@ class _Current(threading.local):
 
 
 current = _Current()
-"""The running hook's draw, one a thread; of a hook on lists, what makes the draws of its samples. The stream sets it;
-hooks read it through `current_draw` and `current_draws`."""
+"""The draw of the running hook, one per thread; for a hook on lists, a function that makes the draws of its samples.
+The stream sets it; hooks read it through `current_draw` and `current_draws`."""
 
 
 def current_draw() -> Draw:
     """The draw that the running hook works on.
 
     Raises:
-        RuntimeError: Called outside a hook, or in one that works on many samples at once.
+        RuntimeError: Called outside a hook, or in a hook that works on many samples at once.
     """
     draw = current.draw
     if draw is None:
-        raise RuntimeError("current_draw() tells about the sample of a running hook; no hook runs in this thread")
+        raise RuntimeError("current_draw() is only available inside a running hook; no hook runs in this thread")
     if not isinstance(draw, Draw):
         raise RuntimeError(
-            "this hook is given many samples at once, each with a draw of its own: use `current_draws()`, a list of "
-            "them in the order of the samples, or `self.rngs` for their random numbers"
+            "this hook works on many samples at once, and each has its own draw: use `current_draws()`, a list of "
+            "draws in the order of the samples, or `self.rngs` for their random numbers"
         )
     return draw
 
 
 def current_draws() -> list[Draw]:
-    """The draws of the samples that the running hook is given at once, in their order; of other hooks the only one.
+    """The draws of the samples that the running hook works on, in their order. For other hooks, the only draw.
 
     Raises:
         RuntimeError: Called outside a hook.
@@ -196,7 +196,7 @@ def current_draws() -> list[Draw]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalGenerator:
-    """A random generator that belongs to the process."""
+    """A global random generator of the process."""
 
     seed: Callable[[int], Any]
     get_state: Callable[[], Any]
@@ -206,20 +206,20 @@ class GlobalGenerator:
 GENERATORS = {
     "random": GlobalGenerator(seed=random.seed, get_state=random.getstate, set_state=random.setstate),
     "numpy": GlobalGenerator(
-        # The words in the other order than `random` takes them: equal ones would make both give the same numbers.
+        # Words in reverse order compared to `random`: the same order would make both return the same numbers.
         seed=lambda seed: np.random.seed([seed >> 32, seed & 0xFFFFFFFF]),  # noqa: NPY002 (hooks use the globals)
         get_state=np.random.get_state,
         set_state=np.random.set_state,
     ),
 }
-"""Those that hooks may use, by name. A backend adds its own."""
+"""Global generators that hooks may use, by name. Backends add their own."""
 
 
 class SeededGlobals:
-    """A context in which all `GENERATORS` are seeded from a key; afterwards they are as before.
+    """A context in which all `GENERATORS` are seeded from a key. They are restored afterwards.
 
-    Entered again it goes on with the numbers behind those that were used, as a generator hook needs it. The generators
-    belong to the process: a context waits until no other thread is in one.
+    Entered again, it continues with the following numbers, as a generator hook needs. The generators belong to the
+    process, so only one thread can be in such a context at a time.
     """
 
     __slots__ = ("_inner", "_outer", "_seed")
@@ -261,11 +261,11 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may have held it
+os.register_at_fork(after_in_child=_renew_lock)  # a thread that does not exist in the child may hold it
 
 
 def seeded_globals(function: Callable[[Any], Any], draw: Draw) -> Callable[[Any], Any]:
-    """Wrap a hook so that it runs with global generators seeded from the draw, and they are as before afterwards."""
+    """Wrap a hook so that global generators are seeded from the draw before the call and restored after it."""
 
     def call(value: Any) -> Any:
         with SeededGlobals(draw.seed):
@@ -278,9 +278,9 @@ _OF_COPY = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__se
 
 
 def snapshot(value: Any) -> Any:
-    """A dataclass or dictionary as it is now, whatever is written into its fields from then on; other values as such.
+    """A shallow copy of a dataclass or dictionary, unaffected by later writes to its fields. Other values as they are.
 
-    1.4 µs for a sample with slots, as ours have, 2.5 µs for other dataclasses, and 0.2 µs for a dictionary.
+    1.4 µs for a sample with slots, such as ours, 2.5 µs for other dataclasses, and 0.2 µs for a dictionary.
     """
     copied = _copier(type(value))
     return value if copied is None else copied(value)
@@ -306,7 +306,7 @@ def _of_slots(kind: type[Any], names: tuple[str, ...]) -> Callable[[Any], Any]:
     def copied(value: Any) -> Any:
         try:
             values = values_of(value)
-        except AttributeError:  # a slot that holds nothing
+        except AttributeError:  # an empty slot
             return copy.copy(value)
         made = object.__new__(kind)
         for name, one in zip(names, values, strict=True):
@@ -333,17 +333,17 @@ def call_hook(
     """Call a hook with random numbers keyed by (key, number).
 
     Args:
-        hook: What to call.
+        hook: The hook.
         key: 64-bit key of the hook.
-        number: Of the item, as a sequence of one, which may work it out when it is asked.
-        value: The hook's argument.
+        number: Number of the item, as a sequence of length one, which may compute it on access.
+        value: Argument of the hook.
         lock: Held during the call.
         epoch: `Draw.epoch` in the hook.
-        batch: `Draw.batch_index` in the hook; None: nobody can tell.
+        batch: `Draw.batch_index` in the hook; None: unknown.
 
     Raises:
         Cancelled: The result is no longer needed; the hook was not called.
-        Exception: What the hook raises.
+        Exception: Any error that the hook raises.
     """
     raise_if_cancelled()
     draw = Draw(key, number, [-1], [epoch], batch_index=batch)
@@ -369,10 +369,10 @@ def _stopped(function: Any) -> FatalSampleError:
 
 
 class BatchContext(Protocol):
-    """Who makes items, for the batches of steps."""
+    """The batch that items are being made for."""
 
     batch: int | None
-    """Number, in the pass, of the batch that items are made for; None: nobody can tell."""
+    """Number of the batch in the pass; None: unknown."""
 
 
 class ValuesDraw(Draw):
@@ -380,9 +380,9 @@ class ValuesDraw(Draw):
 
     Attributes:
         made: Values made so far.
-        batches: (number of a value, batch that it was made for) where the hook asked; those that are there already are
-            what it is told when it runs again.
-        context: Knows the batch; None: the batch is unknown.
+        batches: (number of a value, batch that it was made for), for each value where the hook requested it. When the
+            hook runs again, it receives the recorded batches.
+        context: Source of the current batch; None: the batch is unknown.
     """
 
     __slots__ = ("batches", "context", "made")
@@ -393,20 +393,20 @@ class ValuesDraw(Draw):
 
     @property
     def batch_index(self) -> int:
-        """The batch that the value is made for which the hook is running."""
+        """The batch that the current value is made for."""
         known = next((batch for number, batch in self.batches if number == self.made), None)
         if known is not None:
             return known
         if self.context is None or self.context.batch is None:
-            return super().batch_index  # which raises
+            return super().batch_index  # raises
         self.batches = (*self.batches, (self.made, self.context.batch))
         return self.context.batch
 
 
 class HookGenerator:
-    """A running generator hook. Between its values other hooks may run: its random numbers stay its own.
+    """A running generator hook. Other hooks may run between its values: its random numbers are its own.
 
-    Nothing runs before the first value is asked for.
+    Nothing runs before the first value is requested.
     """
 
     __slots__ = ("_function", "_generator", "_lock", "_outer", "_seeds", "_value", "draw")
@@ -464,7 +464,7 @@ class HookGenerator:
 
     @contextmanager
     def outside(self) -> Generator[None]:
-        """A context for what the running generator asks of others, which must not see its lock, draw and seeds."""
+        """A context for calling other hooks from the running generator: they must not see its lock, draw and seeds."""
         if self._seeds is not None:
             self._seeds.__exit__()
         current.draw = self._outer
@@ -478,15 +478,15 @@ class HookGenerator:
                 self._seeds.__enter__()
 
     def skip(self, values: int) -> None:
-        """Run past values that were handed out before. Raises StateError if there are fewer."""
+        """Skip values that were delivered before. Raises StateError if there are fewer."""
         for number in range(values):
             self.again(number)
 
     def again(self, number: int) -> Any:
-        """The next value, which is there again. Raises StateError if it is not: the generator ends before it."""
+        """The next value, which was made before. Raises StateError if the generator ends before it."""
         for value in self:
             return value
         raise StateError(
-            f"{self._function!r} made {number} values of an item now, and more when the state was saved; hooks must do "
-            f"the same whenever they see a sample"
+            f"{self._function!r} made only {number} values of an item, but more when the state was saved; hooks must "
+            f"return the same results each time they see a sample"
         )

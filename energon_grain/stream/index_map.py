@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From positions of a stream to draws: routers over leaves, where passes begin, and which sample each position is."""
+"""From positions in a stream to draws: routing to leaves, the start of each pass, and the sample at each position."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _KEPT = 1 << 20
 
 
 PASS_BITS = 36
-"""Planned items of pass e are counted from e · 2**36 on: where a pass ends is known only once it is planned."""
+"""Planned items of pass e are numbered from e · 2**36, because the end of a pass is known only once it is planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Items:
-    """Which draws are of one item, where items of several samples were planned.
+    """Which draws belong to one item, if items of several samples are planned.
 
     Attributes:
-        cuts: (n + 1,) where the draws of each item begin.
-        number: (n,) number of the item in its stream: it keys random numbers.
-        maker: (n,) which of the stream's `ItemSpec` makes it; -1: it is its only sample.
+        cuts: (n + 1,) first draw of each item.
+        number: (n,) number of the item in its stream, which keys random numbers.
+        maker: (n,) index of the stream's `ItemSpec` that makes the item; -1: the item is its only sample.
         starts: (draws,) first unit of a sample that belongs to the item.
-        stops: (draws,) one past the last.
+        stops: (draws,) one past the last unit.
     """
 
     cuts: npt.NDArray[np.int64]
@@ -48,20 +48,20 @@ class Items:
     stops: npt.NDArray[np.int64]
 
     def owner(self) -> npt.NDArray[np.int64]:
-        """(draws,) the item that each belongs to."""
+        """(draws,) index of the item of each draw."""
         return np.repeat(np.arange(len(self.number)), np.diff(self.cuts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draws:
-    """One draw a position, or several where items are planned: lengths and slices count items.
+    """Draws, one per position, or several if items are planned. Lengths and slices count items.
 
     Attributes:
         leaf: (n,) number of the leaf.
         child: (n,) position in the leaf's own stream.
         index: (n,) sample in the leaf.
         epoch: (n,) pass over the leaf.
-        items: Which of them are of one item; None: each by itself.
+        items: Grouping of draws into items; None: each draw is an item.
     """
 
     leaf: npt.NDArray[np.int32]
@@ -72,15 +72,15 @@ class Draws:
 
     @property
     def members(self) -> Draws:
-        """All draws, each by itself."""
+        """All draws, each as its own item."""
         return self if self.items is None else self._at(slice(None), None)
 
     def by_leaf(self) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
-        """Each leaf that is drawn, the places of its draws in ascending order, and these draws."""
+        """Each drawn leaf, the indices of its draws in ascending order, and these draws."""
         return self.by(self.leaf)
 
     def by(self, numbers: npt.NDArray[np.int32]) -> list[tuple[int, npt.NDArray[np.intp], Draws]]:
-        """The same for each of other numbers, one a draw; a place is that of the draw's item."""
+        """As `by_leaf`, for other numbers, one per draw. An index is that of the draw's item."""
         order = np.argsort(numbers, kind="stable")
         found, draws = numbers[order], self._at(order, None)
         cuts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(order)]
@@ -148,19 +148,19 @@ class Draws:
 
 
 class Sources(list[Source]):
-    """The sources of all leaves, in their order.
+    """The sources of all leaves, in order.
 
-    Where there are many, each is drawn a few times at once, and a call for each to learn how long its samples are takes
-    longer than drawing them. So what small ones say is kept in one table, 8 MiB at most.
+    With many leaves, each is drawn only a few times at once, and calling each source for the sizes of its samples takes
+    longer than drawing them. So the sizes of small sources are cached in one table of at most 8 MiB.
     """
 
     _known: npt.NDArray[np.int64] | None = None
-    """(samples of small leaves,) bytes that reading each takes; -1: not asked yet."""
+    """(samples of small leaves,) bytes to read for each sample; -1: unknown."""
     _first: npt.NDArray[np.int64]
-    """(leaves + 1,) where each begins in the table; a large one takes no place there."""
+    """(leaves + 1,) start of each leaf in the table; large leaves have length 0."""
 
     def sizes(self, draws: Draws) -> npt.NDArray[np.int64]:
-        """(n,) bytes that reading each item takes."""
+        """(n,) bytes to read for each item."""
         if draws.items is not None:
             totals = np.append(0, np.cumsum(self.sizes(draws.members)))
             return np.diff(totals[draws.items.cuts])
@@ -181,7 +181,7 @@ class Sources(list[Source]):
         known = self._known
         first = self._first[draws.leaf]
         kept = self._first[draws.leaf + 1] > first
-        at = np.where(kept, first + draws.index, len(known) - 1)  # where nothing ever stands
+        at = np.where(kept, first + draws.index, len(known) - 1)  # the last entry is always -1
         sizes = known[at]
         unknown = sizes < 0
         if unknown.any():
@@ -203,7 +203,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class FractionalPasses:
-    """Passes of a fractional number of samples: each goes on where the last ended, and they add up exactly."""
+    """Passes of a fractional number of samples. Each continues where the last one ended, and they add up exactly."""
 
     samples: int | Fraction
 
@@ -226,16 +226,16 @@ class FractionalPasses:
 
 @dataclass(frozen=True, slots=True)
 class EqualPasses(FractionalPasses):
-    """Passes of one length."""
+    """Passes of equal length."""
 
     samples: int
 
 
 class ItemMap(Protocol):
-    """Items of several samples each, as a function of positions: they are planned."""
+    """Planned items of several samples each, as a function of positions."""
 
     def draw(self, positions: Int64Array) -> Draws:
-        """Draws of positions among those of all passes."""
+        """Draws of positions in the sequence of all passes."""
         ...
 
     def carries(self, position: int) -> list[Carry]: ...
@@ -248,11 +248,11 @@ class IndexMap:
     """The order of a stream, as arithmetic.
 
     Attributes:
-        routes: From positions to leaves and their own positions; None: there is one leaf, whose positions they are.
+        routes: Maps positions to leaves and their own positions; None: a single leaf.
         table: Draws of all leaves.
-        passes: Of a finite stream; None: endless.
-        same_pass: Every pass is the first again.
-        samples: Positions of the first pass; endless: of one pass over what is repeated.
+        passes: Passes of a finite stream; None: endless.
+        same_pass: Whether every pass repeats the first one.
+        samples: Positions of the first pass; endless: of one pass over the repeated data.
         planned: Positions are those of planned items of several samples; None: of samples.
     """
 
@@ -265,7 +265,7 @@ class IndexMap:
 
     @property
     def planned_passes(self) -> bool:
-        """Whether the length of each pass is known only once it is planned: then they are looked at one by one."""
+        """Whether the length of a pass is known only once it is planned. Passes are then inspected one by one."""
         return self.planned is not None and not isinstance(self.passes, EqualPasses | None) and not self.same_pass
 
     def length(self, pass_number: int) -> int | None:
@@ -274,30 +274,30 @@ class IndexMap:
 
     @property
     def period(self) -> int:
-        """Of a finite stream: after so many passes their lengths are the same again."""
+        """For a finite stream: the number of passes after which their lengths repeat."""
         assert self.passes is not None
         return 1 if self.same_pass else self.passes.period
 
     def lengths(self, first: int, count: int) -> Int64Array:
-        """Positions of each of `count` passes of a finite stream, from `first` on."""
+        """Positions of each of `count` passes of a finite stream, starting with pass `first`."""
         assert self.passes is not None
         return np.full(count, self.passes.length(0)) if self.same_pass else self.passes.lengths(first, count)
 
     def start(self, pass_number: int) -> int:
-        """First position of a pass among those of all; 0 where the stream is endless, or each pass is the first."""
+        """First position of a pass in the sequence of all passes; 0 if the stream is endless or repeats one pass."""
         return 0 if self.passes is None else self.passes.start(self._counted(pass_number))
 
     def draw(self, positions: Int64Array, pass_number: int) -> Draws:
         """Draws of positions of one pass.
 
         Args:
-            positions: (n,) in [0, length), or any from 0 on where the stream is endless.
-            pass_number: Of no meaning where the stream is endless.
+            positions: (n,) in [0, length); if the stream is endless, any from 0.
+            pass_number: Number of the pass; ignored if the stream is endless.
         """
         return self.draw_in_stream(positions + self.start(pass_number))
 
     def draw_in_stream(self, positions: Int64Array) -> Draws:
-        """Draws of positions among those of all passes."""
+        """Draws of positions in the sequence of all passes."""
         if self.planned is not None:
             return self.planned.draw(positions)
         if self.routes is None:
@@ -312,18 +312,18 @@ class IndexMap:
         return Draws(leaf=leaf, child=child, index=index, epoch=epoch)
 
     def carries(self, position: int) -> list[Carry]:
-        """From what all folds in it can go on at a position among those of all passes. See `samplers.fold`."""
+        """The carries to continue all folds from, at a position in the sequence of all passes. See `samplers.fold`."""
         if self.planned is not None:
             return self.planned.carries(position)
         return [] if self.routes is None else self.routes.carries(position)
 
     @property
     def folds(self) -> bool:
-        """Whether there are any."""
+        """Whether the order contains folds."""
         return self.planned is not None or (self.routes is not None and self.routes.folds)
 
     def remember(self, saved: SavedCarries, position: int) -> None:
-        """Take in what `carries` gave at a position. Raises ValueError where it is not of such an order or place."""
+        """Restore the result of `carries` at a position. Raises ValueError if it is of another order or position."""
         if self.planned is not None:
             self.planned.remember(saved, position)
         elif self.routes is not None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lanes run: operators, from a lane's samples to its items.
+"""Lanes run operators, which turn the samples of a lane into its items.
 
-Below the lowest node whose items depend on data a graph is an index map; from there on upwards every lane runs the same
-tree of operators on its own samples. A `LaneOperator` describes one, once for all lanes; `LaneOperator.open` makes the
-`Items` of one lane.
+Below the lowest node whose items depend on data, a graph is an index map. From there upwards, every lane runs the same
+tree of operators on its own samples. A `LaneOperator` describes an operator, once for all lanes; `LaneOperator.open`
+makes the `Items` of one lane.
 
 Items are values, each with a *reference* from which the value can be made again. References and states are nested
-tuples of integers, whose form an operator says (`stream.state`), so what a lane holds costs a few bytes in a saved
-state. Their meaning is known to the operator that made them and to nobody else.
+tuples of integers. The operator declares their form (`stream.state`), so the contents of a lane take only a few bytes
+in a saved state. Only the operator that made them knows their meaning.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, raise_if_fatal
 from energon_grain.stream.hooks import BatchContext, Batches, HookGenerator, HookSpec, Positions, call_hook
 from energon_grain.stream.index_map import Draws, IndexMap
-from energon_grain.stream.state import Form, Many, Number, Place, Position, Rounds, positions
+from energon_grain.stream.state import Form, ListOf, Number, Place, Position, Rounds, positions
 from energon_grain.stream.worker_config import ErrorHandler
 
 Reference = Any
 State = Any
-"""Nested tuples of integers and references: immutable, cheap to take after every item."""
+"""Nested tuples of integers and references: immutable, and cheap to take after every item."""
 Item = tuple[Reference, Any]
 Samples = dict[Position, list[Any]]
-"""Encoded samples by position, as many as there are uses of it."""
+"""Encoded samples by position, one for each use."""
 _EMPTY_PASSES = 1000
 _ENDLESS = 1 << 62
 
 
 class Items(Protocol):
-    """An operator at work in one lane."""
+    """A running operator in one lane."""
 
     def next(self) -> Item | None:
-        """The lane's next item; None at the end of the pass, and again until `begin` is called."""
+        """The lane's next item; None at the end of the pass, until `begin` is called."""
         ...
 
     def begin(self, pass_number: int) -> None:
-        """Go to the beginning of a pass. What is endless below goes on where it stood."""
+        """Go to the beginning of a pass. Endless operators below continue where they are."""
 
     def state(self) -> State:
-        """The place behind the last item."""
+        """The state after the last item."""
         ...
 
     def expect(self, items: float) -> None:
-        """Tell how many items will probably be asked for soon, so that as much is read ahead."""
+        """Set how many items will probably be requested soon, so that as many are read ahead."""
 
 
 class LaneOperator:
-    """Base of operators: immutable, and without anything of a single lane.
+    """Base of operators: immutable, and independent of single lanes.
 
-    What is not overridden is as in `child`: fitting for one that hands on the items of its child as they are.
+    Methods that are not overridden delegate to `child`, which suits operators that pass on the items of their child.
 
     Attributes:
-        child: Whose items it works on; one over several has `children` instead.
-        chooses: Whether its items are those of what lies below, whatever their values: it only leaves them out, or in
-            another order. A hook on them may then run where samples are read.
+        child: The operator below. An operator over several overrides `children` instead.
+        chooses: Whether it only drops or reorders the items below, independent of their values. A hook on its items may
+            then run where samples are read.
     """
 
     __slots__ = ()
@@ -81,12 +81,12 @@ class LaneOperator:
 
     @property
     def inspects_items(self) -> bool:
-        """Whether its items depend on what is in those below, and not on positions alone."""
+        """Whether its items depend on the contents of the items below, not only on positions."""
         return not self.chooses
 
     @property
     def order_version(self) -> int:
-        """Order version (`stream.cursor.ORDER_VERSION`) since which its own items and states are what they are."""
+        """The first order version (`stream.cursor.ORDER_VERSION`) that its own items and states are compatible with."""
         return 1
 
     @property
@@ -95,42 +95,42 @@ class LaneOperator:
         return self.child.finite
 
     def items(self) -> int:
-        """Items of a pass over all lanes, if nothing is dropped: an estimate. Endless: of one pass over the data."""
+        """Estimated items of a pass over all lanes, if nothing is dropped. Endless: of one pass over the data."""
         return self.child.items()
 
     def buffers(self) -> Iterator[int]:
-        """For each buffer here and below that is emptied when it is full, how often a pass fills it."""
+        """For each buffer here and below that is emptied when full: how often a pass fills it."""
         for child in self.children:
             yield from child.buffers()
 
     @property
     def spans_passes(self) -> bool:
-        """Whether a pass goes on where the last one ended, so that states outlive passes."""
+        """Whether a pass continues where the last one ended, so that states outlive passes."""
         return any(child.spans_passes for child in self.children)
 
     @property
     def state_form(self) -> Form:
-        """What states of its `Items` look like."""
+        """The form of the states of its `Items`."""
         return self.child.state_form
 
     @property
     def reference_form(self) -> Form:
-        """What references of its items look like."""
+        """The form of the references of its items."""
         return self.child.reference_form
 
     def open(self, lane: Lane, state: State | None) -> Items:
-        """The items of a lane, behind a state; None: from the beginning of `lane.pass_number`.
+        """The items of a lane, continued from a state; None: from the beginning of `lane.pass_number`.
 
-        The samples that the state is made of are among `lane.samples`.
+        `lane.samples` contains the samples of the state.
         """
         raise NotImplementedError
 
     def number(self, reference: Reference) -> int:
-        """64-bit number of an item among those of its lane; it keys random numbers of hooks on it."""
+        """64-bit number of an item in its lane, which keys the random numbers of hooks on it."""
         return self.child.number(reference)
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
-        """The value of an item again; the samples that its reference is made of are among `lane.samples`."""
+        """Make the value of an item again. `lane.samples` contains the samples of its reference."""
         return self.child.rebuild(reference, lane)
 
 
@@ -138,7 +138,7 @@ Node = TypeVar("Node", bound=LaneOperator)
 
 
 class ItemsOver(Generic[Node]):
-    """Base of the `Items` of an operator over one other; what is not overridden hands on the child's."""
+    """Base of the `Items` of an operator over one other. Methods that are not overridden delegate to the child."""
 
     __slots__ = ("_child", "_lane", "_node")
 
@@ -161,12 +161,12 @@ class ItemsOver(Generic[Node]):
 class Feed(LaneOperator):
     """An index map at the bottom of the operators.
 
-    Round j of lane l is position `((j div S) * L + l) * S + j mod S` of the pass, with stripes of S positions: S is 1,
-    or the batch size of finite batches formed in lanes, so that all but the last batch of a pass are full.
+    Round j of lane l is position `((j div S) * L + l) * S + j mod S` of the pass, with stripes of S positions. S is 1,
+    or the batch size of finite batches formed in lanes, so that all batches of a pass except the last are full.
 
     Attributes:
-        order: From positions to draws of this feed's leaves, counted from 0.
-        first_leaf: Number of its first leaf among all.
+        order: Maps positions to draws of this feed's leaves, counted from 0.
+        first_leaf: Number of its first leaf among all leaves.
         stripe: S.
     """
 
@@ -186,11 +186,11 @@ class Feed(LaneOperator):
         return self.order.passes is not None
 
     def items(self) -> int:
-        """Samples of a pass; endless: of one pass over what is repeated."""
+        """Samples of a pass; endless: of one pass over the repeated data."""
         return self.order.samples
 
     def rounds(self, lane: int, pass_number: int) -> int:
-        """Rounds that a lane has in a pass."""
+        """Rounds of a lane in a pass."""
         length = self.order.length(pass_number)
         if length is None:
             return _ENDLESS
@@ -198,12 +198,12 @@ class Feed(LaneOperator):
         return whole * self.stripe + min(max(rest - lane * self.stripe, 0), self.stripe)
 
     def in_stream(self, lane: int, pass_number: int, rounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(n,) positions, among those of all passes, of rounds of a lane."""
+        """(n,) positions, in the sequence of all passes, of rounds of a lane."""
         stripe, place = np.divmod(rounds, self.stripe)
         return (stripe * self.lanes + lane) * self.stripe + place + self.order.start(pass_number)
 
     def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
-        """Draws of positions among those of all passes; leaves are counted among all leaves of the stream."""
+        """Draws of positions in the sequence of all passes. Leaves are numbered over all leaves of the stream."""
         draws = self.order.draw_in_stream(positions)
         return replace(draws, leaf=draws.leaf + np.int32(self.first_leaf))
 
@@ -212,7 +212,7 @@ class Feed(LaneOperator):
 
     @property
     def state_form(self) -> Form:
-        """Pass and rounds; what was read ahead is read again."""
+        """Pass and rounds; samples that were read ahead are read again."""
         return Number(), Rounds(feed=self.index)
 
     @property
@@ -232,7 +232,7 @@ class Feed(LaneOperator):
 
 
 class NumberOf:
-    """The number of an item, worked out when a hook asks for random numbers."""
+    """The number of an item, computed only when a hook uses random numbers."""
 
     __slots__ = ("_operator", "_reference")
 
@@ -245,29 +245,30 @@ class NumberOf:
 
 
 class FeedReader(Protocol):
-    """Gives lanes their samples."""
+    """Provides the samples of lanes."""
 
     def open(self, feed: Feed, lane: Lane, state: State | None) -> Items: ...
 
 
 @dataclass(slots=True, eq=False)
 class LaneContext:
-    """What the lanes of one host share.
+    """The context shared by the lanes of one host.
 
     Attributes:
-        on_drop: Called for each sample or item that is dropped.
-        read: Encoded samples of positions, one for each time that a position is named; what is dropped is `Dropped`.
+        on_drop: Called for each dropped sample or item.
+        read: Reads encoded samples of positions, one for each time that a position is listed. Dropped ones are
+            `Dropped`.
         leaf_of: Number of the leaf of a position.
         patience: Samples in a row that may be dropped on the way to one item.
-        on_success: Called after a failure with the name of a lane's hook that works again, or "" for a sample that all
-            hooks of the pure stage let through.
+        on_success: Called after a failure, with the name of a lane's hook that works again, or "" for a sample that
+            passed all hooks of the pure stage.
         on_restore_error: `WorkerConfig.restore_error_handler`.
-        in_a_row: What was dropped since the last item of any lane.
-        passes_in_a_row: Passes of something repeated that ended since then.
-        failing: Whether some hook failed and did not work since, or no step was made yet: what works is told.
-        replaying: Whether what was made before is made again, so that drops were counted.
-        batch: Number, in the pass, of the batch that items are made for; None: nobody can tell.
-        clock: Takes the times of hooks; None: nothing is timed.
+        in_a_row: Drops since the last item of any lane.
+        passes_in_a_row: Passes of a repeated dataset that ended since the last item.
+        failing: Whether a hook failed and has not worked since, or no step was made yet. Successes are then reported.
+        replaying: Whether items are made again, so that their drops are already counted.
+        batch: Number, in the pass, of the batch that items are made for; None: unknown.
+        clock: Measures the times of hooks; None: nothing is timed.
     """
 
     on_drop: Callable[[Dropped], None]
@@ -287,29 +288,29 @@ class LaneContext:
     _forms: dict[int, Form] = field(default_factory=dict[int, Form])
 
     def first_position(self, operator: LaneOperator, reference: Reference) -> Position | None:
-        """The first sample that an item of `operator` is made of; None: only making it would tell."""
+        """The first sample of an item of `operator`; None: known only by making the item."""
         form = self._forms.get(id(operator))
-        if form is None:  # of a blend of a thousand datasets it is large
+        if form is None:  # large for a blend of a thousand datasets
             form = self._forms[id(operator)] = operator.reference_form
         return next(positions(form, reference), None)
 
     def succeeded(self, hook: str) -> None:
-        """A hook works again (""; those of the pure stage): its failures are no longer in a row."""
+        """A hook ("": the hooks of the pure stage) works again: its failures are no longer in a row."""
         self.failing = self.on_success(hook)
 
     def restore_failed(self, error: Exception, sample: Any, sources: Any) -> None:
-        """Tell the handler of errors in what is rebuilt. Raises StateError if the handler raised."""
+        """Call the handler of errors while rebuilding. Raises StateError if the handler raises."""
         try:
             self.on_restore_error(error, sample, sources)
         except Exception as raised:
             raise StateError(
-                f"something that a saved state or a restore key names cannot be rebuilt: a hook fails on it now with "
-                f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+                f"a sample of a saved state or restore key cannot be rebuilt: a hook now fails on it with "
+                f"{type(error).__name__}: {error}; hooks must return the same results each time they see a sample"
             ) from raised
 
     @contextmanager
     def replay(self) -> Generator[None]:
-        """A context in which what was made before is made again."""
+        """A context for making items again."""
         outer, self.replaying = self.replaying, True
         in_a_row = self.in_a_row
         try:
@@ -319,35 +320,34 @@ class LaneContext:
 
     @contextmanager
     def rebuilding(self) -> Generator[None]:
-        """A context in which what hooks made once is made again.
+        """A context for calling hooks again on samples that they have processed before.
 
-        Raises FatalSampleError if a hook failed as no policy may skip, ReadError or WorkerError if what hooks are given
-        could not be read, and StateError if a hook failed in another way.
+        Raises FatalSampleError if a hook raised an error of `FATAL`, ReadError or WorkerError if the samples could not
+        be read, and StateError if a hook failed in another way.
         """
         with self.replay():
             try:
                 yield
             except (StateError, ReadError, WorkerError, FatalSampleError):
-                raise  # which are no hook's, or say whose
+                raise  # not raised by a hook, or already names it
             except Exception as error:
                 raise_if_fatal(error, "a hook", "a sample that is rebuilt")
                 self.restore_failed(error, None, None)
                 raise StateError(
-                    f"a sample that a saved state holds cannot be rebuilt, a hook fails on it now with "
-                    f"{type(error).__name__}: {error}; hooks must do the same whenever they see a sample"
+                    f"a sample of a saved state cannot be rebuilt: a hook now fails on it with "
+                    f"{type(error).__name__}: {error}; hooks must return the same results each time they see a sample"
                 ) from error
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One lane at work.
+    """A running lane.
 
     Attributes:
-        number: Of the lane among all lanes of the run.
-        pass_number: Pass of the run, as it counts for random numbers.
-        samples: Encoded samples that operators are rebuilt from.
-        replays: Functions from stream to stream that run again meanwhile, by key and call: items handed out, and the
-            operator.
+        number: Number of the lane among all lanes of the run.
+        pass_number: Pass of the run, for random numbers.
+        samples: Encoded samples to rebuild operators from.
+        replays: Stream-to-stream functions that are running again, by key and call: delivered items, and the operator.
     """
 
     number: int
@@ -358,7 +358,7 @@ class Lane:
     replays: dict[tuple[int, int], list[Any]] = field(default_factory=dict[tuple[int, int], list[Any]])
 
     def call(self, hook: HookSpec, key: int, number: Positions, value: Any, *, batch: int | None = None) -> Any:
-        """Call a hook on a value; `key` is the operator's in this lane, `number` (at place 0) the item's."""
+        """Call a hook on a value. `key` is the operator's key in this lane, `number` (index 0) that of the item."""
         result = call_hook(hook, key, number, value, self._lock(hook), epoch=self.pass_number, batch=batch)
         if self.context.failing:
             self.context.succeeded(hook.name)
@@ -374,7 +374,7 @@ class Lane:
         context: BatchContext | None = None,
         batches: Batches = (),
     ) -> HookGenerator:
-        """Call a hook that is a generator function; for `context` and `batches` see `ValuesDraw`."""
+        """Call a generator function. For `context` and `batches`, see `ValuesDraw`."""
         lock = _LockOfGenerator(self, hook)
         return HookGenerator(hook, key, number, value, lock, epoch=self.pass_number, context=context, batches=batches)
 
@@ -385,7 +385,7 @@ class Lane:
     def drop(self, operator: LaneOperator, reference: Reference, hook: HookSpec, error: Exception, value: Any) -> None:
         """Count an item of `operator` that a hook dropped.
 
-        Raises FatalSampleError if the error is one that no policy may skip, or too much was dropped in a row.
+        Raises FatalSampleError if the error is one of `FATAL`, or too many items in a row were dropped.
         """
         first = self.context.first_position(operator, reference)
         raise_if_fatal(error, hook.name, "an item" if first is None else f"position {first[1]} of its dataset")
@@ -405,62 +405,63 @@ class Lane:
         )
 
     def dropped(self, dropped: Dropped) -> None:
-        """Count a sample or item that was dropped. Raises as `drop`."""
+        """Count a dropped sample or item. Raises as `drop`."""
         if not self.context.replaying:
             self.context.failing = True
             self.context.on_drop(dropped)
         self.count_drop()
 
     def count_pass(self) -> None:
-        """A pass of something that is repeated came to its end.
+        """Count the end of a pass of a repeated dataset.
 
-        Raises FatalSampleError if too many in a row had no item for this lane.
+        Raises FatalSampleError if too many passes in a row had no item for this lane.
         """
         self.context.passes_in_a_row += 1
         if self.context.passes_in_a_row > _EMPTY_PASSES:
             raise FatalSampleError(
-                f"lane {self.number} came through {_EMPTY_PASSES} passes of a dataset that is repeated without one "
-                f"item: it has fewer items in a pass than there are lanes (or its hooks drop them all). Run with fewer "
-                f"lanes (lanes=), or repeat what lies below the batches, packs or limits"
+                f"lane {self.number} read {_EMPTY_PASSES} passes of a repeated dataset without one item: a pass has "
+                f"fewer items than there are lanes (or hooks drop all of them). Run with fewer lanes (lanes=), or "
+                f"repeat the dataset below the batches, packs or limits"
             )
 
     def count_drop(self) -> None:
-        """Something was dropped. Raises FatalSampleError if too often in a row."""
+        """Count a drop. Raises FatalSampleError if there are too many in a row."""
         self.context.in_a_row += 1
         if self.context.in_a_row > self.context.patience:
             raise FatalSampleError(
-                f"lane {self.number} came through {self.context.patience} samples without one item: hooks, filters or "
-                f"packers drop all (or nearly all) of what it reads. loader.stats() says what was dropped and why"
+                f"lane {self.number} read {self.context.patience} samples without one item: hooks, filters or packers "
+                f"drop all (or nearly all) samples. loader.stats() lists what was dropped and why"
             )
 
     def sample(self, position: Position) -> Any:
-        """An encoded sample of `samples`.
+        """Take an encoded sample from `samples`.
 
-        Raises StateError if it was dropped now, although it was not when the state was saved.
+        Raises StateError if it is dropped now, but was not when the state was saved.
         """
-        # Each use gets an object of its own: hooks may change what they are given.
+        # Each use gets its own object, because hooks may change their arguments.
         value = self.samples[position].pop()
         if type(value) is Dropped:
             self.context.restore_failed(value.error, value.sample, value.sources)
             raise StateError(
-                f"{value.shard}: {value.key} was part of the saved state, but {value.hook} drops it now "
-                f"({type(value.error).__name__}: {value.error}); hooks must do the same whenever they see a sample"
+                f"{value.shard}: {value.key} is part of the saved state, but {value.hook} drops it now "
+                f"({type(value.error).__name__}: {value.error}); hooks must return the same results each time they see "
+                f"a sample"
             ) from value.error
         return value
 
     def at_pass(self, pass_number: int) -> Lane:
-        """The same lane for an operator below which passes are counted on their own."""
+        """The same lane, for an operator below which passes are counted on their own."""
         if pass_number == self.pass_number:
             return self
         return Lane(self.number, pass_number, self.reader, self.context, self.samples, self.replays)
 
     def replay(self) -> Lane:
-        """The same lane, with feeds of its own that read directly."""
+        """The same lane, with its own feeds that read directly."""
         return Lane(self.number, self.pass_number, self.context.direct, self.context)
 
     def rebuilt(self, operator: LaneOperator, references: tuple[Reference, ...]) -> list[Item]:
-        """Items of an operator that a state holds, whose samples are read now. Raises as `LaneContext.rebuilding`."""
-        self.samples = self.context.read([*positions(Many(operator.reference_form), references)])
+        """Items of an operator that a state holds. Reads their samples. Raises as `LaneContext.rebuilding`."""
+        self.samples = self.context.read([*positions(ListOf(operator.reference_form), references)])
         try:
             with self.context.rebuilding():
                 return [(reference, operator.rebuild(reference, self)) for reference in references]
@@ -469,7 +470,7 @@ class Lane:
             self.replays.clear()
 
     def reopen(self, operator: LaneOperator, state: State) -> Items:
-        """An operator of this lane behind a state, whose held samples are read now."""
+        """An operator of this lane, continued from a state. Reads the samples of the state."""
         self.samples = self.context.read([*positions(operator.state_form, state)])
         items = operator.open(self, state)
         self.samples = {}
@@ -477,7 +478,7 @@ class Lane:
 
 
 class _LockOfGenerator:
-    """Held while a generator runs; whether its time is taken may change from value to value."""
+    """Held while a generator runs. Timing may be turned on or off between values."""
 
     __slots__ = ("_held", "_hook", "_lane")
 
@@ -495,12 +496,12 @@ class _LockOfGenerator:
 
 Members = tuple[Reference, ...]
 HookRunnerState = tuple[int] | tuple[int, int, Members]
-"""(calls so far,); of a generator function also items that came of the call that still runs, and its members."""
+"""(calls so far,); for a generator function also the items made by the running call, and its members."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CombiningLanes(LaneOperator):
-    """An item of several items. A reference is (number of the call, number among the items of the call, members)."""
+    """Makes one item from several. A reference is (number of the call, number among its items, members)."""
 
     child: LaneOperator
     hook: HookSpec
@@ -508,7 +509,7 @@ class CombiningLanes(LaneOperator):
     key: int
 
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
-        """A member's value, as it is handed to the hook."""
+        """The value of a member, as the hook receives it."""
         return self.child.rebuild(reference, lane)
 
     def hook_key(self, lane: Lane) -> int:
@@ -517,8 +518,8 @@ class CombiningLanes(LaneOperator):
 
     @property
     def members_form(self) -> Form:
-        """References of several items."""
-        return Many(self.child.reference_form)
+        """Form of the references of several items."""
+        return ListOf(self.child.reference_form)
 
     @property
     def runner_form(self) -> Form:
@@ -534,7 +535,7 @@ class CombiningLanes(LaneOperator):
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
         call, made, members = reference
         if not members:
-            raise StateError(f"{self.hook.name}: a reference names no member; it is not of this dataset, or damaged")
+            raise StateError(f"{self.hook.name}: a reference without members; it is of another dataset, or damaged")
         values = [self.rebuild_member(member, lane) for member in members]
         if not self.generates:
             return lane.call(self.hook, self.hook_key(lane), [call], values)
@@ -544,7 +545,7 @@ class CombiningLanes(LaneOperator):
 
 
 class HookRunner:
-    """Calls the hook of an operator in one lane and hands out what comes of it.
+    """Calls the hook of an operator in one lane and returns its results.
 
     Args:
         state: None at the beginning of a pass.
@@ -571,7 +572,7 @@ class HookRunner:
                 self._made = made
 
     def start(self, members: Members, values: list[Any]) -> None:
-        """Call the hook. If it drops the values, `next` has nothing."""
+        """Call the hook. If it drops the values, `next` returns None."""
         node = self._node
         call, self._calls = self._calls, self._calls + 1
         if node.generates:
@@ -585,7 +586,7 @@ class HookRunner:
             self._lane.drop(node, reference, node.hook, error, values)
 
     def next(self) -> Item | None:
-        """What is ready, if anything is."""
+        """The next result, or None if there is none."""
         if self._generator is None:
             item, self._ready = self._ready, None
             return item
@@ -607,7 +608,7 @@ class HookRunner:
         return reference, value
 
     def stop(self) -> None:
-        """Leave out what is not handed out yet."""
+        """Discard results that were not returned yet."""
         self._generator = self._ready = None
         self._members, self._made = (), 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetching ahead of need what is not on this machine: what the engine asks of it."""
+"""The interface for prefetching from remote storage."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from energon_grain.stream.observer import Outlet
 
 
 class PrefetchedChunk(Protocol):
-    """When the bytes of a chunk are there. In another process: at once."""
+    """A handle of the prefetched bytes of a chunk. In another process, `wait` returns at once."""
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had. Raises Cancelled if nothing needs them any more."""
+        """Wait until the bytes have arrived or failed. Raises Cancelled if they are no longer needed."""
         ...
 
 
 class Prefetched(Protocol):
-    """What is being fetched for some draws; its length is their number."""
+    """Draws being prefetched. The length is their number."""
 
     def __len__(self) -> int: ...
 
     def until(self, stop: int) -> PrefetchedChunk:
-        """When the bytes of the first `stop` draws are there."""
+        """The handle of the first `stop` draws."""
         ...
 
 
 class LookAhead(Protocol):
-    """Fetches the bytes of coming draws, in the order of need.
+    """Prefetches the bytes of the next draws, in the order in which they are needed.
 
     Attributes:
-        step_bytes: How much to fetch at a time.
+        step_bytes: Bytes to prefetch at a time.
     """
 
     step_bytes: int
 
     def __bool__(self) -> bool:
-        """Whether there is anything to fetch."""
+        """Whether there is anything to prefetch."""
         ...
 
     def fetch(self, draws: Draws) -> Prefetched:
-        """Begin to fetch what draws take, or the first of them if with what is between it would be too much."""
+        """Start to prefetch draws, or only the first of them if all, including gaps between them, would be too much."""
         ...
 
     def close(self) -> None:
-        """Begin no further request, and give up those under way."""
+        """Start no further requests, and cancel running ones."""
         ...
 
 
 def look_ahead_of(sources: Sequence[Source], *, in_process: bool, outlet: Outlet | None = None) -> LookAhead | None:
-    """What fetches ahead for sources; None: they are all on this machine.
+    """The prefetcher of sources; None: all of them are local.
 
     Args:
-        in_process: Whether this process reads the samples, so that its memory may hold what is fetched.
-        outlet: Where the time that threads waited for it is reported.
+        in_process: Whether this process reads the samples, so that prefetched bytes may stay in its memory.
+        outlet: Receives reports of the time that threads wait for prefetched bytes.
     """
     if not any(isinstance(source, RemoteSource) and source.remote_files for source in sources):
         return None

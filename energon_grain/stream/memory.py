@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory while samples are made in bulk: the collector is kept out of it, and what is freed is used again.
+"""Memory when samples are made in bulk: the garbage collector is paused, and freed memory is reused.
 
-Making thousands of samples at once looks to the collector like a leak: it runs every 700 objects, finds nothing, and
-takes a sixth of the time of a chunk of texts. It is paused while a chunk's objects are made, and as it was right after.
-Where several threads take turns at that it runs nevertheless, at least about once a second: the rest of the program
+Making thousands of samples at once looks like a leak to the collector: it runs every 700 objects, finds nothing, and
+takes a sixth of the time of a chunk of texts. It is paused while the objects of a chunk are made, and restored right
+after. If several threads do so in turn, it still runs at least about once a second, because the rest of the program
 makes objects too.
 
-By default glibc gives large blocks back to the system as soon as they are freed and asks for new ones a moment later.
-Every page of a new block is then faulted in and zeroed anew, which for pictures and blobs of 100 KB costs as much as
-reading or decoding them: with blocks kept, 100 KB samples come at twice the rate.
+By default, glibc returns large blocks to the system as soon as they are freed, and requests new ones a moment later.
+Every page of a new block is then faulted in and zeroed again. For images and blobs of 100 KB this costs as much as
+reading or decoding them: keeping the blocks doubles the rate of 100 KB samples.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, cast
 from energon_grain.transforms.batching import kind_of
 
 ENVIRONMENT = "ENERGON_GRAIN_KEEP_MEMORY"
-"""Set it to 0 to leave the allocator alone."""
+"""Set it to 0 to leave the allocator unchanged."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-_MMAP_THRESHOLD_BYTES = 32 << 20  # glibc's own upper bound
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the upper limit of glibc
 _KEPT_BYTES = 256 << 20
 _GROWTH_BYTES = 4 << 20
 
@@ -38,10 +38,10 @@ _done = False
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library, once a process, to keep up to 256 MiB of freed memory for reuse.
+    """Set the C library, once per process, to keep up to 256 MiB of freed memory for reuse.
 
-    Does nothing where the C library is not glibc, where the environment already tunes it (`MALLOC_TRIM_THRESHOLD_`,
-    `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) or where `ENERGON_GRAIN_KEEP_MEMORY=0`. Other allocators (jemalloc,
+    Does nothing if the C library is not glibc, if the environment already tunes it (`MALLOC_TRIM_THRESHOLD_`,
+    `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) or if `ENERGON_GRAIN_KEEP_MEMORY=0`. Other allocators (jemalloc,
     tcmalloc) that replace malloc are not affected.
     """
     global _done
@@ -67,14 +67,14 @@ _since = 0.0
 _not_before = 0.0
 
 LONGEST_SECONDS = 0.5
-"""Nobody joins a pause that has lasted for longer."""
+"""Threads do not join a pause that has lasted longer than this."""
 REST_SECONDS = 0.02
-"""After such a long pause there is none for this time."""
+"""Minimum time between such a long pause and the next pause."""
 
 
 @contextmanager
 def paused_collection() -> Generator[None]:
-    """Pause automatic garbage collection; several threads may do so at once, and the last one resumes it."""
+    """Pause automatic garbage collection. Several threads may do so at the same time; the last one resumes it."""
     global _pausing, _was_enabled, _since, _not_before
     with _lock:
         now = time.monotonic()
@@ -98,7 +98,7 @@ def paused_collection() -> Generator[None]:
 
 
 def _resume_in_child() -> None:
-    """In a forked child, the threads that had paused it do not exist."""
+    """In a forked child, the threads that paused the collection do not exist."""
     global _lock, _pausing
     _lock = threading.Lock()
     if _pausing and _was_enabled:
@@ -110,11 +110,11 @@ os.register_at_fork(after_in_child=_resume_in_child)
 
 
 def approximate_bytes(value: Any) -> int:
-    """Memory that a sample's arrays, bytes and texts take, roughly; other objects count as nothing."""
+    """Approximate memory of a sample's arrays, bytes and strings. Other objects count as 0."""
     if kind_of(type(value)) is not None:
         try:
             return value.nbytes
-        except RuntimeError:  # torch's sparse tensors do not tell
+        except RuntimeError:  # sparse torch tensors
             return 0
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine reports of its work: its only outlet for numbers."""
+"""Reports of the engine: its only outlet for numbers."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _logger = logging.getLogger("energon_grain")
 
 
 class ObservedStream(Protocol):
-    """A stream, as an observer may ask it from any thread."""
+    """A stream as seen by an observer. Properties may be read from any thread."""
 
     @property
     def awaited(self) -> object:
-        """The step that a thread waits for now; None: no thread waits."""
+        """The step that a thread is waiting for; None: no thread waits."""
         ...
 
     @property
     def next_step(self) -> object:
-        """The step that is next."""
+        """The next step."""
         ...
 
 
 class Observer(Protocol):
-    """Receives what a stream reports, in the process of the program. Derive from it; defaults do nothing.
+    """Receives reports of a stream, in the process of the program. Derive from it; the default methods do nothing.
 
-    `planned`, `spans`, `made`, `dropped` and `short` are called in whatever thread makes chunks and steps, ahead of
-    those that are delivered; the others in the thread that calls `next`. Times are on `time.perf_counter_ns`. Keep no
-    strong reference to the stream, which ends its threads when the last one is lost.
+    `planned`, `spans`, `made`, `dropped` and `short` are called in the threads that make chunks and steps, ahead of
+    delivery. The other methods are called in the thread that calls `next`. Times are on `time.perf_counter_ns`. Keep no
+    strong reference to the stream: it ends its threads when the last reference is gone.
 
-    An observer that raises an exception is removed, with a warning in the log, and the stream goes on.
+    An observer that raises an exception is removed, with a warning in the log, and the stream continues.
 
     Attributes:
-        timed: Whether it needs `spans` and `made`. Where no observer does, the engine never looks at a clock for them.
+        timed: Whether it needs `spans` and `made`. If no observer does, the engine never reads a clock for them.
         due: Whether it needs a `made` report for the next step. Read after each call of `delivered` and `made`, because
             a call for each step would cost more than a short step.
     """
@@ -52,71 +52,71 @@ class Observer(Protocol):
     due: bool = False
 
     def begin(self, stream: ObservedStream, place: Progress) -> None:
-        """Steps are made from a place in the stream on. What was made from there on before is made again."""
+        """Steps are made starting at a place in the stream. Steps after it that were made before are made again."""
 
     def planned(self, draws: Draws, size_bytes: int) -> None:
         """A chunk is about to be read."""
 
     def spans(self, work: Work) -> None:
-        """The times of one chunk, when the thread that makes steps gets it; or of something else (see `Work`)."""
+        """Times of one chunk, when the thread that makes steps receives it, or of other work (see `Work`)."""
 
     def made(self, step: int, assembled: Sequence[Span], batched: Sequence[Span], chunks_ns: int) -> None:
-        """A step was made whose times were due.
+        """A step was made that `due` had requested times for.
 
         Args:
-            step: Its number.
-            assembled: Putting its items together, each added up from several times.
-            batched: Its batch hooks.
-            chunks_ns: How long chunks were waited for since the last report.
+            step: Number of the step.
+            assembled: Spans of assembling its items, each summed over several times.
+            batched: Spans of its batch hooks.
+            chunks_ns: Time spent waiting for chunks since the last report.
         """
 
     def waited(self, began_ns: int) -> None:
-        """The program itself waited until now for something that takes long: a chunk, or an empty queue."""
+        """The program itself waited until now for something slow: a chunk, or an empty queue."""
 
     def requested(self, ready: int) -> None:
-        """The program asks for a step, of which so many are ready; `delivered`, or `end` after a failure, follows."""
+        """The program requests a step, when `ready` steps are ready. `delivered` follows, or `end` after a failure."""
 
     def delivered(self, step: int, samples: int) -> int:
-        """The step is here, and so are all before it.
+        """A step was delivered, and all steps before it.
 
         Args:
-            step: How many steps have come with it.
-            samples: In this one.
+            step: Number of delivered steps, including this one.
+            samples: Samples of this step.
 
         Returns:
-            How many of the next steps come without a report. The smallest answer of all observers counts.
+            How many of the next steps need no report. The smallest number of all observers is used.
         """
         del step, samples
         return sys.maxsize
 
     def dropped(self, step: int, dropped: Dropped) -> None:
-        """A sample, an item or a batch was dropped while this step was made."""
+        """A sample, item or batch was dropped while this step was made."""
 
     def short(self, step: int, missing: int) -> None:
-        """A step has so many samples less than the others; 0: none, whatever was reported before."""
+        """A step has `missing` samples less than the others; 0: none, whatever was reported before."""
 
     def passed(self, step: int, *, stride: int, empty: int, skipped: bool) -> None:
         """All steps before this one are delivered. May be called from any thread.
 
         Args:
-            step: A later call may come with an earlier one, from another thread.
-            stride: From one step to the next.
-            empty: So many were made in addition, and do not count.
-            skipped: They were left out.
+            step: Number of the step. A later call from another thread may have a smaller number.
+            stride: Distance from one step to the next.
+            empty: Number of additional steps that were made but do not count.
+            skipped: Whether the steps were skipped.
         """
 
     def jumped(self, step: int, *, pass_ended: bool) -> None:
         """Steps made but not delivered are discarded; `step` is the next one. `pass_ended`: because the pass ended."""
 
     def end(self, delivered: int, failed: int | None) -> None:
-        """No more steps are made, of which so many have come; `failed`: number of the one that could not be made."""
+        """No more steps are made, after `delivered` ones. `failed`: number of the step that could not be made."""
 
     def close(self) -> None:
         """The stream is closed."""
 
 
 def _to_each(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Outlet, P], None]:
-    """Calls the method of that name of all observers."""
+    """Call the method of the same name of all observers."""
     name = method.__name__
 
     def report(self: Outlet, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -130,13 +130,13 @@ def _to_each(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenat
 
 
 class Outlet:
-    """Passes what the engine reports to all observers.
+    """Passes the reports of the engine to all observers.
 
     Attributes:
-        observers: In this order.
-        timed: Whether one of them needs times.
-        due: Whether one of them wants to know what making the next step takes.
-        ready: How many steps were ready when one was asked for, added up; counted here, as a call would cost too much.
+        observers: The observers, in the order of calls.
+        timed: Whether any of them needs times.
+        due: Whether any of them needs a `made` report for the next step.
+        ready: Sum, over all requests of a step, of the steps that were ready. Counted here, because a call is too slow.
     """
 
     def __init__(self, *observers: Observer) -> None:
@@ -149,30 +149,30 @@ class Outlet:
         return bool(self.observers)
 
     def refresh(self) -> None:
-        """See what is due."""
+        """Update `due`."""
         self.due = any(observer.due for observer in self.observers)
 
     def report_other(self, clock: Clock) -> None:
-        """Report the times of something else than a chunk or a step."""
+        """Report the times of work other than a chunk or a step."""
         work = clock.work()
         if work is not None:
             work.of_chunk = False
             self.spans(work)
 
     def add(self, observer: Observer) -> None:
-        """Report to this one, too."""
+        """Add an observer."""
         self.observers = (*self.observers, observer)
         self.refresh()
 
     def remove(self, observer: Observer) -> None:
-        """Report to it no longer, if it is there."""
+        """Remove an observer, if present."""
         self.observers = tuple(each for each in self.observers if each is not observer)
         self.refresh()
 
     def failed(self, observer: Observer) -> None:
-        """Called where an observer raised."""
+        """Remove an observer that raised an exception."""
         if observer in self.observers:
-            _logger.warning("%s raised an exception, and is removed; the stream goes on", observer, exc_info=True)
+            _logger.warning("%s raised an exception and is removed; the stream continues", observer, exc_info=True)
             self.remove(observer)
 
     begin = _to_each(Observer.begin)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a stream has come, how many steps a pass has, and when it is over: arithmetic, the same on every host."""
+"""The progress of a stream, the number of steps of a pass, and its end: arithmetic, identical on every host."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from energon_grain.stream.spec import LastBatch, StreamSpec
 Segment = tuple[int, int, int, int, int]
 """(step, pass, pass step, item, G): from this step on, batches of G items follow each other from this item."""
 POSITIONS = 1 << 62
-"""The order has so many positions."""
+"""Number of positions of the order."""
 _PASSES_AT_ONCE = 1 << 12
 _PASSES_WALKED = 1 << 27
-"""About a second."""
+"""Limit on passes that are counted one by one. Takes about a second."""
 
 
 class Progress(NamedTuple):
@@ -33,12 +33,12 @@ class Progress(NamedTuple):
         step: Steps delivered since the start of the run.
         pass_number: Pass that the next step belongs to (finite streams: also the pass over the data).
         pass_step: Steps delivered in this pass.
-        item: Number, in the pass of a finite stream or in the endless stream, of the next item.
-        lanes: State of each of this host's lanes, where lanes have a program; None: nothing was made yet.
-        ended: Whether the pass is over, so that the next iteration begins another one.
-        history: Where each run of equal steps began. It begins at step 0, or where it last became impossible to tell
-            earlier places from the steps alone.
-        skipped: (first step, steps) of each range that was jumped over.
+        item: Number of the next item, in the pass of a finite stream or in the endless stream.
+        lanes: State of each of this host's lanes, if lanes have a program; None: nothing was made yet.
+        ended: Whether the pass has ended, so that the next iteration begins another one.
+        history: Where each run of equal steps began. It begins at step 0, or at the last point before which places
+            cannot be computed from the number of the step alone.
+        skipped: (first step, steps) of each skipped range.
     """
 
     drops: npt.NDArray[np.int64]
@@ -52,12 +52,12 @@ class Progress(NamedTuple):
     skipped: tuple[tuple[int, int], ...] = ()
 
     def forgetting(self, global_batch: int) -> Progress:
-        """The same place with a history that begins here."""
+        """The same place, with a history that begins here."""
         segment = (self.step, self.pass_number, self.pass_step, self.item, global_batch)
         return self._replace(history=(segment,))
 
     def without(self, steps: int) -> Progress:
-        """The same place, the last steps not counted."""
+        """The same place, without counting the last `steps` steps."""
         place = self._replace(step=self.step - steps, pass_step=self.pass_step - steps)
         begin, *_, size = self.history[-1]
         return place.forgetting(size) if begin > place.step else place
@@ -70,12 +70,12 @@ class PassPlan:
     Attributes:
         batch_size: Items of one host's step.
         global_batch: G, items of one step of all hosts.
-        length: Items of a pass, drops not counted; None: endless, or known only at its end.
-        steps: Steps after which a pass ends at the latest; None: no such bound.
-        drops_last: Whether an incomplete global batch at the end is left out; so it is with several hosts where
-            single samples are delivered, which have no place for a mask.
+        length: Items of a pass, ignoring drops; None: endless, or known only at its end.
+        steps: Maximum number of steps of a pass; None: no limit.
+        drops_last: Whether an incomplete global batch at the end is dropped. This is also so if several hosts receive
+            single samples, which have no place for a mask.
         keeps: Whether it is delivered short (one host).
-        pads: Whether it is filled up, with a mask.
+        pads: Whether it is padded, with a mask.
     """
 
     batch_size: int
@@ -109,11 +109,11 @@ class PassPlan:
         return item + self.global_batch > self.length if self.drops_last else item >= self.length
 
     def is_over(self, pass_step: int, item: int) -> bool:
-        """Whether a pass is over after `pass_step` steps, with `item` as the next item."""
+        """Whether a pass has ended after `pass_step` steps, with `item` as the next item."""
         return (self.steps is not None and pass_step >= self.steps) or self.exhausted(item)
 
     def remaining(self, pass_step: int, item: int) -> int | None:
-        """Steps of a pass from a place in it on, if nothing is dropped; None: endless."""
+        """Steps of a pass after a place in it, if nothing is dropped; None: endless."""
         left: int | None = None
         if self.length is not None:
             items = max(0, self.length - item)
@@ -130,16 +130,16 @@ class PassPlan:
 
 
 def check_last_batch(last_batch: LastBatch, hosts: int) -> None:
-    """Check that a last batch can be treated in this way on this number of hosts. Raises ConfigError if it cannot."""
+    """Check that a mode for the last batch works on this number of hosts. Raises ConfigError if it does not."""
     if last_batch == "keep" and hosts > 1:
         raise ConfigError(
-            f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and a host could be "
-            f"left without one; use 'drop' or 'pad'"
+            f"last_batch='keep' with {hosts} hosts: the last batches would have different sizes, and some hosts could "
+            f"have none; use 'drop' or 'pad'"
         )
 
 
 def pass_steps(spec: StreamSpec, plan: PassPlan, progress: Progress) -> int:
-    """Steps per host of the pass that `progress` is in, those already made included."""
+    """Steps per host of the pass that `progress` is in, including those already made."""
     remaining = plan.remaining(progress.pass_step, progress.item)
     if remaining is not None:
         return progress.pass_step + remaining
@@ -163,8 +163,8 @@ class Share:
     """The part of the stream that one host reads.
 
     Host h of H takes the items q with `q mod H == h`. They are counted m = 0, 1, 2, …: local item m is item `h + H·m`.
-    Where H divides the lanes, these are the items of the lanes `l mod H == h`, and local item m belongs to the host's
-    local lane `m mod (L div H)`.
+    If H divides the number of lanes, these are the items of the lanes `l mod H == h`, and local item m belongs to the
+    host's local lane `m mod (L div H)`.
     """
 
     host: int
@@ -173,30 +173,30 @@ class Share:
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or not 0 <= self.host < self.hosts:
-            raise ConfigError(f"host {self.host} of {self.hosts}: the host must lie in [0, hosts)")
+            raise ConfigError(f"host {self.host} of {self.hosts}: the host must be in [0, hosts)")
 
     @property
     def whole_lanes(self) -> bool:
-        """Whether this host's items are those of some whole lanes."""
+        """Whether this host's items are those of whole lanes."""
         return self.lanes % self.hosts == 0
 
     @property
     def possible_hosts(self) -> list[int]:
-        """Numbers of hosts that each own whole lanes."""
+        """Numbers of hosts with which each host owns whole lanes."""
         return [hosts for hosts in range(1, self.lanes + 1) if self.lanes % hosts == 0]
 
     @property
     def local_lanes(self) -> int:
-        """Number of lanes that this host owns; 1 where hosts do not divide the lanes, and then nothing may drop."""
+        """Number of lanes that this host owns; 1 if hosts do not divide the lanes, and then nothing may be dropped."""
         return self.lanes // self.hosts if self.whole_lanes else 1
 
     @property
     def stride(self) -> int:
-        """Steps of the host from one of this share's to the next."""
+        """Distance between consecutive steps of this share, in steps of the host."""
         return 1
 
     def first_at(self, item: int) -> int:
-        """Number of this host's items before global item `item`: the local number of the first one at or behind it."""
+        """Number of this host's items before global item `item`: the local number of the first one at or after it."""
         return max(0, -(-(item - self.host) // self.hosts))
 
     def to_global(self, local: _Numbers) -> _Numbers:
@@ -208,18 +208,18 @@ class Share:
         if not self.whole_lanes:
             raise HostsError(
                 f"{why}, and {self.hosts} hosts do not divide the {self.lanes} lanes of this run: a host must own "
-                f"whole lanes so that the next sample of the lane is its own. Run on one of {self.possible_hosts} "
-                f"hosts, or start the run with lanes= a multiple of every number of hosts that it shall continue on"
+                f"whole lanes, so that it has the next sample of the lane. Run on one of {self.possible_hosts} hosts, "
+                f"or start the run with lanes= a multiple of every number of hosts that it should continue on"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class StepsShare(Share):
-    """Every so manieth step of a host, for readers beside each other whose batches are then taken in turns.
+    """Every W-th step of a host, for parallel readers whose batches are taken in turns.
 
     Reader w of W makes the steps t of its host with `t mod W == w`. Its own items are counted u = 0, 1, 2, …: item u is
-    the host's local item `(u div B · W + w) · B + u mod B`, B being the size of batches. So no sample is anybody
-    else's, and where a sample is dropped, later ones of the same reader move up.
+    the host's local item `(u div B · W + w) · B + u mod B`, where B is the batch size. So readers share no samples, and
+    if a sample is dropped, later ones of the same reader move up.
     """
 
     reader: int
@@ -242,14 +242,14 @@ class StepsShare(Share):
 def places_of(
     spec: StreamSpec, sources: Sources, share: Share, *, pass_number: int, first: int, plan: PassPlan
 ) -> Places | None:
-    """The places of a host; None: each host gets items as they come. The arguments are those of `Placing.places`."""
+    """The places of a host; None: items are assigned by position. The arguments are those of `Placing.places`."""
     if spec.batch is None or spec.batch.placing is None:
         return None
     return spec.batch.placing.places(spec.order, sources, share, pass_number=pass_number, first=first, plan=plan)
 
 
 def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) -> Progress:
-    """The beginning of the pass behind the one that `before` is in."""
+    """The beginning of the pass after the one that `before` is in."""
     progress = before._replace(pass_number=before.pass_number + 1, pass_step=0, ended=False)
     if not spec.endless:
         lanes = before.lanes if spec.program is not None and spec.program.root.spans_passes else None
@@ -257,14 +257,14 @@ def next_pass(before: Progress, spec: StreamSpec, plan: PassPlan, hosts: int) ->
         unknown = before.drops.any() or spec.program is not None or spec.order.planned_passes
         if unknown or not history_holds(spec, hosts, before._replace(ended=True)):
             progress = progress.forgetting(plan.global_batch)
-    # Of passes that differ in length, one may have no complete batch.
+    # If passes differ in length, one may have no complete batch.
     return progress._replace(ended=PassPlan.of(spec, hosts, progress.pass_number).is_over(0, progress.item))
 
 
 def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
-    """Whether a history leads to where the progress is, with passes as they are cut now."""
+    """Whether a history leads to the progress, with passes as they are cut now."""
     if progress.drops.any() or spec.program is not None:
-        return True  # nobody asks, until the next pass begins
+        return True  # not used until the next pass begins
     if spec.order.planned_passes and progress.history[-1][1] != progress.pass_number:
         return False  # each pass in between would have to be planned
     pass_number, item, _ = place_of(spec, hosts, progress.history, progress.step, progress.pass_number + 1)
@@ -275,7 +275,7 @@ def history_holds(spec: StreamSpec, hosts: int, progress: Progress) -> bool:
 
 
 def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: int) -> Progress:
-    """The place before a step of a pass, or behind its last one, if nothing is dropped; arithmetic."""
+    """The place before a step of a pass, or after its last step, if nothing is dropped; arithmetic."""
     if pass_number < 0 or pass_step < 0:
         raise StateError(f"step {pass_step} of pass {pass_number}: steps and passes are counted 0, 1, 2, …")
     plan = PassPlan.of(spec, share.hosts, pass_number)
@@ -287,7 +287,7 @@ def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: i
         item = pass_step * plan.global_batch
     if spec.order.start(pass_number) + item + plan.global_batch > POSITIONS:
         raise StateError(
-            f"step {pass_step} of pass {pass_number}: the order has no positions that far on: they are below 2**62"
+            f"step {pass_step} of pass {pass_number}: the order has no such position; positions are below 2**62"
         )
     return Progress(
         step=before + pass_step,
@@ -301,7 +301,7 @@ def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: i
 
 
 def _steps_of_passes(order: IndexMap, plan: PassPlan, count: int) -> int:
-    """Steps of the first passes, so many."""
+    """Steps of the first `count` passes."""
     times, rest = divmod(count, order.period)
 
     def walked(passes: int) -> int:
@@ -317,13 +317,13 @@ def _steps_of_passes(order: IndexMap, plan: PassPlan, count: int) -> int:
 
 def _too_many_passes(order: IndexMap) -> StateError:
     return StateError(
-        f"passes of this dataset differ in length, and repeat themselves after {order.period} only: what lies more "
-        f"than {_PASSES_WALKED} of them behind the last change of the batch size is not counted"
+        f"passes of this dataset differ in length, and repeat only after {order.period} passes: steps more than "
+        f"{_PASSES_WALKED} passes after the last change of the batch size cannot be located"
     )
 
 
 def place_of_step(spec: StreamSpec, share: Share, step: int) -> Progress:
-    """The same of a step counted over all passes: behind the end of a pass, where the next one begins with it."""
+    """As `place_in_pass`, for a step counted over all passes; at the start of a pass, the end of the previous one."""
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
     plan = PassPlan.of(spec, share.hosts)
@@ -342,7 +342,7 @@ def place_of_step(spec: StreamSpec, share: Share, step: int) -> Progress:
 def place_of(
     spec: StreamSpec, hosts: int, history: Sequence[Segment], step: int, until: int | None = None
 ) -> tuple[int, int, int]:
-    """(pass, first item, items) of a step; of the beginning of pass `until`, where the step lies behind that."""
+    """(pass, first item, items) of a step. If it is after the beginning of pass `until`, of that beginning."""
     number = max(at for at, segment in enumerate(history) if segment[0] <= step)
     start, pass_number, pass_step, item, size = history[number]
     ahead = step - start
@@ -358,7 +358,7 @@ def place_of(
 
 
 def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int | None) -> tuple[int, int]:
-    """(pass, step in it) of the step that lies `ahead` steps behind the beginning of pass `first`; see `place_of`."""
+    """(pass, step in it) of the step that is `ahead` steps after the beginning of pass `first`; see `place_of`."""
     begin, period, steps = first, order.period, 0
     at_once = 1 if order.planned_passes else _PASSES_AT_ONCE
     while until is None or first < until:
@@ -373,8 +373,8 @@ def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int
             return first + place, ahead - int(ends[place - 1] if place else 0)
         first, ahead, steps = first + count, ahead - total, steps + total
         if not steps:
-            raise StateError("no pass of this dataset has a step: a global batch takes more samples than there are")
-        if first == begin + period:  # from here on everything comes again
+            raise StateError("no pass of this dataset has a step: it has fewer samples than a global batch")
+        if first == begin + period:  # from here on, everything repeats
             times = ahead // steps if until is None else min(ahead // steps, (until - first) // period)
             first, ahead = first + times * period, ahead - times * steps
         elif first - begin > _PASSES_WALKED and first < begin + period:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which item of a step stands at each place of a host, where that follows from what is known of its samples."""
+"""Assigning the items of a step to places of hosts, based on known values of the samples."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Places(Protocol):
-    """The places of one host in one pass. Places and hosts stay what they are: items change places in their step."""
+    """The places of one host in one pass. Places and hosts stay fixed: items move between places of their step."""
 
     @property
     def end(self) -> int | None:
-        """The local place behind the last one of the pass; None: endless."""
+        """One past the last local place of the pass; None: endless."""
         ...
 
     @property
     def whole_until(self) -> int | None:
-        """The local place behind those of steps without padding; None: there is none."""
+        """One past the last local place of steps without padding; None: no padding."""
         ...
 
     def items(self, places: Int64Array) -> Int64Array:
-        """Items at places of this host; those behind the end of a pass are padding."""
+        """Items at places of this host. Items past the end of a pass are padding."""
         ...
 
     def positions(self, items: Int64Array) -> Int64Array:
-        """Positions of items: padding repeats the pass from its beginning on."""
+        """Positions of items. Padding repeats the pass from its beginning."""
         ...
 
     def hosts_of(self, step: int) -> Int64Array:
-        """(G,) host of each item of a step, counted from the first."""
+        """(G,) host of each item of a step, in order."""
         ...
 
     def substitutes(self, item: int) -> Int64Array:
-        """The other items of an item's step, in the order in which they stand in for it."""
+        """The other items of an item's step, in the order in which they replace it."""
         ...
 
 
 class Placing(Protocol):
-    """What says so: picklable, and the same on every host."""
+    """Assigns items to places. Picklable, and identical on every host."""
 
     @property
     def asked(self) -> str:
-        """How it was asked for, to begin a message with."""
+        """The option that requested it, as the beginning of a message."""
         ...
 
     def places(
@@ -62,15 +62,15 @@ class Placing(Protocol):
         """The places of a host in a pass.
 
         Args:
-            order: Of the stream.
-            sources: Of its leaves.
-            share: The host's part.
-            pass_number: Of the pass.
-            first: Item at which some step begins, before all that are asked for.
-            plan: Of the pass.
+            order: Order of the stream.
+            sources: Sources of its leaves.
+            share: Share of the host.
+            pass_number: Number of the pass.
+            first: Item at which some step begins, before all requested ones.
+            plan: Plan of the pass.
         """
         ...
 
     def manifest(self, sources: Mapping[str, Source]) -> dict[str, Any]:
-        """What changes with the places, for the manifest, by the names of leaves; its key is `balance`."""
+        """The entry `balance` of the manifest, which changes whenever the places do, from sources by leaf name."""
         ...

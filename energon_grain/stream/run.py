@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stream knows of its own run, for those who ask which samples made a step."""
+"""The record of a run, used to find out which samples were in a step."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class SampleRecord:
     """One sample of a global batch.
 
     Attributes:
-        item: Its number in the stream (in its pass, where passes are finite). Where lanes make items of samples: of
-            the item that this one was given for. A hook that makes several items of several samples had all of them.
+        item: Number of the item in the stream (in its pass, if passes are finite). If lanes make items from samples: of
+            the item that this sample was used for. If a hook makes several items from several samples, each item used
+            all of them.
         host: Host that delivers it, with the current number of hosts.
         dataset: Folder of the leaf.
         shard: Shard, relative to the dataset.
         key: Key in the dataset.
-        start: First byte in the shard, headers included; in ArrayRecord files and arrays as if records or rows were
-            written one behind the other, uncompressed.
+        start: Offset of its first byte in the shard, including headers; in ArrayRecord files and arrays, as if records
+            or rows were stored one after the other, uncompressed.
         stop: One past its last byte, counted in the same way.
-        index: Index in the leaf: among the samples that split part, subset and `where` leave.
+        index: Index in the leaf, after split part, subset and `where` are applied.
         epoch: Pass over the leaf.
     """
 
@@ -47,8 +48,8 @@ class StepSamples(list[SampleRecord]):
     """The samples of a global batch, in the order of items.
 
     Attributes:
-        read: Whether samples were read and hooks called to know them; else they follow from positions alone, and hold
-            as long as hooks drop nothing on the way.
+        read: Whether samples were read and hooks called to find them. Otherwise they follow from positions alone, which
+            is exact if hooks drop nothing on the way.
     """
 
     read: bool = False
@@ -56,13 +57,13 @@ class StepSamples(list[SampleRecord]):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
-    """What a stream runs, and the places that it knows.
+    """A running stream, and the places that it knows.
 
     Attributes:
-        since: Where it was restored; None: it began at the beginning.
-        state: What it was restored from.
-        changed: Whether that was of another configuration, or of other data.
-        saved: Places behind which it was saved since.
+        since: Where it was restored; None: it started at the beginning.
+        state: State that it was restored from.
+        changed: Whether the state is of another configuration or of other data.
+        saved: Places where it was saved since.
     """
 
     spec: StreamSpec
@@ -75,12 +76,12 @@ class Run:
     saved: list[Progress] = field(default_factory=list[Progress])
 
     def restored(self, progress: Progress, state: Cursor, *, changed: bool) -> None:
-        """The stream went to the place of a state."""
+        """Record that the stream was restored from a state."""
         self.since, self.state, self.changed = progress, state, changed
         self.saved.clear()
 
     def save(self, progress: Progress) -> None:
-        """A state of this place was saved."""
+        """Record that a state of this place was saved."""
         if len(self.saved) == _SAVED:
             del self.saved[::2]
         self.saved.append(progress)

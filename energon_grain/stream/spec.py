@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled dataset: everything that decides what comes out, resolved once, with paths instead of open files."""
+"""A compiled dataset: everything that determines its output, resolved once, with paths instead of open files."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def check_passes(passes: int | None, error_prefix: str = "") -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ordering:
-    """How a leaf's samples are ordered, once its own configuration was asked.
+    """How the samples of a leaf are ordered, after its own configuration was applied.
 
     Attributes:
-        said_by: Where the numbers come from, to begin a message with.
-        training: Whether they are shuffled.
+        error_prefix: Origin of the values, as the beginning of a message.
+        training: Whether samples are shuffled.
         passes: Passes that are shuffled as one; -1: with replacement; None: no shuffling.
-        block: Consecutive samples that are read together; None: each sample by itself.
-        mixing: Samples that mix at least, where blocks are read.
-        blocks_in_lane: Blocks that mix in each lane, where batches are formed inside a lane.
+        block: Consecutive samples that are read together; None: each sample is read alone.
+        mixing: Minimum number of samples to mix, if blocks are read.
+        blocks_in_lane: Blocks to mix in each lane, if batches are formed inside a lane.
     """
 
     error_prefix: str = ""
@@ -68,15 +68,17 @@ class Ordering:
     def __post_init__(self) -> None:
         check_passes(self.passes, self.error_prefix)
         if self.block is not None and self.block < 1:
-            raise ConfigError(f"{self.error_prefix}max_samples_per_sequence={self.block}: 1 or more, or None")
+            raise ConfigError(f"{self.error_prefix}max_samples_per_sequence={self.block}: expected 1 or more, or None")
         if self.mixing is not None and self.mixing < 0:
-            raise ConfigError(f"{self.error_prefix}shuffle_buffer_size={self.mixing}: 0 or more, or None")
+            raise ConfigError(f"{self.error_prefix}shuffle_buffer_size={self.mixing}: expected 0 or more, or None")
         if self.blocks_in_lane is not None and self.blocks_in_lane < 1:
-            raise ConfigError(f"{self.error_prefix}parallel_shard_iters={self.blocks_in_lane}: 1 or more, or None")
+            raise ConfigError(
+                f"{self.error_prefix}parallel_shard_iters={self.blocks_in_lane}: expected 1 or more, or None"
+            )
 
 
 class Resolved(Protocol):
-    """A node with samples of its own, once its configuration was read. Picklable: the copy opens its files again."""
+    """A node with its own samples, after its configuration was read. Picklable: copies reopen their files."""
 
     @property
     def source(self) -> Source: ...
@@ -91,12 +93,12 @@ class Resolved(Protocol):
 
     @property
     def field_map(self) -> FieldMap | None:
-        """Where the fields of its samples are found, as far as a map says that."""
+        """Where to find the fields of its samples, as far as a field map determines it."""
         ...
 
     @property
     def decoder(self) -> SampleDecoder | None:
-        """None leaves parts as bytes."""
+        """None: parts stay bytes."""
         ...
 
     @property
@@ -111,7 +113,7 @@ class Resolved(Protocol):
 
     @property
     def loader(self) -> Callable[[int, int, int], SampleLoader] | None:
-        """Makes what makes its samples, by (number of the leaf, key of its hooks, failure tolerance).
+        """Makes a `SampleLoader` from (number of the leaf, key of its hooks, failure tolerance).
 
         None: it is a `ResolvedLeaf`, whose samples the engine makes.
         """
@@ -120,13 +122,13 @@ class Resolved(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedLeaf:
-    """A leaf whose configuration was read and whose index is open. Picklable: the copy opens its files anew.
+    """A leaf whose configuration was read and whose index is open. Picklable: copies reopen their files.
 
     Attributes:
         sample_type: None for a crude dataset.
-        field_map: Where the fields of `sample_type` are found; None where there is `load`, and for a crude dataset.
-        load: Makes a sample of a crude one; may run in several threads. None: the field map does, or a cooker.
-        decoder: None leaves parts as bytes.
+        field_map: Where to find the fields of `sample_type`; None with `load`, and for a crude dataset.
+        load: Makes a sample from a crude one; may run in several threads. None: the field map or a cooker makes it.
+        decoder: None: parts stay bytes.
         subflavors: Tags of every sample.
     """
 
@@ -153,11 +155,11 @@ class LeafSpec:
     """One leaf: its source, how its samples are made, and its order.
 
     Attributes:
-        key: The leaf's identity in random keys.
+        key: Identity of the leaf in random keys.
         hook_key: 64-bit key of the random numbers of hooks on its samples.
-        cook: Hook that turns crude samples into samples; None where the leaf has a sample type, or nobody cooks.
-        hooks: Hooks on each sample, in order, after it was made (and cooked). No two have the same name.
-        failure_tolerance: Samples in a row that may fail to decode; 0: any number.
+        cook: Hook that turns crude samples into samples; None if the leaf has a sample type or no cooker.
+        hooks: Hooks on each sample, in order, after it was made (and cooked). Their names are unique.
+        failure_tolerance: Samples in a row that may fail to decode; 0: no limit.
     """
 
     key: tuple[str, ...]
@@ -170,19 +172,20 @@ class LeafSpec:
 
 
 def wanted_block(leaf: Resolved) -> int | None:
-    """Consecutive samples to read together where there are enough of them; None: each by itself."""
+    """Consecutive samples to read together, if there are enough of them; None: read each sample alone."""
     if leaf.ordering.block is None and isinstance(leaf.source, ReadInRuns):
         return leaf.source.run_samples
     return leaf.ordering.block
 
 
 LastBatch = Literal["keep", "drop", "pad"]
-"""What becomes of an incomplete last batch of a pass: delivered short, left out, or filled up, with a mask."""
+"""Treatment of an incomplete last batch of a pass: delivered short, dropped, or padded, with a mask."""
 _SHOWN = 4
-"""Leaves that a representation names."""
+"""Number of leaves that a representation names."""
 _PASS_BITS = 40
-_APART = 1 << 20
-"""Positions that lanes of an order with folds may be apart, besides a quarter of their place: all are planned."""
+_MAX_LANE_DISTANCE = 1 << 20
+"""Maximum distance in positions between lanes of an order with folds, plus a quarter of the position: all positions in
+between are planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,8 +194,8 @@ class BatchSpec:
 
     Attributes:
         size: Samples of one host's batch.
-        last: What becomes of an incomplete last batch of a finite pass.
-        placing: Which items of a step each host gets; None: each gets items as they come.
+        last: Treatment of an incomplete last batch of a finite pass.
+        placing: Assigns the items of a step to hosts; None: items are assigned by position.
     """
 
     size: int
@@ -204,12 +207,12 @@ class BatchSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemSpec:
-    """How samples become an item, where items of several samples are planned.
+    """How samples become an item, if items of several samples are planned.
 
     Attributes:
-        hooks: With the 64-bit key of its random numbers, each: the first one's argument is the list of samples, the
-            others work on what it returned.
-        takes_ranges: Whether the first one is also told, by the keyword `ranges`, which part of each sample to take.
+        hooks: Each with the 64-bit key of its random numbers. The first one receives the list of samples, each other
+            one the result of the previous.
+        takes_ranges: Whether the first one also takes the keyword argument `ranges`: the part of each sample to use.
     """
 
     hooks: tuple[tuple[HookSpec, int], ...]
@@ -218,7 +221,7 @@ class ItemSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Program:
-    """What lanes do with their samples."""
+    """The program that lanes run on their samples."""
 
     root: LaneOperator
     feeds: tuple[Feed, ...]
@@ -226,22 +229,22 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StreamSpec:
-    """What `compile_dataset` makes of a dataset; what worker processes get.
+    """A compiled dataset, the result of `compile_dataset`. It is sent to worker processes.
 
     Attributes:
         seed: 64-bit hash of `written_seed`.
         written_seed: The user's seed and seed offset.
-        index_map: From positions to draws, and how long passes are; None where lanes have a program.
-        program: What lanes do with their samples, where that depends on more than a position.
+        index_map: Maps positions to draws, and knows the length of passes; None if lanes have a program.
+        program: The program of lanes, if items depend on more than positions.
         batch: None: single samples are delivered.
-        steps: Batches per host after which an iteration ends although the stream goes on; None: no such end.
-        limit: Batches per host after which a pass ends; None: at its natural end.
-        mixture: How leaves are mixed, for the manifest; None: there is one.
-        ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
-        cache_pool: What hooks get as `cache`; None: what their task encoder says.
-        observers: Make observers for each stream.
-        timed: Whether stages take their times, for an observer.
-        described_by: The manifest of the configuration that the stream follows from, where the run was amended.
+        steps: Batches per host after which an iteration ends, although the stream continues; None: no limit.
+        limit: Batches per host after which a pass ends; None: no limit.
+        mixture: How leaves are mixed, for the manifest; None: a single leaf.
+        ragged: Whether consecutive items may be batches of different datasets or groups, with different shapes.
+        cache_pool: The `cache` argument of hooks; None: that of their task encoder.
+        observers: Functions that make the observers of each stream.
+        timed: Whether stages measure their times for an observer.
+        described_by: The manifest of the configuration, if the run was amended.
     """
 
     seed: int
@@ -267,8 +270,8 @@ class StreamSpec:
         """The order of the stream. Raises ConfigError if it depends on data."""
         if self.index_map is None:
             raise ConfigError(
-                "which samples stand at a position of this dataset depends on what is in them: it filters, groups, "
-                "packs or generates. Only iterating tells; use get_loader"
+                "the samples at a position of this dataset depend on their contents, because it filters, groups, packs "
+                "or generates. They are known only by iterating; use get_loader"
             )
         return self.index_map
 
@@ -281,29 +284,29 @@ class StreamSpec:
 
     @property
     def order_version(self) -> int:
-        """Order version (`stream.cursor.ORDER_VERSION`) since which the stream is what it is."""
+        """The first order version (`stream.cursor.ORDER_VERSION`) that the stream is compatible with."""
         return 1 if self.program is None else _order_version(self.program.root)
 
     def length(self, pass_number: int) -> int | None:
-        """Items of a pass, drops not counted; None: endless, or it depends on data."""
+        """Items of a pass, ignoring drops; None: endless, or dependent on data."""
         return None if self.program is not None else self.order.length(pass_number)
 
     def counted(self, pass_number: int) -> int:
-        """The pass as it counts for random numbers and the order."""
+        """The number of the pass for random numbers and the order."""
         return 0 if self.same_pass or self.endless else pass_number
 
     def first_item(self, pass_number: int) -> int:
-        """Number of the first item of a pass among those of all passes, to key random numbers with."""
+        """Number of the first item of a pass, counted over all passes, to key random numbers with."""
         if self.program is not None:
             return self.counted(pass_number) << _PASS_BITS
         return self.order.start(pass_number)
 
     @property
     def stage_seeds_globals(self) -> bool:
-        """Whether a hook on samples seeds generators of the whole process: it may not run beside the program.
+        """Whether a hook on samples seeds global generators. Such hooks may not run in parallel with the program.
 
-        In another thread it would seed `random` and its like, and put them back, in the middle of whatever the training
-        loop draws, and get its numbers; the batches would then depend on the workers.
+        In another thread such a hook would seed and restore `random` and other generators while the training loop draws
+        from them, and the two would get each other's numbers. The batches would then depend on the workers.
         """
         return any(hook.restore_seeds for hook in self.stage_hooks())
 
@@ -316,7 +319,7 @@ class StreamSpec:
 
     @property
     def assembly_seeds_globals(self) -> bool:
-        """The same of those where batches are put together: on batches, groups, packs and items of lanes."""
+        """The same for hooks that run where batches are assembled: on batches, groups, packs and items of lanes."""
         batch = () if self.batch is None else (self.batch.hook, *self.batch.encode)
         lanes = () if self.program is None else _hooks(self.program.root)
         return any(hook.restore_seeds for hook in (*batch, *lanes))
@@ -327,10 +330,10 @@ class StreamSpec:
         return max(1000, 2 * sum(len(leaf.leaf.source) for leaf in self.leaves))
 
     def expected_reads(self, first: int, stop: int) -> list[float] | None:
-        """How many samples of each leaf positions [first, stop) ask for, by weights, repetitions and lengths.
+        """Expected number of samples of each leaf at positions [first, stop), from weights, repetitions and lengths.
 
-        None: lanes mix items of several datasets, and only data could tell how many samples they take; or items are
-        planned from several samples each.
+        None: lanes mix items of several datasets, and the number of their samples depends on data; or items are planned
+        from several samples each.
         """
         if self.makers or (self.program is not None and len(self.program.feeds) > 1):
             return None
@@ -339,12 +342,12 @@ class StreamSpec:
         return [late - early for early, late in zip(before, behind, strict=True)]
 
     def carries(self, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> str:
-        """From what the folds in the order can go on at a place, as a saved state holds it; empty: there are none.
+        """The carries to continue the folds of the order from at a place, in the form of saved states. Empty: no folds.
 
         Args:
-            pass_number: As it counts for the order.
+            pass_number: Number of the pass, for the order.
             item: Next item of the pass.
-            dropped: Samples that every lane dropped, at least: all are so many rounds further than their items.
+            dropped: Minimum number of samples that each lane dropped: lanes are this many rounds ahead of their items.
             lanes: States of lanes; None: nothing was made yet, or they have no program.
         """
         if not self.folds:
@@ -356,7 +359,7 @@ class StreamSpec:
 
     @property
     def folds(self) -> bool:
-        """Whether there are any."""
+        """Whether the order contains folds."""
         return any(order.folds for order in self._orders)
 
     @property
@@ -387,13 +390,13 @@ class StreamSpec:
         return [min(each, default=0) for each in places], [max(each, default=0) for each in places]
 
     def remember(self, carries: str, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> None:
-        """Take in what `carries` gave at a place. Raises StateError if it is of another order or place."""
+        """Restore the result of `carries` at a place. Raises StateError if it is of another order or place."""
         try:
             saved = SavedCarries(unflat(unpack_integers(carries)))
             places = self._places(pass_number, item, dropped, lanes)
             try:
                 for order, first, last in zip(self._orders, *places, strict=False):  # no places: nothing was made yet
-                    if order.folds and last - first > _APART + first // 4:
+                    if order.folds and last - first > _MAX_LANE_DISTANCE + first // 4:
                         raise ValueError(f"lanes are at positions {first} to {last}")
                     order.remember(saved, first)
                 saved.finish()
@@ -404,9 +407,9 @@ class StreamSpec:
             raise StateError(f"the state's 'plans' do not fit its place in this dataset: {error}") from error
 
     def manifest(self) -> dict[str, Any]:
-        """Every setting that changes the order, and what each leaf holds; JSON-native.
+        """Every setting that changes the order, and the contents of each leaf; JSON-native.
 
-        Of data on the Hub it says of which commit they are, too: another commit with the same data is no change.
+        For data on the Hub it also records the commit. Another commit with the same data is not a change.
         """
         if self.described_by is not None:
             return dict(self.described_by)
@@ -437,7 +440,7 @@ class StreamSpec:
         }
 
     def fingerprint(self) -> str:
-        """32 hex digits that change with anything in the manifest, commits aside."""
+        """32 hex digits that change with anything in the manifest, except commits."""
         manifest = copy.deepcopy(self.manifest())
         for leaf in manifest["leaves"].values():
             leaf.pop("commit", None)
@@ -446,31 +449,31 @@ class StreamSpec:
 
 
 def _where(source: Source) -> dict[str, Any]:
-    """What a manifest says of the condition that samples of a leaf meet, where there is one."""
+    """The manifest's entry for the condition that samples of a leaf satisfy, if there is one."""
     where = getattr(source, "where", None)
     return {} if where is None else {"where": dict(where)}
 
 
 def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:
-    """About how many of the first positions of a stream each leaf has: what a manifest says, without its rounding.
+    """Approximate number of samples of each leaf in the first positions of a stream: the manifest, without rounding.
 
-    Where lanes pack, group or generate, positions are items, and leaves below have their part in these.
+    If lanes pack, group or generate, positions are items, and leaves below have their share of these.
 
     Args:
         mixture: `mixture` of a manifest, or of a `StreamSpec`.
         sizes: Samples of each leaf.
-        positions: From the beginning on, in all passes.
+        positions: Number of positions from the beginning, over all passes.
     """
     return _measured(mixture, iter(sizes))[1](positions)
 
 
 def pass_length(mixture: Any, sizes: Sequence[int]) -> float:
-    """Positions of a pass over a finite mixture, likewise."""
+    """Approximate positions of a pass over a finite mixture."""
     return _measured(mixture, iter(sizes))[0]
 
 
 def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[float], list[float]]]:
-    """Length of a node's pass, and what its leaves have of so many of its positions."""
+    """Length of a node's pass, and a function from a number of its positions to the counts of its leaves."""
     if not isinstance(mixture, Mapping):
         return next(sizes), lambda positions: [positions]
     node = cast("Mapping[str, Any]", mixture)
@@ -484,7 +487,7 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
                 passes, rest = divmod(positions, limit)
                 return [passes * whole + part for whole, part in zip(draws(limit), draws(rest), strict=True)]
 
-            return limit, draws if math.isinf(length) else cut  # what is endless goes on behind it
+            return limit, draws if math.isinf(length) else cut  # an endless child continues in the next pass
         if "repeat" in node and node["repeat"] is None:
             return math.inf, draws
         return node.get("epochs") or length * float(Fraction(node.get("repeat", 1))), draws
@@ -492,7 +495,7 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
     lengths = [length for length, _ in children]
     if "blend" in node:
         weights, starts = node["blend"]
-        if "means" in node:  # weights are of something else than samples, of which a sample has so much
+        if "means" in node:  # weights are in another unit; `means` are units per sample
             weights = [[weight / mean for weight, mean in zip(row, means_of(node), strict=True)] for row in weights]
 
         def counts(positions: float) -> list[float]:
@@ -524,15 +527,15 @@ def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[floa
 
 
 def means_of(blend: Mapping[str, Any]) -> list[float]:
-    """What a sample of each child of a blend counts, by whose sum children get their weights, in 1/1024 on average.
+    """Average cost of a sample of each child of a blend by cost, in units of 1/1024.
 
-    That of the first 1,024 samples is known. Where they count nothing, it is as if the next one counted 1.
+    It is the average of the first 1,024 samples. If all of them cost nothing, it is as if the next one cost 1.
     """
     return [mean or 1.0 for mean in blend["means"]]
 
 
 def leaf_count(mixture: Any) -> int:
-    """Leaves below a node, as the manifest describes it."""
+    """Number of leaves below a node of the manifest."""
     if not isinstance(mixture, Mapping):
         return 1
     node = cast("Mapping[str, Any]", mixture)
@@ -541,22 +544,22 @@ def leaf_count(mixture: Any) -> int:
 
 
 def not_a_dataset(value: Any) -> str:
-    """What to say of something that is given in place of a dataset: what it is, and what to pass."""
-    remedy = "pass what get_train_dataset or another dataset class gave"
+    """Message about a value that is not a dataset: its type, and what to pass instead."""
+    remedy = "pass the result of get_train_dataset or of another dataset class"
     if isinstance(value, str | os.PathLike | Mapping) or hasattr(value, "get_datasets"):
-        remedy = "give it to get_train_dataset or get_val_dataset, and pass what that returns"
+        remedy = "pass it to get_train_dataset or get_val_dataset, and pass the result of that"
     elif hasattr(value, "restore_sample"):
-        remedy = "pass the dataset that it was made of"
+        remedy = "pass the dataset that it was made from"
     elif hasattr(value, "build") and not isinstance(value, type):
-        remedy = "pass what its build() gives"
+        remedy = "pass the result of its build()"
     elif isinstance(value, list | tuple):
-        remedy = "pass the datasets in it, one by one"
+        remedy = "pass its datasets one by one"
     return f"expected a dataset, got a {type(value).__name__}; {remedy}"
 
 
 def names_of_leaves(identities: Iterable[tuple[str, ...]]) -> str:
-    """One line that names the first few leaves, and says how many others there are."""
-    names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first says of which kind it is
+    """One line that names the first few leaves, and how many others there are."""
+    names = ["/".join(filter(None, identity[1:])) for identity in identities]  # the first part is the kind
     return ", ".join([*names[:_SHOWN], *([f"… {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure stage: from a chunk of draws to encoded samples. It may run in any thread or process."""
+"""The pure stage: from a chunk of draws to encoded samples. It can run in any thread or process."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
 class LeafLoader:
-    """Makes the samples of leaves whose samples are made alike."""
+    """Makes samples of leaves that share the same loading code."""
 
     def __init__(
         self, leaves: Mapping[int, ResolvedLeaf], hook_keys: Mapping[int, int], failure_tolerance: int
     ) -> None:
         self._sources = {number: leaf.source for number, leaf in leaves.items()}
         self._subflavors = {number: leaf.subflavors for number, leaf in leaves.items()}
-        self._leaf = leaf = next(iter(leaves.values()))  # whichever: it stands for all
+        self._leaf = leaf = next(iter(leaves.values()))  # any of them: their settings are equal
         self._hook_keys = hook_keys
         self._failure_tolerance = failure_tolerance
         made = None if leaf.field_map is None else leaf.sample_type
@@ -65,13 +65,13 @@ class LeafLoader:
         groups: tuple[range, ...] = (),
         restore_keys: list[tuple[Any, ...]] | None = None,
     ) -> Flow:
-        """Decode and construct. What does not decode, or lacks a part that its type needs, is dropped.
+        """Decode and construct samples. Samples that cannot be decoded, or lack a required part, are dropped.
 
         Args:
-            raw: What was read.
+            raw: The raw samples.
             draws: As in `Flow`.
-            groups: Places that will probably be batched together; see `SampleDecoder.decode_column`.
-            restore_keys: One a sample, where they have been made.
+            groups: Indices that will probably be batched together; see `SampleDecoder.decode_column`.
+            restore_keys: One per sample, if they exist already.
         """
         leaves, children, _, _ = draws
         flow = Flow(
@@ -126,7 +126,7 @@ class LeafLoader:
         return values
 
     def _placed(self, flow: Flow, place: int, error: Exception) -> DecodingError:
-        """An error of the data, with where the sample lies."""
+        """A data error that includes the location of the sample."""
         source = self._sources[flow.draws[0][place]]
         placed = DecodingError(f"{source.place_of(int(flow.raw.indices[place]))}: {error}")
         placed.__cause__ = error
@@ -139,7 +139,7 @@ class LeafLoader:
         flow.drop(place, "decode", self._failure_tolerance, error, sample)
 
     def _metadata(self, flow: Flow) -> dict[str, Any]:
-        """The base fields, one value a sample."""
+        """The base fields, one value per sample."""
         leaves = flow.draws[0]
         indices: list[int] = flow.raw.indices.tolist()
         return {
@@ -202,14 +202,14 @@ def _crude_samples(fields: Mapping[str, Sequence[Any]]) -> list[CrudeSample]:
 def _crude_in_orders(
     metadata: Mapping[str, list[Any]], columns: Mapping[str, list[Any]], orders: Sequence[tuple[str, ...]]
 ) -> list[Any]:
-    """Crude samples, each with its own parts in its own order; those with the same ones are made together."""
+    """Crude samples, each with its own parts in its own order. Samples with the same parts are made together."""
     places_of: dict[tuple[str, ...], list[int]] = {}
     for place, order in enumerate(orders):
         places_of.setdefault(order, []).append(place)
     samples: list[Any] = [None] * len(orders)
     for order, places in places_of.items():
         fields = {**metadata, **{part: columns[part] for part in order}}
-        pick = itemgetter(*places, places[0])  # of one place alone it would give no tuple
+        pick = itemgetter(*places, places[0])  # with a single index it would not return a tuple
         own = {name: pick(column)[:-1] for name, column in fields.items()}
         for place, sample in zip(places, _crude_samples(own), strict=True):
             samples[place] = sample
@@ -217,14 +217,14 @@ def _crude_in_orders(
 
 
 def _of_each(of_leaf: Mapping[int, _Value], leaves: list[int]) -> Iterable[_Value]:
-    """What belongs to each of some leaves."""
+    """The value of each leaf in a list."""
     if len(of_leaf) == 1:
         return repeat(next(iter(of_leaf.values())), len(leaves))
     return map(of_leaf.__getitem__, leaves)
 
 
 class Kind:
-    """Leaves whose samples are read together and made alike."""
+    """Leaves whose samples are read together and share the same loading code."""
 
     def __init__(self, leaves: Mapping[int, LeafSpec]) -> None:
         number, spec = next(iter(leaves.items()))
@@ -250,17 +250,17 @@ class Kind:
     def load(
         self, raw: RawBatch, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
     ) -> Flow:
-        """Samples, decoded and constructed, of what `read` gave; `groups` and `batch_of` as in `LeafLoader`, `Flow`."""
+        """Decode and construct the result of `read`; `groups` as in `LeafLoader`, `batch_of` as in `Flow`."""
         numbers = draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
         flow = self._loader.load(raw, numbers, groups)
         flow.batch_of = batch_of
-        # Read again, too: a hook may have changed what was not decoded.
+        # Reads again, too: a hook may have changed values that were not decoded.
         flow.reload = lambda: self.load(self.read(draws), draws, groups, batch_of)
         return flow
 
 
 def _loading_key(spec: LeafSpec) -> Hashable:
-    """Equal for leaves that are of one `Kind`; None: this one is alone of its kind."""
+    """Equal for leaves of the same `Kind`; None: no other leaf is of its kind."""
     source = spec.leaf.source
     if spec.leaf.loader is not None or not isinstance(source, ReadInGroups):
         return None
@@ -277,19 +277,19 @@ def _loading_key(spec: LeafSpec) -> Hashable:
 
 
 def _nothing(value: Any) -> Any:
-    """In place of a function that is compared by itself."""
+    """Replaces a function that is compared separately."""
     return value
 
 
 def _which(function: Any) -> Hashable:
-    """Equal for one and the same function. What the user calls equal may differ in what it does."""
+    """Equal for the same function only. Functions that the user declares equal may behave differently."""
     if isinstance(function, MethodType):
         return id(function.__self__), id(function.__func__)
-    if isinstance(function, Mapping):  # what a cooker takes beside the sample
+    if isinstance(function, Mapping):  # additional arguments of a cooker
         return tuple((name, _which(value)) for name, value in cast("Mapping[str, Any]", function).items())
     made = getattr(type(function), "__dataclass_params__", None)
     if made is not None and made.frozen and type(function).__module__.startswith(_OURS):
-        # Made anew for each leaf, around what may be the same.
+        # Made for each leaf, around values that may be the same.
         return type(function), *(_which(getattr(function, field.name)) for field in dataclasses.fields(function))
     return id(function)
 
@@ -300,7 +300,7 @@ class ItemMaker(Protocol):
     def make(
         self, chunk: Chunk, items: Items, samples: list[Any], restore_keys: list[tuple[Any, ...]], clock: Clock
     ) -> tuple[list[Any], list[tuple[Any, ...]], int]:
-        """The items of a chunk, their restore keys, and how many are not whole; `clock`: takes the times of hooks."""
+        """The items of a chunk, their restore keys, and the number of incomplete ones; `clock` measures hooks."""
         ...
 
 
@@ -308,10 +308,10 @@ class PureStage:
     """Reads and encodes chunks. Thread-safe: several threads may encode different chunks at once.
 
     Args:
-        hook_lock: Held while hooks run that must not overlap in time, those of the batch stage among them.
+        hook_lock: Held around hooks that must not run at the same time as others, including those of the batch stage.
 
     Attributes:
-        timed: Whether chunks come with what making them took.
+        timed: Whether encoded chunks include their measured work.
     """
 
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
@@ -331,18 +331,18 @@ class PureStage:
         for kind, leaves in enumerate(leaves_by_key.values()):
             self._kind_of[[*leaves]] = kind
         self._maker: ItemMaker | None = extension(ITEM_MAKER)(spec.makers, self.hook_lock) if spec.makers else None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
         """Read and encode one chunk.
 
-        Raises ReadError if bytes could not be read, and FatalSampleError if a hook raised what no policy may skip.
+        Raises ReadError if bytes could not be read, and FatalSampleError if a hook raised an error of `FATAL`.
         """
         items, draws = chunk.draws.items, chunk.draws.members
         owner = None if items is None else items.owner()
         outcomes, restore_keys, drops = [None] * len(draws), [()] * len(draws), 0
         clock = Clock(runs=self.timed)
-        # A chunk makes many objects, all of which stay: the collector would look them over again and again.
+        # A chunk makes many objects, and all of them stay: the collector would inspect them again and again.
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
@@ -366,11 +366,11 @@ class PureStage:
         return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())
 
     def read(self, draws: Draws) -> None:
-        """Read what a chunk takes, and do nothing with it: to measure that alone. Raises ReadError."""
+        """Read a chunk and discard it, to measure reading alone. Raises ReadError."""
         self._read(draws)
 
     def _read(self, draws: Draws) -> list[tuple[Kind, npt.NDArray[np.intp], Draws, RawBatch]]:
-        """Each kind of leaves that is drawn, the places of its draws, these, and the bytes."""
+        """Each drawn kind of leaves, the indices of its draws, these draws, and the bytes."""
         if len(self._kinds) == 1:
             return [(self._kinds[0], np.arange(len(draws)), draws, self._kinds[0].read(draws))]
         parts = [(self._kinds[kind], places, own) for kind, places, own in draws.by(self._kind_of[draws.leaf])]
@@ -378,13 +378,12 @@ class PureStage:
         return [(*part, raw) for part, raw in zip(parts, found, strict=True)]
 
     def _apply(self, flow: Flow, hook: HookSpec, clock: Clock) -> Flow:
-        """The last step, once for each hook of a kind: call it on every sample. Returns the samples.
+        """Call a hook on every sample. Returns the samples.
 
-        A hook on lists that raises may have changed any of them. They are made anew, and go through the hooks so far
-        one by one, so that only those are dropped that it fails on.
+        A hook on lists that raises may have changed any of them. They are then made again and go through all hooks so
+        far one by one, so that only the samples that it fails on are dropped.
 
-        Raises FatalSampleError if the hook raised what no policy may skip, and ReadError if samples that are made anew
-        could not be read.
+        Raises FatalSampleError if the hook raised an error of `FATAL`, and ReadError if reading again failed.
         """
         error = self._call(flow, hook, clock)
         hooks = [*flow.applied, hook]
@@ -394,18 +393,18 @@ class PureStage:
             clock.lap("storage", "read", len(flow.values))
             for each in hooks:
                 self._call(flow, each, clock, one_by_one=True)
-            if all(dropped.hook != hook.name for dropped in flow.dropped.values()) and hook.name not in self._told:
-                self._told.add(hook.name)
+            if all(dropped.hook != hook.name for dropped in flow.dropped.values()) and hook.name not in self._warned:
+                self._warned.add(hook.name)
                 _logger.warning(
-                    "%s raised %s (%s) on a list of samples, and on none of them alone; such lists are made again, one "
-                    "by one, which is slow, and what a sample becomes must not depend on the others in its list",
+                    "%s raised %s (%s) on a list of samples, but on none of them alone; such lists are made again one "
+                    "by one, which is slow, and the result for a sample must not depend on the others in its list",
                     *(hook.name, type(error).__name__, error),
                 )
         flow.applied = hooks
         return flow
 
     def _call(self, flow: Flow, hook: HookSpec, clock: Clock, *, one_by_one: bool = False) -> Exception | None:
-        """Call a hook, and take the time without that for the lock."""
+        """Call a hook and measure its time, without waiting for the lock."""
         samples = len(flow.values)
         if hook.concurrent:
             error = flow.apply(hook, one_by_one=one_by_one)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of lanes as short texts: one codec for whatever operators hold.
+"""States of lanes as short strings: one codec for all operators.
 
-A state is nested tuples of integers, and so is a *reference*, from which an item can be made again. What they look like
-an operator says once, by a *form*. The rest is done here for all of them: writing, reading, refusing what cannot be
-one, and finding the samples that something is made of.
+A state is nested tuples of integers, and so is a *reference*, from which an item can be made again. An operator
+declares their structure once, as a *form*. This module does everything else for all operators: writing, reading,
+rejecting invalid values, and finding the samples that a value refers to.
 
-Written are small non-negative integers, those of the form in order, and a position as its difference from the one of
-the same feed before it: samples that a lane holds lie close together, so each takes one or two bytes.
+The encoding is a list of small non-negative integers, in the order of the form. A position is written as its difference
+from the previous one of the same feed: samples of a lane are close together, so each takes one or two bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from energon_grain.errors import StateError
 Position = tuple[int, int]
 """(number of a feed, position in its stream)."""
 Form = Any
-"""One of the classes below, or a tuple of forms, for a tuple of as many values."""
+"""One of the classes below, or a tuple of forms for a tuple of values."""
 _LIMIT = 1 << 63
 _POSITIONS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, 0 or more; below `end`, where there is one."""
+    """A number, 0 or more, and below `end`."""
 
     end: int = _LIMIT
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds(Number):
-    """How many rounds of a feed a lane took, in the pass that the number before it says."""
+    """How many rounds of a feed a lane took, in the pass given by the number before it."""
 
     feed: int = 0
 
@@ -51,8 +51,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
-    """A tuple of any length, all of one form."""
+class ListOf:
+    """A tuple of any length, with entries of the same form."""
 
     each: Form
 
@@ -65,37 +65,37 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """(number, value, tuple that is hardly ever anything but empty), which takes no room where it is empty."""
+class WithExtra:
+    """(number, value, tuple that is rarely not empty). The tuple takes no space if it is empty."""
 
     value: Form
-    rare: Many
+    rare: ListOf
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """What is often the same several times in a row, among all values under its key. Its samples are read later."""
+    """A value that often repeats the previous value under its key. Its samples are read later."""
 
     key: int
     form: Form
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """What an operator makes of its samples when it needs them. Those are read then."""
+class Deferred:
+    """A value whose samples the operator reads later, when it needs them."""
 
     form: Form
 
 
 _Write = Callable[[Any, list[int], dict[int, int], dict[int, Any]], None]
-"""Appends a value to integers; also given the last position of each feed, and the last value under each key."""
+"""Appends a value to integers. Also receives the last position of each feed, and the last value under each key."""
 _Read = Callable[["_Integers"], Any]
 
 
 class Codec:
     """Writes and reads the values of one form.
 
-    What is done for each part of the form is worked out once: states of lanes are written after every step.
+    The work for each part of the form is prepared once, because states of lanes are written after every step.
     """
 
     def __init__(self, form: Form) -> None:
@@ -110,13 +110,13 @@ class Codec:
         return _reader(self._form)
 
     def encode(self, value: Any) -> list[int]:
-        """A value as integers, 0 or more, if it is one of the form."""
+        """A value as integers, 0 or more, if it matches the form."""
         integers: list[int] = []
         self._write(value, integers, {}, {})
         return integers
 
     def decode(self, integers: list[int]) -> Any:
-        """The value that `encode` made integers of. Raises StateError if there is no such value of this form."""
+        """The value of integers from `encode`. Raises StateError if they encode no value of this form."""
         given = _Integers(integers)
         value = self._read(given)
         if given.at != len(integers):
@@ -124,7 +124,7 @@ class Codec:
         return value
 
     def check(self, value: Any) -> None:
-        """Refuse what is no value of the form. Raises ValueError, TypeError, LookupError, StateError if it is none."""
+        """Reject a value that does not match the form. Raises ValueError, TypeError, LookupError or StateError."""
         integers = self.encode(value)
         if any(type(each) is not int or not 0 <= each < _LIMIT for each in integers):
             raise ValueError("a number in it is out of range")
@@ -133,7 +133,7 @@ class Codec:
 
 
 def _writer(form: Form) -> _Write:
-    """What writes values of a form."""
+    """A function that writes values of a form."""
     match form:
         case Place(feed=feed):
 
@@ -147,11 +147,11 @@ def _writer(form: Form) -> _Write:
             return lambda value, integers, last, same: integers.append(value)
         case tuple():
             return _row_writer(form)
-        case Many(each=each):
+        case ListOf(each=each):
             return _many_writer(each)
         case OneOf(forms=forms):
             return _choice_writer(forms)
-        case Marked():
+        case WithExtra():
             marked, marks = _writer(form.value), _writer(form.rare)
 
             def mark(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
@@ -173,7 +173,7 @@ def _writer(form: Form) -> _Write:
                     again(value, integers, last, same)
 
             return repeated
-        case Later():
+        case Deferred():
             return _writer(form.form)
         case _:
             raise AssertionError(form)
@@ -190,7 +190,7 @@ def _row_writer(forms: tuple[Form, ...]) -> _Write:
 
 
 def _many_writer(each: Form) -> _Write:
-    if isinstance(each, Place):  # what buffers hold
+    if isinstance(each, Place):  # the contents of buffers
         feed = each.feed
 
         def places(value: Any, integers: list[int], last: dict[int, int], same: dict[int, Any]) -> None:
@@ -224,7 +224,7 @@ def _choice_writer(forms: tuple[Form, ...]) -> _Write:
 
 
 class _Integers:
-    """Integers that are being read, with the last position of each feed, and the last value under each key."""
+    """Integers being read, with the last position of each feed, and the last value under each key."""
 
     __slots__ = ("at", "last", "same", "values")
 
@@ -235,7 +235,7 @@ class _Integers:
         self.same: dict[int, Any] = {}
 
     def next(self) -> int:
-        """The next one."""
+        """The next integer."""
         at = self.at
         if at >= len(self.values):
             raise StateError("a saved state of lanes ends too early: it belongs to another graph, or is damaged")
@@ -247,12 +247,12 @@ class _Integers:
         code = self.next()
         position = self.last.get(feed, 0) + (-((code + 1) // 2) if code & 1 else code // 2)
         if position < 0:
-            raise StateError("a saved state of lanes goes back behind the first sample: it is damaged")
+            raise StateError("a saved state of lanes has a position before the first sample: it is damaged")
         self.last[feed] = _below(position, _POSITIONS)
         return position
 
     def places(self, feed: int) -> tuple[int, ...]:
-        """The next positions of a feed, behind their number."""
+        """The next positions of a feed, preceded by their number."""
         count = self.next()
         codes = self.values[self.at : self.at + count]
         if len(codes) < count:
@@ -261,7 +261,7 @@ class _Integers:
         differences = [-((code + 1) >> 1) if code & 1 else code >> 1 for code in codes]
         found = tuple(accumulate(differences, initial=self.last.get(feed, 0)))
         if min(found) < 0:
-            raise StateError("a saved state of lanes goes back behind the first sample: it is damaged")
+            raise StateError("a saved state of lanes has a position before the first sample: it is damaged")
         self.last[feed] = found[-1]
         _below(max(found), _POSITIONS)
         return found[1:]
@@ -271,12 +271,12 @@ class _Integers:
         if self.next():
             self.same[key] = read(self)
         if key not in self.same:
-            raise StateError("a saved state of lanes refers to nothing: it belongs to another graph, or is damaged")
+            raise StateError("a saved state of lanes repeats no value: it belongs to another graph, or is damaged")
         return self.same[key]
 
 
 def _reader(form: Form) -> _Read:
-    """What reads values of a form."""
+    """A function that reads values of a form."""
     match form:
         case Place(feed=feed):
             return lambda given: given.place(feed)
@@ -284,12 +284,12 @@ def _reader(form: Form) -> _Read:
             return lambda given: _below(given.next(), end)
         case tuple():
             return _row_reader(form)
-        case Many(each=each):
+        case ListOf(each=each):
             return _many_reader(each)
         case OneOf(forms=forms):
             choices = [_reader(each) for each in forms]
             return lambda given: (number := _below(given.next(), len(choices)), choices[number](given))
-        case Marked():
+        case WithExtra():
             value, rare = _reader(form.value), _reader(form.rare)
 
             def marked(given: _Integers) -> Any:
@@ -300,7 +300,7 @@ def _reader(form: Form) -> _Read:
         case Same(key=key):
             again = _reader(form.form)
             return lambda given: given.repeated(key, again)
-        case Later():
+        case Deferred():
             return _reader(form.form)
         case _:
             raise AssertionError(form)
@@ -326,9 +326,9 @@ def _below(value: int, end: int) -> int:
 
 
 def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place | Rounds, Any]]:
-    """Every position in a value, and every (pass, rounds taken of it), with what it is.
+    """Every position in a value, and every (pass, rounds taken in it), with its form.
 
-    What `Same` and `Later` hold is read later: it is left out unless it is asked for.
+    Contents of `Same` and `Deferred` are read later: they are skipped unless `later` is set.
     """
     match form:
         case Place():
@@ -338,28 +338,28 @@ def walk(form: Form, value: Any, *, later: bool = False) -> Iterator[tuple[Place
         case tuple():
             for part, entry in zip(form, value, strict=True):
                 yield from walk(part, entry, later=later)
-        case Many(each=each):
+        case ListOf(each=each):
             for entry in value:
                 yield from walk(each, entry, later=later)
         case OneOf(forms=forms):
             yield from walk(forms[value[0]], value[1], later=later)
-        case Marked():
+        case WithExtra():
             yield from walk(form.value, value[1], later=later)
-        case Same() | Later() if later:
+        case Same() | Deferred() if later:
             yield from walk(form.form, value, later=later)
         case _:
             return
 
 
 def positions(form: Form, value: Any) -> Iterator[Position]:
-    """The samples that a value is made of, each as often as it is there; those of `Same` and `Later` left out."""
+    """The samples that a value refers to, each as often as it occurs, except those of `Same` and `Deferred`."""
     return ((place.feed, at) for place, at in walk(form, value) if isinstance(place, Place))
 
 
 class LaneStates:
-    """The states of a host's lanes as one text: for each lane how many integers follow, and those.
+    """The states of a host's lanes as one string: for each lane, the number of its integers, and the integers.
 
-    A step changes some lanes: those that are the same objects as the last time are not written again.
+    A step changes some lanes. States that are the same objects as last time are not encoded again.
     """
 
     def __init__(self, form: Form) -> None:
@@ -367,7 +367,7 @@ class LaneStates:
         self._last: tuple[tuple[Any, ...], list[bytes], str] = ((), [], "")
 
     def text(self, states: tuple[Any, ...]) -> str:
-        """The text of all lanes' states."""
+        """The states of all lanes as a string."""
         before, parts, text = self._last
         if states is before:
             return text
@@ -386,7 +386,7 @@ class LaneStates:
 
 
 def pack_integers(values: list[int]) -> str:
-    """Non-negative integers as base64 of LEB128: seven bits a byte, the lowest first, one byte for values under 128."""
+    """Non-negative integers as base64 of LEB128: seven bits per byte, lowest first, one byte for values below 128."""
     return _text(_packed(values))
 
 
@@ -406,11 +406,11 @@ def _packed(values: list[int]) -> bytes:
 
 
 def unpack_integers(text: str) -> list[int]:
-    """The integers that `pack_integers` made a text of. Raises StateError if `text` is not such a text."""
+    """Decode the result of `pack_integers`. Raises StateError if `text` is invalid."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise StateError(f"a saved state holds {text[:40]!r} where packed integers are expected: {error}") from error
+        raise StateError(f"a saved state has {text[:40]!r} where packed integers are expected: {error}") from error
     values: list[int] = []
     value, shift = 0, 0
     for byte in data:
@@ -423,5 +423,5 @@ def unpack_integers(text: str) -> list[int]:
             values.append(value)
             value, shift = 0, 0
     if shift:
-        raise StateError(f"a saved state holds packed integers that end in the middle of one: {text[-40:]!r}")
+        raise StateError(f"a saved state has packed integers that end in the middle of one: {text[-40:]!r}")
     return values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: one step after the other, from a place in the stream on."""
+"""The engine: makes one step after the other, from a place in the stream."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from energon_grain.stream.workers import Shutdown, WorkerPool, interrupts_held
 
 
 class Step(NamedTuple):
-    """A step, made.
+    """A finished step.
 
     Attributes:
-        samples: How many it holds, padding not counted.
-        more: Whether this host may have samples for a later one.
+        samples: Number of samples, without padding.
+        more: Whether this host may have samples for a later step.
     """
 
     batch: Any
@@ -47,10 +47,10 @@ T = TypeVar("T")
 
 
 class _Timed(Generic[T]):
-    """An iterator that reports when each entry was asked for and came; it may end and later go on.
+    """An iterator that reports when each entry was requested and received. It may end and continue later.
 
     Args:
-        each: Called with each entry, and these times; 0 where nothing is timed.
+        each: Called with each entry and these two times; 0 if nothing is timed.
     """
 
     def __init__(self, entries: Iterator[T], each: Callable[[T, int, int], object], *, timed: bool) -> None:
@@ -70,15 +70,15 @@ class _Timed(Generic[T]):
 
 @dataclass(kw_only=True, eq=False)
 class Production:
-    """Makes the steps of one pass, from a place in it on.
+    """Makes the steps of one pass, from a place in it.
 
     Attributes:
-        pool: Who encodes; None: everything happens in `next`.
-        under_way: Takes in what runs from now on, and ends it.
-        progress: The place behind the last step that was made; first, from where on.
+        pool: Workers that encode; None: everything happens in `next`.
+        shutdown: Ends the threads and processes that this starts.
+        progress: The place after the last step that was made; initially, where to start.
         finish: Called on each batch when it is made.
-        outlet: Where counts and times are reported.
-        apart: Whether a thread of its own makes the steps; else the program itself waits for chunks.
+        outlet: Receives reports of counts and times.
+        in_workers: Whether a background thread makes the steps. Otherwise the program itself waits for chunks.
     """
 
     spec: StreamSpec
@@ -104,7 +104,7 @@ class Production:
         self._ahead = look_ahead_of(self.stage.sources, in_process=in_process, outlet=self.outlet)
         if self._ahead:
             self.shutdown.add(self._ahead.close)
-        self._chunks_ns = 0  # that chunks were waited for
+        self._chunks_ns = 0  # time spent waiting for chunks
         self._work: Places | None = None
         self._assembly = self._positions(pool) if self.spec.program is None else self._lanes(self.spec.program, pool)
 
@@ -115,7 +115,7 @@ class Production:
         self._work = places_of(
             spec, self.stage.sources, share, pass_number=start.pass_number, first=start.item, plan=self._plan
         )
-        drops = start.drops if self._work is None else np.zeros_like(start.drops)  # those of an unbalanced run
+        drops = start.drops if self._work is None else np.zeros_like(start.drops)  # `drops` are of an unbalanced run
         first = origin + int(drops.min()) * share.local_lanes
         numbers = BatchNumbers(
             origin=origin,
@@ -142,13 +142,13 @@ class Production:
         )
         sent: deque[Chunk] = deque()
 
-        def with_chunk(encoded: Encoded) -> tuple[Chunk, Encoded]:  # a generator would hold the samples till the next
+        def with_chunk(encoded: Encoded) -> tuple[Chunk, Encoded]:  # a generator would hold the samples until the next
             return sent.popleft(), encoded
 
         return LaneAssembly(
             lanes=share.local_lanes,
             drops=drops,
-            chunks=map(with_chunk, self._encoded(_noted(chunks, sent), pool)),
+            chunks=map(with_chunk, self._encoded(_recorded(chunks, sent), pool)),
             again=self.stage.run,
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
@@ -166,7 +166,7 @@ class Production:
         return isinstance(self._assembly, LaneAssembly) and self._assembly.takes_batches
 
     def _lanes(self, program: Program, pool: WorkerPool | None) -> LaneProgram:
-        """Items of lanes that have a program."""
+        """Items of lanes that run a program."""
         start = self.progress
         reader = LaneChunks(self.stage.sources, self._pace, self._ahead)
         reader.encoded = self._encoded(reader, pool)
@@ -190,16 +190,16 @@ class Production:
         )
 
     def _encoded(self, chunks: Iterator[Chunk], pool: WorkerPool | None) -> Iterator[Encoded]:
-        """Chunks, done: by workers, or when they are asked for."""
+        """Encoded chunks, from workers or on request."""
         timed = self.outlet.timed
         if self.outlet:
             chunks = _Timed(chunks, self._planned, timed=timed)
         if pool is None:
-            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._came, timed=timed)
+            return _Timed(map(self._pace.timed(self.stage.run), chunks), self._received, timed=timed)
         with interrupts_held():
             workers = pool.start(chunks, self._pace)
             self.shutdown.add(workers.stop, workers.close)
-        return _Timed(workers, self._came, timed=timed)
+        return _Timed(workers, self._received, timed=timed)
 
     def _planned(self, chunk: Chunk, began_ns: int, ended_ns: int) -> None:
         self.outlet.planned(chunk.draws, chunk.size_bytes)
@@ -208,7 +208,7 @@ class Production:
             span = Span("pipeline", "plan", "main", began_ns, ended_ns - began_ns, 0, samples)
             self.outlet.spans(Work([span], of_chunk=False))
 
-    def _came(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
+    def _received(self, encoded: Encoded, began_ns: int, ended_ns: int) -> None:
         self._chunks_ns += ended_ns - began_ns
         if not self.in_workers:
             self.outlet.waited(began_ns)
@@ -216,7 +216,7 @@ class Production:
             self.outlet.spans(encoded.work)
 
     def _collect_timed(self, item: int, spans: list[Span]) -> tuple[Any, Any, Any, int]:
-        """`_collect`, and the time of it without that for chunks: what hooks of lanes took, and the rest."""
+        """`_collect`, and its time without waiting for chunks: the hooks of lanes, and the rest."""
         chunks_ns, began_ns = self._chunks_ns, perf_counter_ns()
         context = self._assembly.context if isinstance(self._assembly, LaneProgram) else None
         if context is not None:
@@ -231,7 +231,7 @@ class Production:
         return found
 
     def _took(self, assembled: list[Span], clock: Clock, samples: int = 0) -> None:
-        """Report what was measured of a step; `clock`: of its batch hooks, which had so many samples."""
+        """Report the times of a step. `clock` has those of its batch hooks, which processed `samples` samples."""
         batched = clock.hook_spans("main", samples)
         chunks_ns, self._chunks_ns = self._chunks_ns, 0
         self.outlet.made(self.progress.step, assembled, batched, chunks_ns)
@@ -248,7 +248,7 @@ class Production:
             if step is None:
                 return
             yield step
-            del step  # or the batch would live until the next one is made
+            del step  # otherwise the batch would live until the next one is made
 
     def _step(self) -> Step | None:
         """The next step; None at the end of the pass."""
@@ -265,13 +265,13 @@ class Production:
             if isinstance(samples, MadeBatch):
                 if clock is not None:
                     self._took(assembled, clock)
-                self.progress = self._behind(next_item, 1)
+                self.progress = self._place_after(next_item, 1)
                 return self._delivered(samples.batch, samples.samples)
             if not samples:
                 if item == 0 and self._lanes_ended() and self.share.hosts == 1:
                     raise EmptyDatasetError(
-                        "a pass ended without a single item: filters, packers or hooks drop everything (or all that "
-                        "would have made a full batch). loader.stats() says what was dropped and why"
+                        "a pass ended without a single item: filters, packers or hooks drop everything (or all items "
+                        "of the only full batch). loader.stats() lists what was dropped and why"
                     )
                 self.progress = self.progress._replace(item=next_item, ended=True)
                 return None
@@ -291,10 +291,10 @@ class Production:
                 count = len(samples) if valid is None else int(valid.sum())
                 if count != plan.batch_size:
                     self.outlet.short(self.progress.step, plan.batch_size - count)
-                self.progress = self._behind(next_item, 1)
+                self.progress = self._place_after(next_item, 1)
                 return self._delivered(batch, count)
-            self.progress = self._behind(next_item, 0)
-            # From here on a step no longer tells the item by itself.
+            self.progress = self._place_after(next_item, 0)
+            # From here on, the item does not follow from the number of the step.
             self.progress = self.progress.forgetting(plan.global_batch)
             if self.progress.ended:
                 return None
@@ -307,10 +307,10 @@ class Production:
             self.outlet.report_other(clock)
         return Step(batch, samples, self.progress, not self._lanes_ended())
 
-    def _behind(self, item: int, made: int) -> Progress:
-        """The place behind a step that ends before `item`."""
+    def _place_after(self, item: int, made: int) -> Progress:
+        """The place after a step that ends before `item`."""
         before, assembly, steps = self.progress, self._assembly, made * self.share.stride
-        return Progress(  # sooner made than by `_replace`, once a step
+        return Progress(  # faster than `_replace`, once per step
             drops=assembly.drops if isinstance(assembly, LaneAssembly) else before.drops,
             step=before.step + steps,
             pass_number=before.pass_number,
@@ -326,60 +326,65 @@ class Production:
         return isinstance(self._assembly, LaneProgram) and self._assembly.ended
 
     def _collect(self, item: int) -> tuple[list[Any] | MadeBatch, list[tuple[Any, ...]], Any, int]:
-        """Samples, restore keys and validity of the batch that begins at global item `item`, and the item behind it.
+        """Samples, restore keys and validity of the batch that begins at global item `item`, and the item after it.
 
-        In place of samples, the batch itself where a worker made it.
+        If a worker made the batch, the batch itself instead of samples.
         """
         plan = self._plan
         first = self.share.first_at(item)
         taken = self._assembly.take(first, plan.batch_size)
-        behind = item + plan.global_batch * self.share.stride
+        following_item = item + plan.global_batch * self.share.stride
         if taken.made is not None:
-            return taken.made, [], None, behind
+            return taken.made, [], None, following_item
         if not taken.missing:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
-            if self._work is not None and valid is not None and plan.length is not None and behind > plan.length:
+            if (
+                self._work is not None
+                and valid is not None
+                and plan.length is not None
+                and following_item > plan.length
+            ):
                 items = self._work.items(self.share.to_global(np.arange(first, first + plan.batch_size)))
                 valid = items < plan.length
-            return taken.samples, taken.restore_keys, valid, behind
+            return taken.samples, taken.restore_keys, valid, following_item
         if isinstance(self._assembly, LaneProgram):
-            return self._collect_at_end(self._assembly, taken, behind)
+            return self._collect_at_end(self._assembly, taken, following_item)
         if plan.keeps:
-            taken, behind = self._continued(taken, behind, plan.exhausted)
-            return taken.samples, taken.restore_keys, None, behind
+            taken, following_item = self._continued(taken, following_item, plan.exhausted)
+            return taken.samples, taken.restore_keys, None, following_item
         items = self.share.to_global(first + np.asarray(taken.missing, np.int64))
         samples, keys, valid = _filled(taken, iter(self._fillers(items)))
-        # Only padding is marked: batches of one structure are what last_batch="drop" is chosen for.
-        return samples, keys, valid if plan.pads else None, behind
+        # Only padding is marked: last_batch="drop" promises batches of the same structure.
+        return samples, keys, valid if plan.pads else None, following_item
 
-    def _continued(self, taken: Taken, behind: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
-        """One host: what is missing is taken from behind the gaps of dropped samples, or of lanes that ended."""
-        while taken.missing and not ended(behind):
-            more = self._assembly.take(self.share.first_at(behind), len(taken.missing))
-            behind += len(taken.missing)
+    def _continued(self, taken: Taken, following_item: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
+        """One host: replace missing items by items after the gaps of dropped samples, or of lanes that ended."""
+        while taken.missing and not ended(following_item):
+            more = self._assembly.take(self.share.first_at(following_item), len(taken.missing))
+            following_item += len(taken.missing)
             taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
-        return taken, behind
+        return taken, following_item
 
     def _collect_at_end(
-        self, lanes: LaneProgram, taken: Taken, behind: int
+        self, lanes: LaneProgram, taken: Taken, following_item: int
     ) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
-        """The same where lanes have begun to end, each at its own item."""
+        """As `_collect`, after lanes have begun to end, each at its own item."""
         plan, one_host = self._plan, self.share.hosts == 1
         if plan.pads:
             while one_host and not taken.samples and not lanes.ended:
-                taken, behind = lanes.take(behind, plan.batch_size), behind + plan.batch_size
+                taken, following_item = lanes.take(following_item, plan.batch_size), following_item + plan.batch_size
             if one_host and not taken.samples:
-                return [], [], None, behind
-            return *_filled(taken, (lanes.filler() for _ in taken.missing)), behind
+                return [], [], None, following_item
+            return *_filled(taken, (lanes.filler() for _ in taken.missing)), following_item
         if one_host:
-            taken, behind = self._continued(taken, behind, lambda _: lanes.ended)
+            taken, following_item = self._continued(taken, following_item, lambda _: lanes.ended)
         if taken.missing and not plan.keeps:
-            return [], [], None, behind
-        return taken.samples, taken.restore_keys, None, behind
+            return [], [], None, following_item
+        return taken.samples, taken.restore_keys, None, following_item
 
     def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
-        """One good sample for each item beyond the pass: of position `item mod length`, or of the next good one."""
+        """One good sample for each item beyond the pass: of position `item mod length`, or the next good one."""
         length = self._plan.length
         assert length is not None
         found: list[tuple[Any, tuple[Any, ...]]] = []
@@ -394,7 +399,7 @@ class Production:
         return found
 
     def _substitute(self, local: int, dropped: Dropped) -> tuple[Any, tuple[Any, ...]]:
-        """The sample that stands at a place of a balanced step whose own was dropped, with its restore key."""
+        """The sample that replaces a dropped one in a balanced step, with its restore key."""
         work, length = self._work, self._plan.length
         assert work is not None
         items = work.items(np.array([self.share.to_global(local)]))
@@ -412,7 +417,7 @@ class Production:
         return sample
 
     def _first_good(self, positions: Iterable[int], local: int) -> tuple[Any, tuple[Any, ...]] | None:
-        """The sample of the first of some positions that is not dropped, for a local place; None: all are."""
+        """The sample of the first position that is not dropped, for a local place; None: all are dropped."""
         for position in positions:
             draws = self.spec.order.draw(np.array([position]), self.progress.pass_number)
             chunk = Chunk(number=-1, draws=draws, size_bytes=0, first=local, batch_size=self._plan.batch_size)
@@ -427,7 +432,7 @@ class Production:
 def _filled(
     taken: Taken, fillers: Iterator[tuple[Any, tuple[Any, ...]]]
 ) -> tuple[list[Any], list[tuple[Any, ...]], np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Samples and restore keys of all places of a batch, those that are missing filled up; and which are real."""
+    """Samples and restore keys of all places of a batch, with missing ones filled, and a mask of the real ones."""
     real = np.ones(len(taken.samples) + len(taken.missing), np.bool_)
     real[taken.missing] = False
     present = iter(zip(taken.samples, taken.restore_keys, strict=True))
@@ -435,8 +440,8 @@ def _filled(
     return [row[0] for row in rows], [row[1] for row in rows], real
 
 
-def _noted(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:
-    """The chunks, each of which is appended to `sent` when it is taken."""
+def _recorded(chunks: Iterator[Chunk], sent: deque[Chunk]) -> Iterator[Chunk]:
+    """The chunks. Each is appended to `sent` when it is taken."""
     for chunk in chunks:
         sent.append(chunk)
         yield chunk

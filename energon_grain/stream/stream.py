@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a compiled dataset: what both backends drive."""
+"""Running a compiled dataset: the stream that both backends drive."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ OnChange = Literal["refuse", "amend", "position"]
 
 
 class Runnable(Protocol):
-    """A description that can be run: a dataset."""
+    """A description of data that can be run: a dataset."""
 
     @property
     def worker_config(self) -> WorkerConfig:
@@ -86,14 +86,14 @@ class Runnable(Protocol):
         ...
 
     def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
-        """Everything that decides what comes out of it."""
+        """Everything that determines its output."""
         ...
 
 
 def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
-    """The worker configuration that a dataset is run with: `given`, or its own.
+    """The worker configuration to run a dataset with: `given`, or its own.
 
-    Raises ConfigError if it is something else, the path of a dataset for instance.
+    Raises ConfigError if `dataset` is not a dataset but, for example, the path of one.
     """
     if not hasattr(dataset, "compiled"):
         raise ConfigError(f"loader: {not_a_dataset(dataset)}")
@@ -104,27 +104,27 @@ def config_to_run(dataset: Any, given: WorkerConfig | None) -> WorkerConfig:
 class Stream:
     """One host's stream of batches, with its state.
 
-    Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
-    if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
-    stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
-    ends them. Whoever looks ahead (`peek`) leaves the state where it is: it is always that behind the last step that
-    `next` delivered. Several threads may call `next`; each gets steps of its own.
+    `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass if the
+    current one has ended, and otherwise continues it, so a loop that was left by `break` continues where it stopped.
+    The stream owns its threads and buffers. `close` ends them, as does leaving a `with` block or losing the last
+    reference. Looking ahead (`peek`) does not change the state, which is always that after the last step delivered by
+    `next`. Several threads may call `next`; each gets its own steps.
 
     Args:
         spec: The compiled dataset.
         config: This host, its workers and error policy.
-        prefetch_factor: Batches that are made ahead for each worker.
-        make_pool: Makes the workers, in place of those that the configuration describes.
-        finish: Called on each batch when it is made, maybe in another thread.
-        share: Which steps of the host are made here; default: all.
-        workers: How many there are at first, in place of the configuration's number.
-        observers: Receive what is reported, as do those that the dataset brings. Without any, nothing is timed.
+        prefetch_factor: Batches to prefetch per worker.
+        make_pool: Makes the workers, instead of those of the configuration.
+        finish: Called on each batch when it is made, possibly in another thread.
+        share: The steps of the host that this stream makes; default: all.
+        workers: Initial number of workers, instead of the configuration's.
+        observers: Receive reports, in addition to those of the dataset. Without observers, nothing is timed.
 
     Attributes:
-        outlet: Where all that happens is reported.
-        dataset: What it was compiled from; None: that is not known.
+        outlet: Passes reports to the observers.
+        dataset: The dataset that it was compiled from; None: unknown.
         on_change: See `restore`.
-        amendments: Changes of the mixture until now, see `amendments.history.Amendments`; None: there are none.
+        amendments: Changes of the mixture in this run, see `amendments.history.Amendments`; None: no changes.
     """
 
     def __init__(
@@ -165,25 +165,25 @@ class Stream:
         agrees = spec.program is not None and not spec.endless and config.world_size > 1
         if agrees and config.any_host is None:
             raise ConfigError(
-                f"passes of this dataset end where its data does (it filters, groups, packs or generates), and "
-                f"{config.world_size} hosts must agree on when: initialise `jax.distributed` or `torch.distributed` "
-                f"and use a loader, or pass WorkerConfig(any_host=…), a function that says whether a flag "
-                f"is set on any; or make it endless (repeat=True)"
+                f"passes of this dataset end where its data ends (it filters, groups, packs or generates), and "
+                f"{config.world_size} hosts must agree on the end: initialise `jax.distributed` or "
+                f"`torch.distributed` and use a loader, or pass WorkerConfig(any_host=…), a function that returns "
+                f"whether a flag is set on any host; or make the dataset endless (repeat=True)"
             )
         self._any_host = config.any_host if agrees else None
         self._empty_steps = 0
         self._progress = self._beginning()
         self._run = Run(spec=spec, stage=self._stage, config=config, share=self.share)
         self._peeked: deque[Step] = deque()  # read, but not delivered
-        self._none_left = False  # behind those that are coming
+        self._none_left = False  # whether the pass ends after these
         self._failed_behind: Progress | None = None
         self.turn = threading.RLock()  # one thread at a time takes steps
         self._steps: Iterator[Step] | None = None
-        self._unreported: Iterator[Step] | None = None  # those of them that come next and are not reported
+        self._unreported: Iterator[Step] | None = None  # the next of these, which need no report
         self._pool: WorkerPool | None = None
         self._shutdown = Shutdown()
-        self._starting = threading.RLock()  # for `close`, from another thread
-        self._counting = threading.RLock()  # a signal handler may ask for the numbers
+        self._starting = threading.RLock()  # for `close` from another thread
+        self._counting = threading.RLock()  # a signal handler may read the numbers
         self._closed_at = ""  # file and line
         if self.plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
@@ -206,11 +206,11 @@ class Stream:
         """Compile a dataset and make its stream.
 
         Args:
-            dataset: What to run.
-            worker_config: In place of the dataset's own.
-            num_workers: In place of the configuration's.
-            prefetch_factor: Batches that are made ahead for each worker.
-            cache_pool: What hooks get as `cache`; not closed with the stream. Default: it keeps nothing.
+            dataset: The dataset.
+            worker_config: Overrides that of the dataset.
+            num_workers: Overrides that of the configuration.
+            prefetch_factor: Batches to prefetch per worker.
+            cache_pool: The `cache` argument of hooks; not closed with the stream. Default: it keeps nothing.
             make_pool: As in `Stream`.
             finish: As in `Stream`.
         """
@@ -226,18 +226,18 @@ class Stream:
     def of_steps(
         cls, spec: StreamSpec, config: WorkerConfig, *, first: int, readers: int, pass_number: int = 0, **options: Any
     ) -> Self:
-        """Every so manieth step of one pass, for so many readers beside each other, each of which makes its own.
+        """A stream of every n-th step of one pass, for one of n parallel readers, each of which makes its own steps.
 
         Args:
             spec: The compiled dataset.
             config: This host.
-            first: Step of the pass that this reader begins with.
-            readers: How many there are: the next one is `first + readers`.
-            pass_number: Which pass.
+            first: First step of this reader, in the pass.
+            readers: Number of readers: the next step is `first + readers`.
+            pass_number: Number of the pass.
             **options: As in `Stream`.
 
         Raises:
-            ConfigError: What a step is made of depends on the data of those before.
+            ConfigError: The samples of a step depend on the data of those before.
         """
         order, size = spec.order, 1 if spec.batch is None else spec.batch.size
         begin = 0 if order.passes is not None else PassPlan.of(spec, config.world_size).steps or 0
@@ -277,7 +277,7 @@ class Stream:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self._require_own_process("go on")
+        self._require_own_process("continue")
         with self.turn:
             if self._progress.ended and self.share.stride == 1:
                 self._go_to(next_pass(self._progress, self.spec, self.plan, self.share.hosts))
@@ -285,11 +285,11 @@ class Stream:
 
     def __next__(self) -> Any:
         try:
-            self._require_own_process("go on")
+            self._require_own_process("continue")
             with self.turn:
                 if self._closed_at:
                     raise ValueError(
-                        f"this loader was closed at {self._closed_at}; make a new one, and restore the state to go on"
+                        f"this loader was closed at {self._closed_at}; make a new one and restore the state"
                     )
                 if self._progress.ended:
                     raise StopIteration
@@ -301,9 +301,9 @@ class Stream:
         return step.batch
 
     def peek(self, count: int) -> list[Any]:
-        """The batches that `next` will deliver, at most `count`: fewer where the pass ends or reading fails before.
+        """At most `count` of the batches that `next` will deliver; fewer if the pass ends or reading fails before.
 
-        What fails behind the first of them is tried again, and raised, when it is the first.
+        A failure after the first batch is not raised: reading is tried again when it is the first one.
         """
         self._require_own_process("read ahead")
         with self.turn:
@@ -315,19 +315,19 @@ class Stream:
                 except StopIteration:
                     break
                 except Exception:
-                    if not self._peeked or self._any_host is not None:  # which other hosts wait for
+                    if not self._peeked or self._any_host is not None:  # other hosts wait for this step
                         raise
                     self._failed_behind = self._behind
             return [step.batch for step in islice(self._peeked, count)]
 
     @property
     def place(self) -> Progress:
-        """Where it is: behind the last step that was delivered."""
+        """The current place: after the last step that was delivered."""
         return self._progress
 
     @property
     def awaited(self) -> object:
-        """Which step a thread waits for now, in the words of `next_step`; None: nobody waits."""
+        """The step that a thread is waiting for, in the form of `next_step`; None: no thread waits."""
         if self.turn.acquire(blocking=False):
             self.turn.release()
             return None
@@ -335,21 +335,21 @@ class Stream:
 
     @property
     def next_step(self) -> tuple[int, int, int]:
-        """Pass and step behind the last one that was delivered, and how many have come since."""
+        """Pass and step after the last delivered one, and the number of steps read since."""
         return self._progress.pass_number, self._progress.step, len(self._peeked)
 
     @property
     def workers(self) -> int:
-        """Threads or processes at work now, or as soon as there is something to do."""
+        """Number of threads or processes running now, or once they start."""
         return self._workers if self._pool is None else self._pool.workers
 
     @property
     def _behind(self) -> Progress:
-        """The place behind what was read."""
+        """The place after the steps that were read."""
         return self._peeked[-1].progress if self._peeked else self._progress
 
     def _go_to(self, progress: Progress, *, pass_ended: bool = False) -> None:
-        """Forget what was read ahead, and be at a place; `pass_ended`: as the pass has ended."""
+        """Discard steps that were read ahead, and go to a place. `pass_ended`: because the pass ended."""
         self._stop()
         with self._counting:
             # First: this undoes what a signal handler counted in between.
@@ -360,13 +360,13 @@ class Stream:
         self.plan = PassPlan.of(self.spec, self.share.hosts, progress.pass_number)
 
     def _count(self, *, skipped: bool = False) -> None:
-        """Report all steps that were delivered until now: with each of them it would cost more."""
+        """Report all steps delivered so far. Reporting each one would cost more."""
         with self._counting:
             step = self._progress.step
             self.outlet.passed(step, stride=self.share.stride, empty=self._empty_steps, skipped=skipped)
 
     def _advance(self) -> Step:
-        """The next step, behind which the stream now is. Raises StopIteration if the pass is over."""
+        """Deliver the next step. Raises StopIteration if the pass has ended."""
         try:
             step = self._peeked.popleft() if self._peeked else self._read()
         except StopIteration:
@@ -382,7 +382,7 @@ class Stream:
         return step
 
     def _read(self) -> Step:
-        """The step behind those that were read. Raises StopIteration if the pass is over."""
+        """Read the next step. Raises StopIteration if the pass has ended."""
         if self._none_left:
             raise StopIteration
         try:
@@ -399,13 +399,13 @@ class Stream:
         except BaseException as error:
             if isinstance(error, Cancelled) or (self._closed_at and isinstance(error, Exception)):
                 closed_at = self._closed_at or "the end of the program"
-                raise ValueError(f"this loader was closed at {closed_at} while its next batch was waited for") from None
-            # What failed is tried again by the next call, from the same place on.
+                raise ValueError(f"this loader was closed at {closed_at} while its next batch was awaited") from None
+            # The next call tries again from the same place.
             self._stop(failed=True)
             raise
 
     def _reported(self) -> Step:
-        """The next step, whose arrival is reported."""
+        """The next step. Its delivery is reported."""
         steps = self._steps
         assert steps is not None
         self.outlet.requested(self.ready)
@@ -415,22 +415,22 @@ class Stream:
         return step
 
     def _report_next(self) -> None:
-        """Report the next step, whatever observers wanted. Called with the turn."""
+        """Report the next step, even if observers skip it. Called with the turn."""
         if self._steps is not None:
             self._unreported = iter(())
 
     @property
     def ready(self) -> int:
-        """Steps that are made, and wait to be taken."""
+        """Number of finished steps waiting to be taken."""
         return self._steps.waiting if isinstance(self._steps, Background) else 0
 
     @property
     def _delivered_steps(self) -> int:
-        """Steps that have come, as observers count them."""
+        """Number of delivered steps, as observers count them."""
         return (self._behind.step + self._empty_steps) // self.share.stride
 
     def _agreed(self, any_host: Callable[[bool], bool]) -> Step:
-        """The next step, if all hosts have it. Raises StopIteration if they do not: the pass is over on all of them."""
+        """The next step, if all hosts have it. Raises StopIteration otherwise: the pass then ends on all of them."""
         agreed = self._behind
         while True:
             try:
@@ -438,7 +438,7 @@ class Stream:
             except StopIteration:
                 step = None
             except BaseException:
-                # The others do not ask again about steps that all found empty.
+                # The others do not ask again about steps that were empty on all hosts.
                 if self._peeked:
                     self._peeked[-1] = self._peeked[-1]._replace(progress=agreed)
                 else:
@@ -451,7 +451,7 @@ class Stream:
             if any_host(step is not None and step.samples > 0):
                 assert step is not None
                 return step._replace(progress=step.progress.without(self._empty_steps))
-            # Padding on every host: lanes that are left have items further on, or there are none.
+            # Padding on every host: either remaining lanes have items further on, or no lanes remain.
             self.outlet.short(self._delivered_steps, 0)
             self._empty_steps += 1
             if not any_host(step is not None and step.more):
@@ -498,7 +498,7 @@ class Stream:
         return self._unreported
 
     def _workers_ready(self) -> WorkerPool | None:
-        """The workers, made when they are first needed; None: there are none."""
+        """The workers, made on first use; None: no workers."""
         if self._pool is None and self._workers:
             spec = self.spec if self.outlet.timed else dataclasses.replace(self.spec, timed=False)
             if self._make_pool is not None:
@@ -521,28 +521,28 @@ class Stream:
         self._count()
 
     def _require_own_process(self, what: str) -> None:
-        """Check that this is no forked child's copy of a stream that runs elsewhere. Raises WorkerError if it is."""
+        """Raises WorkerError if this is a forked child's copy of a stream that runs in the parent process."""
         if self._shutdown.in_other_process:
             raise WorkerError(
-                f"this process was forked while the loader was at work, whose threads and workers stayed in the parent "
-                f"process, so it cannot {what} here: make the loader in the child itself, or one from the same dataset "
-                f"that restores the state of this one (`loader.restore_state_rank(inherited.save_state_rank())`)"
+                f"this process was forked while the loader was running, and its threads and workers stayed in the "
+                f"parent process, so it cannot {what}: make the loader in the child itself, or make one from the same "
+                f"dataset and restore the state of this one (`loader.restore_state_rank(inherited.save_state_rank())`)"
             )
 
     def start_prefetch(self) -> None:
-        """Begin to read ahead now, not when the first batch is asked for. Without workers there is nothing to begin."""
+        """Start reading ahead now, before the first batch is requested. Does nothing without workers."""
         self._require_own_process("read ahead")
-        if self._steps is None:  # else another thread may have the turn for long
+        if self._steps is None:  # otherwise another thread may hold the turn for long
             with self.turn, self._starting, suppress(Cancelled):  # closed meanwhile
                 if self._workers and self._steps is None and not self._behind.ended and not self._closed_at:
                     self._start()
 
     def cursor(self, *, with_manifest: bool = False) -> Cursor:
-        """The state behind the last delivered batch. Cheap enough to ask for after each.
+        """The state after the last delivered batch. Cheap enough to call after each batch.
 
         Args:
-            with_manifest: Add what lets a later mismatch be explained, however long it is; for states that are kept.
-                Otherwise it is there if it is short, which it is with a few datasets.
+            with_manifest: Add the settings that explain a later mismatch, however long; for states that are kept. If
+                False, they are added only if they are short, that is with few datasets.
         """
         if self._manifest is None:
             self._manifest = pack_manifest(self.spec.manifest())
@@ -576,7 +576,7 @@ class Stream:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
 
         Args:
-            cursor: What `cursor` returned.
+            cursor: A result of `cursor`.
             allow_changes: The older spelling of `on_change="position"`.
             on_change: If the configuration or the data differ from those of the cursor: "refuse"; "amend", continue
                 every dataset of the mixture where it is, with the present weights; or "position", continue at the same
@@ -584,11 +584,11 @@ class Stream:
             note: Reason of the change, for the list of amendments.
 
         Raises:
-            StateError: The cursor is malformed or cannot be continued here.
-            FingerprintError: It belongs to another configuration or other data.
+            StateError: The cursor is malformed or cannot be continued.
+            FingerprintError: It is of another configuration or other data.
             AmendmentError: The difference cannot be amended.
             HostsError: The number of hosts does not fit its lanes.
-            WorkerError: This process was forked while the stream was at work.
+            WorkerError: This process was forked while the stream was running.
         """
         self._require_own_process("restore a state")
         on_change = "position" if allow_changes else on_change or self.on_change
@@ -612,7 +612,7 @@ class Stream:
             self._switch(spec)
             self.amendments = amendments
             if cursor.get("fingerprint") == self._fingerprint and spec.folds:
-                self._stop()  # what reads ahead plans, too
+                self._stop()  # reading ahead plans, too
                 remember_plans(cursor, spec)
             self._go_to(progress)
             self._run.restored(progress, dict(cursor), changed=changed)
@@ -633,29 +633,29 @@ class Stream:
         return extension(how)(self.dataset, self._plain, *arguments, **options)
 
     def seek(self, step: int) -> None:
-        """Go to a step, counted over all passes, as if nothing had been dropped on the way to it; arithmetic.
+        """Go to a step, counted over all passes, as if nothing had been dropped before it; arithmetic.
 
-        Behind the last step of a pass that pass is over, and `iter` begins the next one.
+        After the last step of a pass, that pass has ended, and `iter` begins the next one.
 
         Raises:
-            ConfigError: Where a step begins depends on data.
-            StateError: There is no such step.
+            ConfigError: The start of a step depends on data.
+            StateError: The step does not exist.
         """
         self._require_own_process("go to a step")
         with self.turn:
             self._go_to(place_of_step(self.spec, self.share, step))
 
     def skip(self, steps: int) -> None:
-        """Jump over steps of this pass, which count as delivered; the cursor records it.
+        """Skip steps of this pass. They count as delivered, and the cursor records them.
 
-        It is arithmetic, and what is jumped over is not read, unless the dataset filters, groups, packs or generates:
-        then the steps are made and left out. Samples that would have been dropped on the way are not, so behind a skip
-        the batches of a stream with dropped samples are not those that they would have been without it.
+        Skipping is arithmetic, and skipped steps are not read, unless the dataset filters, groups, packs or generates:
+        then the steps are made and discarded. Arithmetic skipping drops no samples. So in a stream with dropped
+        samples, the batches after a skip differ from those without it.
 
         Raises:
             ValueError: `steps` is negative.
-            StateError: The pass has fewer steps left. Nothing was skipped, unless only the data could tell: then the
-                pass is over, and what it had is recorded as skipped.
+            StateError: The pass has fewer steps left. Nothing was skipped, unless the number of steps depends on data:
+                then the pass has ended, and its remaining steps are recorded as skipped.
         """
         steps = operator.index(steps)
         if steps < 0:
@@ -705,7 +705,7 @@ class Stream:
                 self._progress = self._progress._replace(skipped=skipped)
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """A sample or batch again, from its `__restore_key__`. See `history.replay.restore_sample`."""
+        """Make a sample or batch again from its `__restore_key__`. See `history.replay.restore_sample`."""
         self._require_own_process("restore samples")
         sample = extension(RESTORE_SAMPLE)(self._run, restore_key)
         register_value(sample)
@@ -714,17 +714,17 @@ class Stream:
     def which(self, step: int) -> StepSamples:
         """The samples of the global batch of a step, past or future.
 
-        From positions where they tell, and else by reading and making the steps before it again, from the nearest place
-        that is known: the beginning, the state that was restored, one that was saved since, or the present place. Its
-        `read` says which. The stream stays where it is. Raises as `history.which.which`.
+        They follow from positions if possible. Otherwise the steps before it are read and made again, from the nearest
+        known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
+        tells which. The stream keeps its place. Raises as `history.which.which`.
         """
         self._require_own_process("make steps again")
         return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
 
     def __len__(self) -> int:
-        """Steps per host of the current pass, or of the next one where it is over.
+        """Steps per host of the current pass, or of the next one if it has ended.
 
-        Where the stream is endless: of one pass over what is repeated.
+        Of an endless stream: of one pass over the repeated data.
         """
         progress, plan = self._progress, self.plan
         if progress.ended:
@@ -735,7 +735,7 @@ class Stream:
     def close(self) -> None:
         """End threads and release files. Further `next` calls raise ValueError."""
         self._closed_at = self._closed_at or _caller()
-        self._shutdown.cancellation.set()  # whoever holds the lock reads, or runs hooks
+        self._shutdown.cancellation.set()  # the thread with the lock may be reading, or running hooks
         with self._starting:
             self._steps = self._unreported = None
             self._peeked.clear()
@@ -753,7 +753,7 @@ class Stream:
 
 
 def _caller() -> str:
-    """File and line from where the program called this library."""
+    """File and line of the call from the program into this library."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("energon_grain"):
         frame = frame.f_back

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads: this host among all hosts, with how many workers, and where they note what they do for those who debug."""
+"""The reader: this host among all hosts, its workers, and where they write logs for debugging."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.storage.cores import usable_cores
 
 IN_A_WORKER = "In a worker process:\n"
-"""Begins the note with the traceback of an error that comes from another process."""
+"""Start of the note that holds the traceback of an error from another process."""
 
 _logger = logging.getLogger("energon_grain")
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
-    """Log what failed and where, and go on without the sample. The default.
+    """Log what failed and where, and continue without the sample. The default handler.
 
-    As the handler of a loader it is called for the first failure of a kind alone; of the others only their number is
-    logged, when it reaches 10, 100, 1,000 and so on. Bytes that do not decode are told without a traceback.
+    As the handler of a loader it is called only for the first failure of a kind. Further failures are only counted, and
+    their number is logged at 10, 100, 1,000 and so on. Decoding errors are logged without a traceback.
     """
     places = "; ".join(str(source) for source in sources or ())
     _logger.warning(
@@ -40,7 +40,7 @@ def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback of an error; the one in the process that it comes from."""
+    """The traceback of an error, in the process that raised it."""
     notes: list[str] = getattr(error, "__notes__", [])
     for note in notes:
         if note.startswith(IN_A_WORKER):
@@ -49,14 +49,14 @@ def traceback_text(error: BaseException) -> str:
 
 
 def forget_traceback(error: BaseException) -> None:
-    """Take from an error what `traceback_text` gives."""
+    """Remove the traceback that `traceback_text` returns."""
     error.with_traceback(None)
     notes: list[str] = getattr(error, "__notes__", [])
     notes[:] = [note for note in notes if not note.startswith(IN_A_WORKER)]
 
 
 def named(sample: Any) -> str:
-    """What was dropped, by key where it has one: a sample, the samples of a batch or a pack, or those of a join."""
+    """Description of a dropped value, by key if it has one: a sample, or the samples of a batch, pack or join."""
     if isinstance(sample, list):
         several: list[Any] = sample
         key = next(filter(None, map(_key, several)), None)
@@ -74,7 +74,7 @@ def _key(sample: Any) -> Any:
 
 
 def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> None:
-    """End the iteration with the error."""
+    """Raise the error, which ends the iteration."""
     del sample, sources
     raise error
 
@@ -87,26 +87,26 @@ _worker_number: int | None = None
 
 
 def set_worker_number(number: int) -> None:
-    """Say that this process is worker `number` (0, 1, …) of a host, for `{worker_id}` in the names of its files."""
+    """Set the number (0, 1, …) of this worker process on its host, for `{worker_id}` in the names of its files."""
     global _worker_number
     _worker_number = number
 
 
 def worker_number() -> int | None:
-    """Which worker process this is; None: it is none."""
+    """Number of this worker process; None: not a worker process."""
     return _worker_number
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """Where lines go. Picklable: in another process they go into that process's file.
+    """The destination of log lines. Picklable: in another process, lines are written to the file of that process.
 
-    Lines are appended, each in one piece, so several processes and runs may share a file.
+    Each line is appended in one write, so several processes and runs may share a file.
 
     Attributes:
-        path: `{worker_id}` and `{pid}` in it are filled in; None: lines go to the logger `energon_grain.worker`.
+        path: Name of the file, with `{worker_id}` and `{pid}` filled in; None: the logger `energon_grain.worker`.
         rank: This host.
-        num_workers: Its workers.
+        num_workers: Number of its workers.
     """
 
     path: str | None
@@ -115,7 +115,7 @@ class WorkerLog:
 
     @property
     def worker_id(self) -> int:
-        """Different in every process of all hosts: that of host r is r · (num_workers + 1), its workers' follow."""
+        """Unique among the processes of all hosts: r · (num_workers + 1) for host r, followed by its workers."""
         return self.rank * (self.num_workers + 1) + (0 if _worker_number is None else 1 + _worker_number)
 
     def write(self, entry: Mapping[str, Any]) -> None:
@@ -138,32 +138,32 @@ class WorkerLog:
 class WorkerConfig:
     """One data-parallel reader and its workers.
 
-    The order of samples depends on none of these fields: `rank` and `world_size` choose a share of each global batch,
-    `num_workers` and `worker_type` change the speed alone. Processes with equal `rank` and `world_size`
-    (tensor-parallel replicas) get equal data. Two configurations are equal when rank, world_size and num_workers are.
+    The order of samples depends on none of these fields. `rank` and `world_size` select a share of each global batch,
+    `num_workers` and `worker_type` affect only speed. Processes with equal `rank` and `world_size` (tensor-parallel
+    replicas) get equal data. Two configurations are equal if their rank, world_size and num_workers are.
 
     Attributes:
         rank: This host, in [0, world_size).
         world_size: Number of data-parallel hosts.
-        num_workers: Threads (or processes) that read and encode ahead of the consumer; 0: everything happens inside
-            `next`. More than there are cores help hooks that wait (for storage, a service); where hooks compute, a line
-            in the log says that they do not. "auto": as many threads as turn out to be best while the loop runs, which
-            is logged; see `energon_grain.watch.auto_workers`.
-        data_parallel_group: Handle of a framework's process group; kept, never used by the core.
+        num_workers: Threads (or processes) that read and encode ahead of the consumer; 0: everything happens in `next`.
+            More workers than cores help hooks that wait (for storage or a service). For hooks that compute they do not
+            help, and the log says so. "auto": the best number of threads is found while the loop runs, and logged; see
+            `energon_grain.watch.auto_workers`.
+        data_parallel_group: Handle of a framework's process group; stored, but not used by the core.
         seed_offset: Mixed into the seed of every random choice.
-        worker_debug_path: File for what `worker_log` writes, with `{worker_id}` (different in every process of all
+        worker_debug_path: File that `worker_log` writes to, with `{worker_id}` (different in every process of all
             hosts) or `{pid}` in its name; None: the logger `energon_grain.worker`.
         worker_log_level: 1 or more: `get_train_dataset` logs the keys of each batch; 2: `get_val_dataset` too. See
             `LogSampleDataset`.
         global_error_handler: Called as `handler(error, sample, sources)` for each sample that fails to decode or whose
-            hook raises. It may raise to end the iteration; otherwise the sample is dropped and counted, and the
-            error's traceback, which holds whole chunks in memory, is let go of after the call.
-        restore_error_handler: The same while a sample is rebuilt from its restore key.
+            hook raises. It may raise to end the iteration. Otherwise the sample is dropped and counted, and after the
+            call the traceback of the error, which keeps whole chunks in memory, is released.
+        restore_error_handler: Handler of errors while a sample is rebuilt from its restore key.
         worker_type: "thread" (default), or "process": the pure stage runs in worker processes.
-        prefetch_bytes: Bound on the memory of samples that were read ahead and not yet delivered.
-        any_host: Collective over all hosts: called with a flag on each of them, True everywhere if it is on one. Passes
-            whose length depends on data (packs, groups, filters in lanes) need it on several hosts, to end together;
-            loaders provide it where a distributed framework is initialised.
+        prefetch_bytes: Limit on the memory of samples that were read ahead and not yet delivered.
+        any_host: Collective over all hosts: called with a flag on each of them, returns True on all if the flag is set
+            on any. Passes whose length depends on data (packs, groups, filters in lanes) need it on several hosts, to
+            end together. Loaders provide it if a distributed framework is initialised.
     """
 
     worker_types: ClassVar[tuple[str, ...]] = ("thread", "process")
@@ -189,12 +189,12 @@ class WorkerConfig:
             if not hasattr(value, "__index__"):
                 auto = ", or 'auto'" if name == "num_workers" else ""
                 raise ConfigError(
-                    f"WorkerConfig({name}={value!r}): expected a whole number, such as int(…) of a text{auto}"
+                    f"WorkerConfig({name}={value!r}): expected an integer, such as int(…) of a string{auto}"
                 )
             setattr(self, name, operator.index(value))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must lie in [0, world_size)"
+                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must be in [0, world_size)"
             )
         if self.num_workers != "auto" and self.num_workers < 0:
             raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): expected 0 or more, or 'auto'")
@@ -204,8 +204,8 @@ class WorkerConfig:
             )
         if self.num_workers == "auto" and self.worker_type != "thread":
             raise ConfigError(
-                f"WorkerConfig(num_workers='auto', worker_type={self.worker_type!r}): only the number of threads is "
-                f"chosen while they run; pass worker_type='thread', or a number (this process has {usable_cores()} "
+                f"WorkerConfig(num_workers='auto', worker_type={self.worker_type!r}): only the number of threads can "
+                f"be chosen while they run; pass worker_type='thread', or a number (this process has {usable_cores()} "
                 f"cores)"
             )
         if self.prefetch_bytes < 1:
@@ -215,7 +215,7 @@ class WorkerConfig:
 
     @classmethod
     def default_worker_config(cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None) -> Self:
-        """The configuration of this process: rank and world from `jax.distributed` when the program initialised it.
+        """The configuration of this process: rank and world size from `jax.distributed`, if it is initialised.
 
         Without it (or without jax) there is one host.
         """
@@ -224,26 +224,26 @@ class WorkerConfig:
 
     @property
     def most_workers(self) -> int:
-        """How many there may be: `num_workers`, or with "auto" the cores that this process may use."""
+        """Maximum number of workers: `num_workers`, or with "auto" the cores that this process may use."""
         return usable_cores() if self.num_workers == "auto" else self.num_workers
 
     @property
     def log(self) -> WorkerLog:
-        """Where `worker_log` writes; picklable, which the rest of a configuration need not be."""
+        """The destination of `worker_log`. Picklable, unlike some configurations."""
         return WorkerLog(
             None if self.worker_debug_path is None else str(self.worker_debug_path), self.rank, self.most_workers
         )
 
     def should_log(self, level: int) -> bool:
-        """Whether what is of a level (1: batches) is logged."""
+        """Whether messages of a level (1: batches) are logged."""
         return level <= self.worker_log_level
 
     def worker_log(self, data: Mapping[str, Any]) -> None:
-        """Write what is JSON-native as one line of this process's file. See `worker_debug_path`."""
+        """Write JSON-native data as one line of this process's file. See `worker_debug_path`."""
         self.log.write(data)
 
     def config(self) -> dict[str, Any]:
-        """What describes it in logs; JSON-native."""
+        """Description for logs; JSON-native."""
         return {
             "rank": self.rank,
             "world_size": self.world_size,

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers: what encodes chunks ahead of the consumer, delivered in order; and how all that runs for a stream ends.
+"""Workers encode chunks ahead of the consumer and deliver them in order. Also how a stream's threads and processes end.
 
 Threads are the default. Worker processes are an extension (`energon_grain.processes`), found by dotted name. Backends
-bring their own.
+have their own.
 
-What runs for a stream ends when the stream is closed, when nobody has it any more, or with the program.
+The threads and processes of a stream end when the stream is closed or collected, or when the program ends.
 
-The garbage collector calls finalizers in whatever thread it happens to run in, in the middle of whatever that thread
-does: maybe with a lock in hand that those wait for who are to be ended, maybe in one of their own. So a finalizer here
-waits for nothing; it begins a thread that does.
+The garbage collector calls finalizers in any thread, at any point of its work: that thread may hold a lock that the
+threads to be ended wait for, or may be one of them. So a finalizer waits for nothing. It starts a thread that waits.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _logger = logging.getLogger("energon_grain")
 
 
 class Shutdown:
-    """Threads and processes of a stream.
+    """Ends the threads and processes of a stream.
 
-    It refers to nothing that refers to the stream, which could not be collected otherwise. That is also why it holds no
-    samples while nothing runs beside `next`: an error that was kept with a dropped one knows all its callers.
+    It holds no reference to the stream, which could otherwise not be collected. For the same reason it holds no samples
+    while nothing runs outside `next`: the error kept with a dropped sample refers to all callers.
 
     Attributes:
-        over: Set when nobody waits any more for what runs now.
-        pool: Workers, which outlive what they are started for.
+        cancellation: Set when running work is no longer needed.
+        pool: Workers, which live longer than a single run.
     """
 
     def __init__(self) -> None:
@@ -57,14 +56,14 @@ class Shutdown:
         self._ends: list[tuple[Callable[[], object], Callable[[], object] | None]] = []
 
     def reset(self) -> None:
-        """Something is about to run: a new `cancellation`."""
+        """Prepare for a new run, with a new `cancellation`."""
         self.cancellation = Cancellation()
 
     def add(self, stop: Callable[[], object], wait: Callable[[], object] | None = None) -> None:
-        """Take in something that runs.
+        """Add something that runs.
 
         Args:
-            tell: Lets it end, and waits for nothing. Here and below, a second call does no harm.
+            stop: Makes it end, without waiting. This and the following functions may be called repeatedly.
             wait: Waits until it has ended.
         """
         self._process = os.getpid()
@@ -73,11 +72,11 @@ class Shutdown:
 
     @property
     def in_other_process(self) -> bool:
-        """Whether this is a forked child's copy, of which nothing runs here."""
+        """Whether this is a forked child's copy, whose threads and processes run in the parent."""
         return self._runs and self._process != os.getpid()
 
     def stop(self) -> None:
-        """End what runs, behind the hook in hand, and wait for it."""
+        """End everything that runs, after the current hooks, and wait for it."""
         if self.in_other_process:
             return
         with interrupts_held(), self._stopping:
@@ -90,7 +89,7 @@ class Shutdown:
             self._ends.clear()
 
     def close(self) -> None:
-        """End the workers too. Who calls it while another thread does waits for that one."""
+        """End the workers too. If another thread is closing already, wait for it."""
         if self.in_other_process:
             return
         with interrupts_held(), self._stopping:
@@ -101,13 +100,13 @@ class Shutdown:
 
 
 _open: set[Shutdown] = set()
-"""What `close_on_collect` took in, until its workers have ended. A forked child would wait for those for ever."""
+"""Arguments of `close_on_collect` whose workers have not ended. A forked child would wait for them forever."""
 os.register_at_fork(after_in_child=_open.clear)
 
 
 def close_on_collect(owner: object, shutdown: Shutdown) -> None:
-    """Close `shutdown` when `owner`, to which it must not refer, is collected, or when the program ends."""
-    if not _open:  # anew, before the ends of libraries that hooks may use: what is registered last is called first
+    """Close `shutdown` when `owner` is collected or the program ends. It must not refer to `owner`."""
+    if not _open:  # register again, after the libraries that hooks may use: the last registered is called first
         atexit.unregister(_close_all)
         atexit.register(_close_all)
     _open.add(shutdown)
@@ -115,29 +114,29 @@ def close_on_collect(owner: object, shutdown: Shutdown) -> None:
 
 
 def _close_all() -> None:
-    for shutdown in tuple(_open):  # also what a thread is to close: it may not have begun, and nobody waits for it
+    for shutdown in tuple(_open):  # including those left to a closing thread, which may not have started
         shutdown.close()
 
 
 def _close_in_thread(shutdown: Shutdown) -> None:
-    # Since Python 3.12 no thread begins any more once a program ends. Then `_close_all` closes it, or has done so.
+    # Since Python 3.12 no thread can start once a program ends. Then `_close_all` closes it, or has already.
     with suppress(RuntimeError):
         if shutdown in _open:
-            # `Thread.start` takes locks of the module `threading`, which this thread may have in hand.
+            # `Thread.start` takes locks of the module `threading`, which this thread may hold.
             _thread.start_new_thread(_begin_thread, (shutdown.close,))
 
 
 def _begin_thread(close: Callable[[], object]) -> None:
     with suppress(RuntimeError):
-        # The program waits for it before it calls what is registered with `atexit`.
+        # The program waits for this thread before it calls `atexit` functions.
         threading.Thread(target=close, name="energon-grain-closing", daemon=False).start()
 
 
 @contextmanager
 def interrupts_held() -> Generator[None]:
-    """Inside the block a first Ctrl-C waits for its end, so that nothing is left half begun or half ended.
+    """Delay a first Ctrl-C until the end of the block, so that starting and stopping are not interrupted halfway.
 
-    A second one does not. Processes that are forked inside ignore it: who interrupts all of them wants their parent.
+    A second one is not delayed. Processes forked inside ignore it: an interrupt of the whole group is for their parent.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.get_ident() != threading.main_thread().ident or not callable(before):
@@ -180,16 +179,16 @@ class _Task:
 
 
 class OrderedWorkers(Generic[T]):
-    """An iterator over encoded chunks, computed by several threads; `taken` makes them of what those return.
+    """An iterator over encoded chunks, computed by several threads. `taken` converts the results of the threads.
 
-    As many chunks are under way as `resize` says and fit into `budget_bytes`, what they will hold being
-    estimated from the last that was done; one is always under way, and until it is done no other: nobody knows how much
-    larger decoding makes it. Iterating may end and later go on, as iterating over `chunks` did.
+    As many chunks are in flight as `resize` allows and `budget_bytes` holds. Their memory is estimated from the last
+    finished chunk. One chunk is always in flight, and no other until it is done, because it is unknown how much larger
+    decoding makes it. Iterating may end and continue later, as iterating over `chunks` does.
 
     Args:
-        run: What a thread does with a chunk.
-        threads: How many; see `resize`.
-        budget_bytes: Bound on the memory of chunks that are under way or done and not yet taken.
+        run: Called by a thread on each chunk.
+        threads: Number of threads; see `resize`.
+        budget_bytes: Limit on the memory of chunks that are in flight, or done and not yet taken.
     """
 
     def __init__(
@@ -199,27 +198,27 @@ class OrderedWorkers(Generic[T]):
         self._chunks = chunks
         self._budget_bytes = budget_bytes
         self._in_flight: deque[_Task] = deque()
-        self._before_change = 0  # of them
+        self._before_change = 0  # chunks in flight since before the last `resize`
         self._expansion: float | None = None
         self._next: Chunk | None = None
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._cancellation = Cancellation()
-        self._done: SimpleQueue[None] = SimpleQueue()  # notices for who takes chunks: one is done, or all is over
-        self._ended: SimpleQueue[None] = SimpleQueue()  # and for who closes this: a thread has
+        self._done: SimpleQueue[None] = SimpleQueue()  # wakes the consumer: a chunk is done, or everything ends
+        self._ended: SimpleQueue[None] = SimpleQueue()  # wakes the closing thread: a thread has ended
         self._changing = threading.RLock()  # a signal handler may close what its own thread is changing
         self._threads: list[_Thread] = []
         self._at_work = 0
         self.resize(threads, most)
 
     def resize(self, threads: int, most: int) -> None:
-        """Go on with so many threads, and so many chunks under way. Without threads, who takes a chunk makes it."""
+        """Set the number of threads, and of chunks in flight. Without threads, the consumer makes its chunks."""
         with self._changing:
             if self._cancellation.is_set():
                 return
             self._most = most
             self._before_change = len(self._in_flight)
             for _ in range(self._at_work - threads):
-                self._tasks.put(None)  # for a thread behind the chunks that stand in front of it
+                self._tasks.put(None)  # ends one thread, after the chunks queued before it
             self._threads = [thread for thread in self._threads if not thread.ended]
             for number in range(self._at_work, threads):
                 thread = _Thread(
@@ -234,7 +233,7 @@ class OrderedWorkers(Generic[T]):
 
     @property
     def settled(self) -> bool:
-        """Whether what is taken now was begun behind the last `resize`."""
+        """Whether the chunks taken now were begun after the last `resize`."""
         return self._before_change <= 0
 
     def __iter__(self) -> Iterator[Encoded]:
@@ -250,7 +249,7 @@ class OrderedWorkers(Generic[T]):
         if self._cancellation.is_set():
             raise Cancelled
         self._in_flight.popleft()
-        _wait(self._done, 0)  # or notices of what was done before would heap up
+        _wait(self._done, 0)  # otherwise notices of earlier chunks would accumulate
         self._before_change -= 1
         if task.error is not None:
             try:
@@ -280,7 +279,7 @@ class OrderedWorkers(Generic[T]):
             task = _Task(self._next)
             self._next = None
             self._in_flight.append(task)
-            with self._changing:  # behind a thread's end nobody would find it
+            with self._changing:  # after the end of the threads, no thread would find it
                 handed_out = self._at_work > 0
                 if handed_out:
                     self._tasks.put(task)
@@ -288,9 +287,9 @@ class OrderedWorkers(Generic[T]):
                 task.do(self._run_chunk, self._cancellation)
 
     def stop(self) -> None:
-        """Let the threads end behind the hook or request in hand, and wake whoever waits for a result."""
+        """Make the threads end after their current hook or request, and wake all threads waiting for a result."""
         self._cancellation.set()
-        self._tasks.put(None)  # each thread hands it on to the next
+        self._tasks.put(None)  # each thread passes it on to the next
         self._done.put(None)
 
     def close(self) -> None:
@@ -301,11 +300,11 @@ class OrderedWorkers(Generic[T]):
         for thread in threads:
             while not thread.ended and thread is not threading.current_thread():
                 _wait(self._ended)
-        # For the call that this one interrupted, in a signal handler, and whose notices it took. CPython 3.11 forgets
-        # the timeout of `get` where a handler takes longer.
+        # For the call that this one interrupted, if it runs in a signal handler and took its notices. CPython 3.11
+        # ignores the timeout of `get` if a handler takes longer.
         self._ended.put(None)
         join(*threads)
-        self._in_flight.clear()  # and what nobody takes
+        self._in_flight.clear()  # results that are no longer needed
 
 
 class _Thread(threading.Thread):
@@ -331,7 +330,7 @@ def _work(
                 break
             task.do(run, cancellation)
             done.put(None)
-            del task  # or its samples would live until the next one comes
+            del task  # otherwise its samples would live until the next one arrives
     finally:
         if cancellation.is_set():
             tasks.put(None)
@@ -340,46 +339,50 @@ def _work(
 
 
 def max_in_flight(workers: int) -> int:
-    """Chunks that are under way, or done and not yet taken, at most.
+    """Maximum number of chunks that are in flight, or done and not yet taken.
 
-    They are taken in order, so a chunk that takes long holds up the others only as soon as these are all done.
+    They are taken in order, so a slow chunk delays the others only once all of these are done.
     """
     return 4 * workers + 1
 
 
+most_under_way = max_in_flight
+"""Deprecated name of `max_in_flight`."""
+
+
 class WorkerPool(Protocol):
-    """Workers, for the life of a stream. They hold nothing that what comes out depends on."""
+    """The workers of a stream, for its whole life. The output does not depend on their state."""
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         ...
 
     @property
     def shares(self) -> Literal["memory", "disk"]:
-        """What they have in common with this process, where data can be fetched ahead to for them."""
+        """Storage shared with this process, in which it can prefetch data for the workers."""
         ...
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Any]:
-        """Let them encode these chunks from now on. What was started before is closed by then.
+        """Make the workers encode these chunks from now on. The previous run is closed by then.
 
         Args:
-            chunks: Asked by one thread at a time. It may raise StopIteration and later deliver again.
-            pace: Is told how long each chunk took.
+            chunks: Used by one thread at a time. May raise StopIteration and later deliver again.
+            pace: Receives the time of each chunk.
         """
         ...
 
     def close(self) -> None:
-        """End them; once more does no harm."""
+        """End the workers. May be called repeatedly."""
 
 
 MakePool = Callable[[StreamSpec, PureStage], WorkerPool]
 OwnPool = Callable[[StreamSpec, PureStage, WorkerConfig, int], WorkerPool | None]
-"""The workers of a stream, and how many; None: hooks may not run there."""
+"""Makes the given number of workers of a stream; None: hooks may not run there."""
 
 
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
-    """So many workers of the configured kind; None: hooks may not run in threads."""
+    """A pool of `workers` workers of the configured type; None: hooks may not run in threads."""
     name = POOLS.get(str(config.worker_type))
     make: OwnPool = _thread_pool if name is None else extension(name)
     return make(spec, stage, config, workers)
@@ -389,7 +392,7 @@ class ThreadPool:
     """Threads of this process.
 
     Args:
-        budget_bytes: Bound on the memory of what they made and nobody took yet.
+        budget_bytes: Limit on the memory of results that are not yet taken.
     """
 
     shares: Literal["memory", "disk"] = "memory"
@@ -407,7 +410,7 @@ class ThreadPool:
         return running
 
     def resize(self, workers: int) -> None:
-        """Go on with so many threads. Without any, who takes a chunk makes it."""
+        """Set the number of threads. Without threads, the consumer makes its chunks."""
         self.workers = workers
         running = self._running()
         if running is not None:
@@ -425,13 +428,13 @@ class ThreadPool:
         return encoded
 
     def close(self) -> None:
-        """Nothing is left: threads end with what they were started for."""
+        """Does nothing: threads end with the run that they were started for."""
 
 
 def _thread_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> ThreadPool | None:
     if spec.stage_seeds_globals:
         _logger.warning(
-            "hooks with restore_seeds=True seed generators of the whole process, so they run inside `next` and not in "
+            "hooks with restore_seeds=True seed global random generators, so they run inside `next` and not in "
             "threads; let them use self.rng, or use worker processes"
         )
         return None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in a stream, as numbers: statistics, what limits the rate, traces, metrics, hangs, automatic workers."""
+"""Observing streams: statistics, bottlenecks, traces, metrics, hangs, and the automatic number of workers."""

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`num_workers="auto"`: how many threads encode, and how many batches wait, chosen while the loop runs.
+"""`num_workers="auto"`: the number of threads and of prefetched batches, chosen while the loop runs.
 
-What is best depends on the data, the hooks and the machine: threads that decode images do so side by side, threads that
-run Python take turns at the interpreter's lock and hand it over at a price, and where nothing but short texts are made
-the loop itself is the fastest worker. So it is measured. The loop's own rate is taken over windows of about a second,
-in which the loop waited for data; what is compared is one number of threads with twice or half as many, in the order
-here, there, there, here, so that a machine that is busy for a while is busy for both. A clear answer needs the first
-two windows alone, and one that the second pair contradicts twice as many pairs. Numbers in between, none at all, and
-more batches that wait are tried at the end. From two threads to 64 that takes about 15 s.
+The best choice depends on the data, the hooks and the machine. Threads that decode images run in parallel. Threads that
+run Python take turns at the GIL, and passing it on costs time. If samples are only short texts, the loop itself is the
+fastest worker. So the rate of the loop is measured, over windows of about a second in which the loop waited for data. A
+number of threads is compared with twice or half that number, in the order A, B, B, A, so that a temporary load on the
+machine affects both. A clear result needs only the first two windows; if the second pair contradicts the first, up to
+four pairs are measured. Numbers in between, zero threads, and more prefetched batches are tried at the end. Going from
+two threads to 64 takes about 15 s.
 
-    threads  2    4    4    2 (no gain: 1 is tried)  1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
+    threads  2    4    4    2 (no gain: try 1)       1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
     rate    100  101  99   103                       50                  102  99   101             48
 
-After that it rests, and looks again after half a minute, a minute, two, … or as soon as the rate has fallen. A loop
-that does not wait is left alone: nothing can make it faster.
+Then it pauses, and searches again after half a minute, a minute, two minutes, …, or as soon as the rate has fallen. A
+loop that does not wait is left unchanged, because a faster loader would not help it.
 
-What comes out depends on none of this: threads change the speed, never the order.
+The output does not depend on this: threads affect speed, never the order.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from energon_grain.stream.workers import ThreadPool
 
 FIRST_THREADS = 2
 WINDOW_SECONDS, WINDOW_STEPS = 0.8, 8
-"""How long it is measured at least."""
+"""Minimum length of a window."""
 _WARM_SECONDS = 0.5
-"""Chunks begin small and grow; that is left out."""
+"""Time to skip at the beginning, because chunks start small and grow."""
 _GAIN = 1.03
-"""A change must bring this much, or the other number would be taken one time and left the next."""
+"""Minimum gain of a change. Without it, the choice would alternate between two numbers."""
 _PAIRS = 4
-"""So often are two numbers compared where the first two times did not agree on which is better."""
+"""Maximum number of comparisons of two numbers, if the first two disagree."""
 _CLEAR = 1.5
-"""So much is no accident, in whatever direction."""
+"""A ratio that is clear without repetition, in either direction."""
 _ENOUGH = 0.03
-"""A loop that waits for a smaller share of its time is not held up by its data."""
+"""A loop that waits for a smaller share of its time is not limited by its data."""
 _FALLEN = 0.7
 _REST_WINDOWS, _LONGEST_REST_WINDOWS = 32, 1024
 _UNEVEN = 0.05
-"""A loop that waits for such a share of its time, and is waited for as long, may need more batches that wait."""
+"""If a loop waits for this share of its time, and its data waits as long for it, more prefetched batches may help."""
 _DEEPEST = 16
 _ONE_CORE = (0.8, 1.3)
 
@@ -54,13 +54,13 @@ _logger = logging.getLogger("energon_grain")
 
 
 class Window(NamedTuple):
-    """What a while with one number of threads came to.
+    """The measurement of a period with one number of threads.
 
     Attributes:
-        rate: Samples a second that the loop took.
-        waited: Share of the time for which it waited for them.
-        full: Share of the time for which batches waited to be taken and no further one was made.
-        cores: Processor time of this process, in cores.
+        rate: Samples per second that the loop took.
+        waited: Share of the time that the loop waited for samples.
+        full: Share of the time that the queue of batches was full, and no further batch was made.
+        cores: CPU time of this process, in cores.
     """
 
     rate: float
@@ -70,22 +70,22 @@ class Window(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether the loop is not held up."""
+        """Whether the loop is not limited by its data."""
         return self.waited < _ENOUGH
 
     @property
     def uneven(self) -> bool:
-        """Whether the loop and who makes its batches wait for each other by turns."""
+        """Whether the loop and the maker of its batches alternately wait for each other."""
         return min(self.waited, self.full) > _UNEVEN
 
 
 class Setting(NamedTuple):
-    """What to measure next.
+    """The next setting to measure.
 
     Attributes:
-        threads: So many; 0: the loop makes its batches itself.
-        depth: So many times `prefetch_factor` batches may wait for each thread.
-        chosen: Whether it is what a search came to.
+        threads: Number of threads; 0: the loop makes its batches itself.
+        depth: Number of waiting batches per thread, in units of `prefetch_factor`.
+        chosen: Whether it is the result of a search.
     """
 
     threads: int
@@ -94,12 +94,12 @@ class Setting(NamedTuple):
 
 
 def climb(most: int, first: int) -> Generator[Setting, Window, None]:
-    """Looks for the setting with the highest rate: yields what to measure, and is sent what came of it."""
+    """Searches for the setting with the highest rate. Yields settings to measure, and receives the measurements."""
     current = Setting(first)
     now, rest = (yield current), _REST_WINDOWS
 
     def better(*others: Setting) -> Generator[Setting, Window, bool]:
-        """Whether one of some settings is better, and then the present one."""
+        """Whether one of some settings is better. It then becomes the current one."""
         nonlocal current, now
         for other in others:
             if other != current and not now.enough:
@@ -122,7 +122,7 @@ def climb(most: int, first: int) -> Generator[Setting, Window, None]:
             now.uneven and current.depth < _DEEPEST and (yield from better(current._replace(depth=2 * current.depth)))
         ):
             pass
-        yield from better(current._replace(threads=0))  # nothing is handed over then: that is no step like the others
+        yield from better(current._replace(threads=0))  # last, because without a handover it differs from the others
         rest = min(2 * rest, _LONGEST_REST_WINDOWS) if current == before else _REST_WINDOWS
         usual, slow = now.rate, 0
         for _ in range(rest):
@@ -134,7 +134,7 @@ def climb(most: int, first: int) -> Generator[Setting, Window, None]:
 
 
 def _compared(current: Setting, candidate: Setting, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
-    """Whether another setting is better than the present one, and the last window of the better one."""
+    """Whether another setting is better than the current one, and the last window of the better one."""
     first = yield candidate
     ratio = first.rate / now.rate
     if first.enough or not 1 / _CLEAR < ratio < _CLEAR:
@@ -151,12 +151,12 @@ def _compared(current: Setting, candidate: Setting, now: Window) -> Generator[Se
 
 
 class AutoWorkers:
-    """Sets the number of threads of a pool, and of batches that wait, by what the loop in front of it gets.
+    """Sets the number of threads of a pool, and of prefetched batches, from the rate of the loop.
 
     Args:
-        prefetch_factor: Batches that are made ahead for each thread, at first. Where it helps there will be more, up to
-            16 times as many, as far as they fit into `WorkerConfig.prefetch_bytes`.
-        hooks: Whether the program has hooks on samples, which may hold the interpreter's lock.
+        prefetch_factor: Initial number of prefetched batches per thread. If it helps, this grows to up to 16 times as
+            many, within `WorkerConfig.prefetch_bytes`.
+        hooks: Whether the program has hooks on samples, which may hold the GIL.
     """
 
     def __init__(self, prefetch_factor: int, *, hooks: bool) -> None:
@@ -169,28 +169,28 @@ class AutoWorkers:
         self._ahead: Background[Any] | None = None
         self._logged: int | None = None
         self._advises = hooks and most > 1
-        self._waiting = 0  # batches of before the last change
+        self._waiting = 0  # batches made before the last change
         self._not_before = time.perf_counter() + _WARM_SECONDS
         self._window: _Measuring | None = None
 
     @property
     def threads(self) -> int:
-        """How many there are now, or will be when they begin."""
+        """Current number of threads, or the initial one."""
         return self._setting.threads
 
     @property
     def capacity(self) -> int:
-        """Batches that may wait to be taken."""
+        """Maximum number of waiting batches."""
         return self._prefetch_factor * self._setting.depth * self._setting.threads
 
     def runs(self, pool: ThreadPool, ahead: Background[Any] | None) -> None:
-        """These are at work; `ahead`: batches are made in a thread of its own."""
+        """Set the running pool and the background thread that makes batches, if there is one."""
         if ahead is not None and ahead is not self._ahead:
             ahead.resize(self.capacity)
         self._pool, self._ahead = pool, ahead
 
     def took(self, steps: int, samples: int, waited_s: float) -> None:
-        """The loop got so many batches, and had waited so long for them."""
+        """Record batches that the loop received, and how long it waited for them."""
         now = time.perf_counter()
         pool, window = self._pool, self._window
         assert pool is not None
@@ -233,15 +233,15 @@ class AutoWorkers:
             self._advises = False
             _logger.warning(
                 "num_workers='auto': the loop waits for %d%% of its time while one of %d cores is busy, and more "
-                "threads than %d do not help: hooks hold the interpreter's lock, or run one at a time. If they spend "
-                "their time in code that lets go of it, give the task encoder `thread_safe = True`; else take worker "
+                "threads than %d do not help: hooks hold Python's lock, or run one at a time. If they spend their time "
+                "in code that releases the lock, set `thread_safe = True` on the task encoder; otherwise use worker "
                 "processes: worker_type='process', num_workers=%d",
                 *(round(100 * found.waited), self._most, self.threads, self._most),
             )
 
 
 class _Measuring:
-    """A window that is open."""
+    """A window being measured."""
 
     def __init__(self, now: float, full_s: float) -> None:
         self.began = self._last = now
@@ -258,7 +258,7 @@ class _Measuring:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the loop did something else for most of the time, a validation for instance."""
+        """Whether the loop did something else for most of the time, for example a validation."""
         return self._longest_s > (self._last - self.began) / 2
 
     def result(self, now: float, full_s: float) -> Window:

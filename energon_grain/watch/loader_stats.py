@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader did and where the time went, as numbers; and what they say: who waits for whom, and what to change.
+"""The statistics of a loader, and their interpretation: what limits the rate, and what to change.
 
-The question is always what the program waits for. A loader is workers that read and work on samples side by side, hooks
-that only one of them may run at a time, and one thread that makes batches. The rate is limited by the one of these
-three that is busy all the time, and there by the stage that takes most. Where the program hardly waits, it limits the
-rate itself.
+The key question is what the program waits for. A loader has workers that read and process samples in parallel, hooks
+that only one of them may run at a time, and one thread that makes batches. The rate is limited by whichever of these
+three is always busy, and there by its slowest stage. If the program hardly waits, the program itself is the limit.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from energon_grain.storage.traffic import OTHER_FILES, Traffic
 from energon_grain.stream.clock import Kind, Place
 
 HARDLY = 0.05
-"""A program that waits for less than this part of its time is limited by itself."""
+"""A program that waits for a smaller share of its time is limited by itself."""
 _SLOW_FILE, _SLOW_WORKER = 4.0, 3.0
-"""So many times as slow as the others: that is no accident."""
+"""A file or worker is slow if it is this many times slower than the others."""
 _MUCH, _HELD = 0.4, 0.5
 _REFUSED, _AGAIN = 0.05, 0.2
 _FILES = 8
@@ -33,16 +32,16 @@ _FILES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What the numbers are of.
+    """The configuration that the numbers belong to.
 
     Attributes:
         host: This host.
-        hosts: Of so many.
-        workers: Threads or processes that make samples; 0: it happens inside `next`.
-        worker_type: What they are.
-        cores: That this process may use.
-        batch_size: Of a host's batch; 1 where single samples are delivered.
-        in_store: Whether some of the data lies in an object store.
+        hosts: Number of hosts.
+        workers: Threads or processes that make samples; 0: samples are made in `next`.
+        worker_type: "thread" or "process".
+        cores: Cores that this process may use.
+        batch_size: Size of a host's batch; 1 if single samples are delivered.
+        in_store: Whether some of the data is in an object store.
     """
 
     host: int = 0
@@ -56,16 +55,15 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTime:
-    """What one stage took, of everything that was made, delivered or not.
+    """The time of one stage, for everything that was made, delivered or not.
 
     Attributes:
-        name: `read`, `fetch` (what is fetched ahead and not there yet), `decode`, a hook by its name, `plan`, ….
-        kind: "storage" (waiting for bytes), "work" (on samples and batches), "pipeline" (planning and handing over).
-        place: What it may run beside: "workers" (side by side), "one worker" (at a time), "main" (one thread, which
-            makes batches).
-        seconds: Of all threads and processes together.
-        cpu_seconds: How long cores ran it.
-        samples: How many went through.
+        name: `read`, `fetch` (waiting for prefetched bytes), `decode`, the name of a hook, `plan`, ….
+        kind: "storage" (waiting for bytes), "work" (on samples and batches), "pipeline" (planning and handover).
+        place: Where it runs: "workers" (in parallel), "one worker" (at a time), "main" (the thread that makes batches).
+        seconds: Time of all threads and processes together.
+        cpu_seconds: CPU time.
+        samples: Number of samples processed.
     """
 
     name: str
@@ -77,18 +75,18 @@ class StageTime:
 
     @property
     def microseconds(self) -> float:
-        """A sample."""
+        """Time per sample."""
         return 1e6 * self.seconds / max(1, self.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTime:
-    """What one worker did.
+    """The work of one worker.
 
     Attributes:
         name: `worker-0` for a thread, `process-0` for a process, `main` for the program's own thread.
-        seconds: That it was at work.
-        samples: That it made.
+        seconds: Time that it worked.
+        samples: Samples that it made.
     """
 
     name: str
@@ -98,14 +96,15 @@ class WorkerTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafCount:
-    """One dataset.
+    """The counts of one dataset.
 
     Attributes:
-        name: Its key.
-        samples: That were read of it.
-        expected: As many as its weight (or length) asks for, of the samples that were read; None: only data could tell.
-        cost: What they cost together, in the unit of the blend's weights (`weight_unit`); None: that is samples.
-        expected_cost: What its weight asks for, of the cost of all that was read; None: not known, likewise.
+        name: Key of the dataset.
+        samples: Samples read from it.
+        expected: Target share of all samples read, from its weight (or length); None: depends on data.
+        cost: Total cost of the samples read, in the unit of the blend's weights (`weight_unit`); None: the unit is
+            samples.
+        expected_cost: Target share of the cost of all samples read, from its weight; None: unknown.
     """
 
     name: str
@@ -117,13 +116,13 @@ class LeafCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """What the rate of a loader is limited by.
+    """The limit on the rate of a loader.
 
     Attributes:
-        kind: "trainer": the program itself; "unknown": too little happened; else as `StageTime.kind`.
-        cause: Finer: `unknown`, `trainer`, `file`, `disk`, `store`, `refusals`, `cache`, `hook`, `decode`,
+        kind: "trainer": the program itself; "unknown": too few batches; otherwise as `StageTime.kind`.
+        cause: More specific: `unknown`, `trainer`, `file`, `disk`, `store`, `refusals`, `cache`, `hook`, `decode`,
             `interpreter`, `worker`, `handover`.
-        name: Of the stage, the file or the worker.
+        name: Name of the stage, file or worker.
         advice: One sentence: what limits the rate, the numbers that show it, and what to change.
     """
 
@@ -138,29 +137,29 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderStats:
-    """What a loader did since it was made, in this process and its workers; restored or not, counts begin at 0.
+    """The work of a loader since it was made, in this process and its workers. Restoring a state keeps the counts.
 
-    The difference of two is what happened in between: `now - before`. `stats["samples"]` is `stats.samples`.
+    The difference `now - before` is the work in between. `stats["samples"]` is `stats.samples`.
 
     Attributes:
         setup: Host, workers and data.
-        seconds: From the first batch to the last, without `starting_s`.
-        waiting_s: Of these, those that the program waited for batches.
-        starting_s: That it waited for the first batch, and for the first ones after a restore and of passes.
-        batches: That were delivered.
-        samples: In them.
-        ready: How many batches were ready when one was asked for, added up; `ready / batches` is the queue's depth.
+        seconds: Time from the first batch to the last, without `starting_s`.
+        waiting_s: Part of `seconds` that the program waited for batches.
+        starting_s: Time that it waited for the first batch, and for first batches after a restore and of passes.
+        batches: Delivered batches.
+        samples: Samples in these batches.
+        ready: Sum over all requests of the batches that were ready; `ready / batches` is the average queue depth.
         queued: Batches that are ready now.
-        lock_tries: How often a worker thread gave Python's lock away for a moment.
-        lock_held: How often it waited to get it back, as another thread kept it.
-        read_samples: That were read, more than were delivered: some are on their way.
-        read_bytes: What reading them took.
-        dropped: By dataset, then by hook and reason.
-        dropped_total: All of them.
-        stages: Where the time went.
-        by_worker: Who made it.
-        leaves: What was read of each dataset, against its target.
-        storage: What was asked of object stores and disks, by all loaders of this process together.
+        lock_tries: How often a worker thread released Python's lock to measure the wait for it.
+        lock_held: How often it then had to wait because another thread kept the lock.
+        read_samples: Samples read. Some of them are not delivered yet.
+        read_bytes: Bytes read for them.
+        dropped: Drops by dataset, then by hook and reason.
+        dropped_total: Total number of drops.
+        stages: Time by stage.
+        by_worker: Work by worker.
+        leaves: Samples read from each dataset, and their targets.
+        storage: Requests to object stores and disks, of all loaders of this process together.
     """
 
     setup: Setup
@@ -189,21 +188,21 @@ class LoaderStats:
 
     @property
     def _since_first(self) -> float:
-        """What rates are taken over: with one batch there is none yet, so they are 0."""
+        """Time for computing rates. With one batch there is no rate yet, so rates are 0."""
         return self.seconds or math.inf
 
     @property
     def waiting(self) -> float:
-        """Part of the time that the program waited for batches, 0 to 1."""
-        return min(1.0, self.waiting_s / self._since_first)  # of the shortest steps both are estimates
+        """Share of the time that the program waited for batches, 0 to 1."""
+        return min(1.0, self.waiting_s / self._since_first)  # both are estimates for the shortest steps
 
     @property
     def samples_per_s(self) -> float:
-        """Delivered, with all that the program did in between."""
+        """Delivered samples per second, including the time of the program itself."""
         return self.samples / self._since_first
 
     def seconds_of(self, kind: Kind) -> float:
-        """Of all stages of a kind, and of all workers together."""
+        """Time of all stages of a kind, of all workers together."""
         return sum(stage.seconds for stage in self.stages if stage.kind == kind)
 
     def __sub__(self, before: Self) -> Self:
@@ -222,20 +221,20 @@ class LoaderStats:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-native, and small: of the files those that took longest, the others as one."""
+        """JSON-native and small: the slowest files individually, the others together."""
         return msgspec.to_builtins(replace(self, storage=self.storage.slowest_files(_FILES)))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """What `as_dict` gave, on another host maybe. Raises `msgspec.ValidationError` where it did not."""
+        """The inverse of `as_dict`, possibly from another host. Raises `msgspec.ValidationError` if it is invalid."""
         return cast("Self", _FORM.from_value(found))
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
-        """Numbers by flat names, for any logger: rates, counts, and parts of the time from 0 to 1.
+        """Numbers by flat name, for any logger: rates, counts, and shares of the time from 0 to 1.
 
-        `stage/…` is how many threads were at a stage on average; `share/…` a dataset's part of what was read, with
-        `target/…` beside it, and of a blend by cost `cost_share/…` and `cost_target/…`; `dropped/…` counts by dataset,
-        hook and reason.
+        `stage/…` is the average number of threads in a stage; `share/…` a dataset's share of the samples read, with
+        `target/…` for its target, and for a blend by cost `cost_share/…` and `cost_target/…`; `dropped/…` counts drops
+        by dataset, hook and reason.
         """
         seconds, read = self._since_first, max(1, self.read_samples)
         found: dict[str, float] = {
@@ -268,7 +267,7 @@ class LoaderStats:
         return {prefix + name: float(number) for name, number in found.items()}
 
     def bound(self) -> Bound:
-        """What the program waits for, and what to change. See the module."""
+        """The limit on the rate, and what to change. See the module."""
         return _bound(self)
 
     def __str__(self) -> str:
@@ -294,7 +293,7 @@ def _in(stats: LoaderStats, leaf: str, reason: str) -> int:
 
 
 def _added(these: tuple[Any, ...], others: tuple[Any, ...], sign: int) -> tuple[Any, ...]:
-    """Numbers of records of one kind, those of the same name (and place) added up or subtracted."""
+    """Records of one kind, where numbers of records with the same name (and place) are added or subtracted."""
     found = {_identity(each): each for each in these}
     for other in others:
         key = _identity(other)
@@ -326,15 +325,15 @@ def work_advice(
     images: bool = False,
     image_decode: str | None = None,
 ) -> str:
-    """What to say where work on samples limits the rate.
+    """The advice if work on samples limits the rate.
 
     Args:
-        name: The stage that takes most.
-        takes: How much of the time that is.
-        one_at_a_time: Whether it runs in one thread at a time, of several.
-        more_workers: The advice to have more of them.
-        images: Whether there are images among the parts.
-        image_decode: What the decoder makes of them; None: nothing.
+        name: The slowest stage.
+        takes: Its share of the time, as text.
+        one_at_a_time: Whether it runs in only one of several threads at a time.
+        more_workers: The advice to use more workers.
+        images: Whether some parts are images.
+        image_decode: The image mode of the decoder; None: no decoder.
     """
     limited = f"The rate is limited by work on samples ({takes}"
     if name == "decode" and not images:
@@ -342,32 +341,32 @@ def work_advice(
     if name == "decode":
         wide = f"to uint8 (image_decode='rgb8') in place of float32 ({image_decode!r}), "
         narrow = wide if image_decode in _FLOAT_IMAGES else ""
-        return f"{limited}): decode images {narrow}no larger than the model sees them (image_size), and {more_workers}."
+        return f"{limited}): decode images {narrow}no larger than the model uses them (image_size), and {more_workers}."
     if name == "batch":
-        return f"{limited}, copying what is stacked): make smaller arrays (uint8, image_size, cropped before)."
+        return f"{limited}, copying arrays to stack them): make smaller arrays (uint8, image_size, crop before)."
     if one_at_a_time:
         return (
-            f"{limited}, in one thread at a time): set thread_safe = True on the task encoder if it may run in several "
-            f"(numpy and tokenizers leave Python's lock alone), else try worker_type='process'."
+            f"{limited}, in one thread at a time): set thread_safe = True on the task encoder if several threads may "
+            f"run it (numpy and tokenizers release Python's lock), otherwise try worker_type='process'."
         )
     return f"{limited}): do less in it, and {more_workers}."
 
 
 _OURS = ("decode", "batch")
-"""Stages of this package, not hooks of the user's."""
+"""Stages of this package, not hooks of the user."""
 _FLOAT_IMAGES = {"l", "rgb", "rgba", "torch", "torchl", "torchrgb", "torchrgba"}
 
 
 def handover_advice(batch_size: int) -> str:
-    """What to say where neither reading nor work on samples limits the rate."""
+    """The advice if neither reading nor work on samples limits the rate."""
     return (
-        f"The rate is limited by planning and handing over, as reading and work on samples cost little: take larger "
-        f"batches than {batch_size}, or measure again on a machine that does nothing else."
+        f"The rate is limited by planning and handover, because reading and work on samples take little time: use "
+        f"larger batches than {batch_size}, or measure again on an idle machine."
     )
 
 
 def store_advice(brings: str, neighbours: str = "") -> str:
-    """What to say where an object store limits the rate: its figures, and what else would help."""
+    """The advice if an object store limits the rate: its numbers, and further help."""
     return (
         f"{brings}: {neighbours}allow more requests at a time (requests_in_flight and ahead_bytes in the storage "
         f"settings)."
@@ -377,7 +376,7 @@ def store_advice(brings: str, neighbours: str = "") -> str:
 def _bound(stats: LoaderStats) -> Bound:
     setup = stats.setup
     if not stats.stages or not stats.seconds:
-        advice = "It is not known yet what limits the rate: ask again after some batches."
+        advice = "It is not known yet what limits the rate: try again after some batches."
         return Bound(kind="unknown", cause="unknown", name="", advice=advice)
     if stats.waiting < HARDLY:
         return Bound(
@@ -385,12 +384,11 @@ def _bound(stats: LoaderStats) -> Bound:
             cause="trainer",
             name="",
             advice=f"The rate is limited by the program itself: it waited for batches {stats.waiting:.0%} of the "
-            f"time, so "
-            f"a faster loader would change nothing.",
+            f"time, so a faster loader would change nothing.",
         )
     if (slow := _slow_worker(stats)) is not None:
         return slow
-    # With no workers all happens in one thread.
+    # Without workers, everything happens in one thread.
     places = {stage: stage.place if setup.workers else "main" for stage in stats.stages}
     busy: dict[str, float] = {}
     for stage, place in places.items():
@@ -407,7 +405,7 @@ def _bound(stats: LoaderStats) -> Bound:
 
 
 def _slow_worker(stats: LoaderStats) -> Bound | None:
-    """One worker process that is much slower than the others: all wait for it, as batches come in order."""
+    """The limit, if one worker process is much slower than the others: all wait for it, as batches stay in order."""
     workers = [each for each in stats.by_worker if each.samples] if stats.setup.worker_type != "thread" else []
     if len(workers) < 2:
         return None
@@ -421,16 +419,16 @@ def _slow_worker(stats: LoaderStats) -> Bound | None:
         kind="work",
         cause="worker",
         name=slow.name,
-        advice=f"The rate is limited by one worker: {slow.name} takes {_number(1e6 * own)} µs a sample and the others "
-        f"{_number(1e6 * usual)} µs, and batches come in order: its memory may be swapped, or another "
-        f"program may use its core; look at that process, use fewer workers, or make a new loader.",
+        advice=f"The rate is limited by one worker: {slow.name} takes {_number(1e6 * own)} µs per sample, the others "
+        f"take {_number(1e6 * usual)} µs, and batches are delivered in order: its memory may be swapped, or another "
+        f"program may use its core; check that process, use fewer workers, or make a new loader.",
     )
 
 
 def _work_bound(stats: LoaderStats, stage: StageTime, busiest: str) -> Bound:
     setup = stats.setup
     work_s = max(1e-9, stats.seconds_of("work"))
-    takes = f"{stage.name} takes {stage.seconds / work_s:.0%} of it, {_number(stage.microseconds)} µs a sample"
+    takes = f"{stage.name} takes {stage.seconds / work_s:.0%} of it, {_number(stage.microseconds)} µs per sample"
     name, cause = stage.name, stage.name if stage.name == "decode" else "hook"
     side_by_side = stage.seconds / max(1e-9, stats.seconds)
     if busiest == "workers" and name not in _OURS and stats.lock_held > _HELD * max(1, stats.lock_tries):
@@ -442,13 +440,12 @@ def _work_bound(stats: LoaderStats, stage: StageTime, busiest: str) -> Bound:
         return Bound(kind="work", cause="interpreter", name=name, advice=advice)
     if stage.place == "main" and setup.workers and name != "batch":
         advice = (
-            f"The rate is limited by work on samples ({takes}, in the one thread that makes batches): move what "
-            f"concerns "
-            f"single samples to encode_sample, which workers share, or try worker_type='process', whose workers make "
-            f"batches too."
+            f"The rate is limited by work on samples ({takes}, in the thread that makes batches): move work on single "
+            f"samples to encode_sample, which workers run in parallel, or try worker_type='process', whose workers "
+            f"make batches too."
         )
         return Bound(kind="work", cause=cause, name=name, advice=advice)
-    more_workers = f"give more workers (there are {setup.cores} cores)"
+    more_workers = f"use more workers (there are {setup.cores} cores)"
     one_at_a_time = stage.place == "one worker" and setup.workers > 1
     advice = work_advice(name, takes, one_at_a_time=one_at_a_time, more_workers=more_workers)
     return Bound(kind="work", cause=cause, name=name, advice=advice)
@@ -470,9 +467,8 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
         return bound(
             "refusals",
             "",
-            f"The rate is limited by storage that refuses: {who}, and each is tried again after a pause (the log has "
-            f"the "
-            f"reasons): allow fewer requests at a time (requests_in_flight in the storage settings), ask for a higher "
+            f"The rate is limited by storage errors: {who}, and each is retried after a pause (the log has the "
+            f"reasons): allow fewer requests at a time (requests_in_flight in the storage settings), request a higher "
             f"limit, or repair the file system.",
         )
     uncached = (storage.fetched_again_bytes + storage.not_kept_bytes) / max(1, storage.bytes_read)
@@ -480,9 +476,9 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
         return bound(
             "cache",
             "",
-            f"The rate is limited by the cache on disk, which is too small: {min(1.0, uncached):.0%} of what the store "
-            f"sent was removed from it, or found no room: raise cache_bytes in the storage settings, to the size of "
-            f"the data at best.",
+            f"The rate is limited by the disk cache, which is too small: {min(1.0, uncached):.0%} of the bytes from "
+            f"the store were evicted, or did not fit: raise cache_bytes in the storage settings, ideally to the size "
+            f"of the data.",
         )
     all_s, all_reads = (sum(each) for each in zip((0.0, 0), *storage.files.values(), strict=True))
     for path, (own_s, reads) in storage.files.items():
@@ -491,9 +487,8 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
             return bound(
                 "file",
                 path,
-                f"The rate is limited by one file: {path} takes {_number(1e3 * own_s / reads)} ms a read, and the "
-                f"others "
-                f"{_number(1e3 * others)} ms: look at its disk, or write it again.",
+                f"The rate is limited by one file: {path} takes {_number(1e3 * own_s / reads)} ms per read, the others "
+                f"take {_number(1e3 * others)} ms: check its disk, or write it again.",
             )
     if stats.setup.in_store:
         rate = f"{storage.bytes_read / seconds / 1e6:,.1f} MB/s in {storage.requests / seconds:,.0f} requests/s"
@@ -501,10 +496,9 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
     return bound(
         "disk",
         stage.name,
-        f"The rate is limited by reading ({_number(stage.microseconds)} µs a sample, "
-        f"{stats.read_bytes / seconds / 1e6:,.1f} MB/s): "
-        f"read runs of neighbours (max_samples_per_sequence), use more workers, faster storage or more memory, and "
-        f"read only parts that you use (field map, part_filter).",
+        f"The rate is limited by reading ({_number(stage.microseconds)} µs per sample, "
+        f"{stats.read_bytes / seconds / 1e6:,.1f} MB/s): read runs of consecutive samples (max_samples_per_sequence), "
+        f"use more workers, faster storage or more memory, and read only parts that you use (field map, part_filter).",
     )
 
 
@@ -517,10 +511,10 @@ class HostsStats:
     """The numbers of several hosts that take steps together.
 
     Attributes:
-        hosts: Those of each.
-        slowest: Number of the host whose program waits longest for batches, which all others then wait for; None: no
-            host's does.
-        total: Of all hosts; seconds are those of all of them.
+        hosts: The numbers of each host.
+        slowest: Number of the host whose program waits longest for batches, so that all others wait for it; None: no
+            program waits.
+        total: Sum over all hosts, including times.
         advice: One sentence: which host is slowest, and what it waits for.
     """
 
@@ -535,20 +529,20 @@ class HostsStats:
 
 @public
 def merge_stats(gathered: Iterable[LoaderStats | Mapping[str, Any]]) -> HostsStats:
-    """Bring the numbers of several hosts together, and name the slowest.
+    """Merge the numbers of several hosts, and find the slowest host.
 
-    How they are gathered is the program's business: `as_dict()` of each host is JSON-native, so `all_gather_object` of
-    PyTorch takes it as it is, and `process_allgather` of JAX as the bytes of its JSON.
+    The program gathers them: `as_dict()` of each host is JSON-native, so PyTorch's `all_gather_object` accepts it, and
+    JAX's `process_allgather` accepts the bytes of its JSON.
 
     Args:
-        gathered: Of each host, `loader.stats()` or its `as_dict()`.
+        gathered: `loader.stats()` or its `as_dict()`, for each host.
 
     Raises:
-        ValueError: There is none.
+        ValueError: It is empty.
     """
     hosts = tuple(each if isinstance(each, LoaderStats) else LoaderStats.from_dict(each) for each in gathered)
     if not hosts:
-        raise ValueError("merge_stats: expected the numbers of one host or more")
+        raise ValueError("merge_stats: expected the numbers of at least one host")
     slow = max(hosts, key=attrgetter("waiting"))
     others = sorted(each.waiting for each in hosts if each is not slow)
     if slow.waiting < HARDLY:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hands items on as they are: noting which samples went into each, collecting garbage."""
+"""Nodes that pass items on unchanged: logging the samples of each item, and collecting garbage."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GetKeys = Callable[[Any], list[str] | None]
 
 
 def default_get_batch_keys(batch: Any) -> list[str] | None:
-    """Keys of the samples in a batch, or of a sample: what it has as `__key__`, `__keys__` or (a dictionary) `keys`.
+    """Keys of the samples in a batch, or of a sample: its `__key__`, `__keys__` or (in a dictionary) `keys`.
 
-    None: it has nothing of the kind. A list of samples has the keys of all.
+    None: it has none of these. A list of samples has the keys of all of them.
     """
     if isinstance(batch, list):
         found = [default_get_batch_keys(sample) for sample in cast("list[Any]", batch)]
@@ -45,22 +45,22 @@ def _texts(keys: Any) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True, init=False)
 class LogSampleDataset(MapDataset):
-    """The items of a dataset, each noted as it is made: one line of `WorkerConfig.worker_debug_path`.
+    """The items of a dataset. Each is logged when it is made: one line in `WorkerConfig.worker_debug_path`.
 
     A line is `{"t": "yield_batch", "r": rank, "w": worker, "m": mode, "epoch": pass, "idx": number, "keys": [...]}`.
-    `idx` is the number of the batch on this host and in this pass; of items that are not yet batched, the position of
-    the item. Lines are written where and when items are made: with worker processes maybe in their files, some ahead of
-    what is delivered, and again for what is made again (after a resume, or because of a drop). What comes out does not
-    change, nor does the state.
+    `idx` is the number of the batch on this host and in this pass; for items that are not batched yet, the position of
+    the item. Lines are written where and when items are made. With worker processes, they may be in the files of these.
+    Some are ahead of delivery, and items that are made again (after a resume, or because of a drop) are logged again.
+    The output and the state do not change.
 
-    `get_train_dataset` puts one below virtual epochs where `worker_log_level` is 1 or more, `get_val_dataset` one below
-    `limit` where it is 2 or more.
+    `get_train_dataset` adds this node below virtual epochs if `worker_log_level` is 1 or more, and `get_val_dataset`
+    adds it below `limit` if it is 2 or more.
 
     Args:
-        dataset: What is passed on.
+        dataset: The dataset below.
         mode: "train" or "val", for the lines.
-        worker_config: Says where to write; with `worker_log_level=0` nothing is written. Default: that of the dataset.
-        get_keys_fn: Names the samples of an item; None: nobody knows them.
+        worker_config: Where to write; with `worker_log_level=0` nothing is written. Default: that of the dataset.
+        get_keys_fn: Returns the keys of the samples of an item; None: unknown.
     """
 
     _watches: ClassVar[bool] = True
@@ -81,7 +81,7 @@ class LogSampleDataset(MapDataset):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Note:
-    """Writes a line about an item and hands it on."""
+    """Writes a line about an item and returns the item."""
 
     mode: str
     log: WorkerLog | None
@@ -104,13 +104,13 @@ class _Note:
                 entry["keys"] = keys
             self.log.write(entry)
         except Exception as error:
-            # An item must not be dropped because it could not be noted.
-            raise FatalSampleError(f"LogSampleDataset cannot note an item: {type(error).__name__}: {error}") from error
+            # An item must not be dropped because it could not be logged.
+            raise FatalSampleError(f"LogSampleDataset cannot log an item: {type(error).__name__}: {error}") from error
         return item
 
 
 def _number(draw: Draw) -> int:
-    if draw.index < 0:  # not a sample as it is read
+    if draw.index < 0:  # not a single sample
         try:
             return draw.batch_index
         except RuntimeError:
@@ -122,16 +122,16 @@ def _number(draw: Draw) -> int:
 class GcDataset(MapDataset):
     """The items of a dataset, with a full garbage collection after every `every_n_iter` of them.
 
-    It happens where the items are made, by themselves in each process that makes some. It helps hooks whose objects
-    refer to each other in circles and hold much memory; loaders by themselves leave no such circles. Making samples
-    pauses the automatic collector for about half a second at most; this one is not automatic and runs nevertheless.
+    It runs where items are made, separately in each process that makes some. It helps if hooks make objects that refer
+    to each other in cycles and hold much memory; loaders themselves leave no such cycles. Making samples pauses the
+    automatic collector for at most about half a second. This collection is not automatic, so it runs anyway.
 
     Args:
-        dataset: What is passed on.
+        dataset: The dataset below.
         worker_config: Default: that of the dataset.
-        every_n_iter: Items from one collection to the next.
-        freeze: Accepted for compatibility: `gc.freeze` is about the whole process, in which other loaders live too.
-            Call it before the training loop, where it shortens every collection.
+        every_n_iter: Items between two collections.
+        freeze: Accepted for compatibility. `gc.freeze` affects the whole process, which may run other loaders too. Call
+            it before the training loop, where it shortens every collection.
 
     Raises:
         ConfigError: `every_n_iter` is not a positive number.
@@ -156,7 +156,7 @@ class GcDataset(MapDataset):
 
 @dataclass(slots=True)
 class _Collect:
-    """Hands items on and counts them."""
+    """Passes items on and counts them."""
 
     every: int
     passed: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of loaders as metrics of Prometheus."""
+"""The numbers of loaders as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from energon_grain.watch.loader_stats import LoaderStats
 
 
 class Metrics:
-    """A collector of `prometheus_client`: asks for the numbers whenever the metrics are asked for.
+    """A collector of `prometheus_client`: reads the numbers whenever the metrics are scraped.
 
-    A registry has one for all loaders that are watched: a metric may come once, with the values of all of them.
+    A registry has one collector for all watched loaders, because a metric may occur only once, with all its values.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Metrics:
 
     @classmethod
     def of(cls, registry: Any) -> Self:
-        """That of a registry, which gets it when it is first asked for."""
+        """The collector of a registry, made and registered on first use."""
         found = _metrics.get(registry)
         if found is None:
             found = _metrics[registry] = cls()
@@ -30,18 +30,18 @@ class Metrics:
         return found
 
     def add(self, stats: Callable[[], LoaderStats], name: str) -> Callable[[], None]:
-        """Tell of a loader too, until what this returns is called.
+        """Add a loader, until the returned function is called.
 
-        Raises ConfigError if another one of the registry is called so.
+        Raises ConfigError if the registry has another loader of that name.
         """
         if any(other == name for _, other in self._loaders):
-            raise ConfigError(f"watch(name={name!r}): the registry has a loader of that name; give this one another")
+            raise ConfigError(f"watch(name={name!r}): the registry has a loader of that name; use another name")
         loader = (stats, name)
         self._loaders.append(loader)
         return lambda: self._loaders.remove(loader)
 
     def describe(self) -> list[Any]:
-        """Nothing: no metric is made to learn its name."""
+        """Nothing: so registering reads no numbers."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -61,37 +61,42 @@ class Metrics:
 
 
 _metrics: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Registry to its collector."""
+"""The collector of each registry."""
 
 
 def _numbers(stats: LoaderStats) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """Name, text, labels and value of each number."""
+    """Name, help text, labels and value of each metric."""
     storage = stats.storage
-    yield "batches", "Batches that were delivered", {}, stats.batches
-    yield "samples", "Samples that were delivered", {}, stats.samples
-    yield "read_samples", "Samples that were read", {}, stats.read_samples
-    yield "read_bytes", "Bytes that reading samples took", {}, stats.read_bytes
-    yield "seconds", "Time from batch to batch", {}, stats.seconds
-    yield "waiting_seconds", "Of it, what the program waited for batches", {}, stats.waiting_s
+    yield "batches", "Delivered batches", {}, stats.batches
+    yield "samples", "Delivered samples", {}, stats.samples
+    yield "read_samples", "Samples read", {}, stats.read_samples
+    yield "read_bytes", "Bytes read for samples", {}, stats.read_bytes
+    yield "seconds", "Time from the first batch to the last", {}, stats.seconds
+    yield "waiting_seconds", "Part of it that the program waited for batches", {}, stats.waiting_s
     yield "ready_batches", "Batches that are ready now", {}, stats.queued
     yield "store_requests", "Requests to object stores", {}, storage.requests
-    yield "store_repeated", "Requests that were made again", {}, storage.repeated
-    yield "store_bytes", "Bytes that came from object stores", {}, storage.bytes_read
-    yield "rereads", "Reads of local files that were tried again", {}, storage.rereads
+    yield "store_repeated", "Retried requests", {}, storage.repeated
+    yield "store_bytes", "Bytes received from object stores", {}, storage.bytes_read
+    yield "rereads", "Retried reads of local files", {}, storage.rereads
     for answer, count in (("yes", storage.found), ("no", storage.missed)):
-        yield "ranges", "Ranges of objects that were here when they were needed, or not", {"found": answer}, count
+        yield "ranges", "Ranges of objects, by whether they were cached when needed", {"found": answer}, count
     for each in stats.stages:
         labels = {"stage": each.name, "kind": each.kind, "place": each.place}
         yield "stage_seconds", "Time of all workers together, by stage", labels, each.seconds
     for leaf in stats.leaves:
-        yield "leaf_samples", "Samples that were read, by dataset", {"leaf": leaf.name}, leaf.samples
+        yield "leaf_samples", "Samples read, by dataset", {"leaf": leaf.name}, leaf.samples
         if leaf.expected is not None:
-            yield "leaf_target_samples", "As many as the weights ask for", {"leaf": leaf.name}, leaf.expected
+            yield (
+                "leaf_target_samples",
+                "Target samples, from the weights",
+                {"leaf": leaf.name},
+                leaf.expected,
+            )
         if leaf.cost is not None:
-            yield "leaf_cost", "What they cost, in the unit of the weights", {"leaf": leaf.name}, leaf.cost
+            yield "leaf_cost", "Cost of the samples read, in the unit of the weights", {"leaf": leaf.name}, leaf.cost
         if leaf.expected_cost is not None:
-            yield "leaf_target_cost", "What the weights ask for", {"leaf": leaf.name}, leaf.expected_cost
+            yield "leaf_target_cost", "Target cost, from the weights", {"leaf": leaf.name}, leaf.expected_cost
     for leaf_name, reasons in stats.dropped.items():
         for reason, count in reasons.items():
             labels = {"leaf": leaf_name, "reason": reason}
-            yield "dropped", "What was dropped, by dataset, hook and reason", labels, count
+            yield "dropped", "Dropped samples, items and batches, by dataset, hook and reason", labels, count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line that shows where a loop is, and how fast."""
+"""A line that shows the progress and speed of a loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from energon_grain.watch.stream import Stream
 
 _REDRAWN_S = 0.5
 _MARKS = 20
-"""A line on a terminal is about the last ten seconds, another one about the time since the one before it."""
+"""On a terminal, a line covers the last ten seconds; elsewhere, the time since the previous line."""
 
 
 class ProgressLine:
-    """Shows where a stream is: on a terminal a line that stays in place, elsewhere one line after the other."""
+    """Shows the progress of a stream: one line that is updated on a terminal, or one line after the other elsewhere."""
 
     def __init__(self, stream: Stream, every_s: float, file: TextIO) -> None:
         self._stream = stream
@@ -34,7 +34,7 @@ class ProgressLine:
 
             self._progress = Progress(
                 TextColumn("{task.description}"), BarColumn(), console=Console(file=file), auto_refresh=False
-            )  # without a thread, which processes that are forked later would lack
+            )  # without a thread, because processes that are forked later would lack it
             self._task = self._progress.add_task("", total=None)
             self._progress.start()
 
@@ -42,7 +42,7 @@ class ProgressLine:
         return time.perf_counter(), self._stream.samples, self._steps, self._waited_s
 
     def took(self, waited_s: float) -> None:
-        """The loop waited so long for a batch, and gets it now."""
+        """Record that the loop received a batch after waiting."""
         self._waited_s += waited_s
         self._steps += 1
         if time.perf_counter() - self._marks[-1][0] >= self._every_s:
@@ -74,7 +74,7 @@ class ProgressLine:
             self._progress.update(self._task, description=text, completed=done, total=total, refresh=True)
 
     def end(self) -> None:
-        """Show where the loop has come to, and leave the terminal to who writes next."""
+        """Show the final progress, and release the terminal."""
         if self._steps > self._marks[-1][2] and self._every_s < float("inf"):
             self._show()
         if self._progress is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of many short steps are timed, and what those say of the others."""
+"""Sampling: which of many short steps are timed, and how the others are estimated."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import random
 from time import perf_counter_ns
 
 _COST_NS, _COST_SHARE = 40_000, 0.001
-"""What it takes to take the time of a step, by code that is never warm, and what part of all time that may be."""
+"""Time to measure a step, with cold caches, and the maximum share of all time to spend on it."""
 _SHORT_NS, _MAX_UNTIMED = 8_000_000, 1024
-"""Of steps that come more often than that, not all waits are timed; of the shortest ones every 1024th, on average."""
-_OWN_RANDOM = random.Random(0)  # the global generator is the program's, and goes on as if nothing had been drawn
+"""Of steps that are shorter than this, not all waits are timed; of the shortest, one in 1024 on average."""
+_OWN_RANDOM = random.Random(0)  # the global generator belongs to the program
 
 
 class BatchClock:
-    """Which of many short steps to take the time of where they are made, so that this takes 0.1 % of theirs.
+    """Selects the steps to time while they are made, so that timing takes 0.1 % of their time.
 
-    Each of those stands for those before it that were not timed.
+    A timed step also represents the untimed steps before it.
     """
 
     __slots__ = ("_last_ns", "_last_step")
@@ -25,16 +25,16 @@ class BatchClock:
         self._last_step, self._last_ns = step, 0
 
     def due(self) -> bool:
-        """Whether to take the time of the step that begins."""
+        """Whether to time the step that begins."""
         return perf_counter_ns() - self._last_ns > _COST_NS / _COST_SHARE
 
     def done(self, step: int, took_ns: int, elsewhere_ns: int) -> float:
-        """The step is over; how many it stands for, but for no more time than there was since the last one.
+        """Record that a timed step is done. Returns how many steps it represents, within the time since the last one.
 
         Args:
-            step: Its number.
-            took_ns: What was measured of it. Where that is long by accident, others were not.
-            elsewhere_ns: Of the time since the last one, what went into something else.
+            step: Number of the step.
+            took_ns: Measured time. If it is long by chance, the other steps were not.
+            elsewhere_ns: Part of the time since the last one that was spent on something else.
         """
         now_ns = perf_counter_ns()
         most = (now_ns - self._last_ns - elsewhere_ns) / max(1, took_ns) if self._last_ns else 1.0
@@ -44,18 +44,18 @@ class BatchClock:
 
 
 class WaitClock:
-    """How long a program waited for its steps, and how long it had them, with few looks at the clock.
+    """Measures how long a program waited for its steps, and how long it ran, while rarely reading the clock.
 
-    What takes long is timed where it happens: a chunk that is made inside `next`, and an empty queue. The rest of each
-    step is short and about the same, and a look at the clock would cost a hundredth of the shortest ones. So of these
-    some are timed, chosen at random, and each stands for those before it, but for no more time than there was: it may
-    be a long one by accident. Steps that come less often than every eight milliseconds all are timed. At the beginning,
-    and after the program asked for the numbers, few are left out at first: a loop that turns slow just then is seen at
+    Long waits are timed where they happen: for a chunk that is made inside `next`, and for an empty queue. The rest of
+    each step is short and about equal, and reading the clock would cost a hundredth of the shortest steps. So some
+    steps are timed, chosen at random. Each represents the untimed steps before it, limited by the actual time, because
+    it may be long by chance. If steps are longer than eight milliseconds, all are timed. At the beginning, and after
+    the program has read the numbers, few steps are left out at first, so that a loop that becomes slow is noticed at
     once.
 
     Attributes:
-        apart_ns: That the program waited for what is timed by itself, in total.
-        starting_ns: That it waited for first ones, in total.
+        long_wait_ns: Total time of waits that are timed individually.
+        starting_ns: Total time that the program waited for first steps.
     """
 
     __slots__ = (
@@ -75,41 +75,41 @@ class WaitClock:
 
     def __init__(self) -> None:
         self.long_wait_ns = self.starting_ns = 0
-        self._counted_ns = 0  # of `long_wait_ns`
-        self._long_wait_until_ns = 0  # when the last of that ended
+        self._counted_ns = 0  # part of `long_wait_ns` already counted
+        self._long_wait_until_ns = 0  # end of the last long wait
         self._first_ns = self._last_ns = self._last_delivered = self._step_ns = self._running_ns = self._waiting_ns = 0
-        self._most = 1  # steps that are left out now, on average
+        self._most = 1  # current average number of untimed steps
 
     def add_long_wait(self, began_ns: int) -> None:
-        """The program waited until now for something that is timed by itself."""
+        """Record a long wait of the program, which ends now."""
         self._long_wait_until_ns = perf_counter_ns()
         self.long_wait_ns += self._long_wait_until_ns - began_ns
 
     def stop(self, delivered: int) -> None:
-        """So many steps have come, and the next one is a first one."""
+        """Record that `delivered` steps were delivered, and that the next one is a first one."""
         self._running_ns, self._waiting_ns, self._first_ns = self.ran_ns(delivered), self.waiting_ns, 0
         self._most = 1
 
     def few(self) -> None:
-        """Leave few steps out from now on."""
+        """Leave out few steps from now on."""
         self._most = 1
 
     def left_out(self) -> int:
-        """How many steps not to time before the next one is."""
+        """How many steps not to time before the next timed one."""
         most = min(self._most, _SHORT_NS // max(1, self._step_ns))
         self._most = min(2 * self._most, _MAX_UNTIMED)
         return int(2 * most * _OWN_RANDOM.random())
 
     def timed(self, delivered: int, began_ns: int, long_wait_ns: int) -> tuple[int, int]:
-        """A step has come that was timed.
+        """Record the delivery of a timed step.
 
         Args:
-            come: Steps that have come with it.
-            began_ns: When it was asked for, on `time.perf_counter_ns`.
-            apart_ns: The attribute at that time.
+            delivered: Number of delivered steps, including this one.
+            began_ns: When it was requested, on `time.perf_counter_ns`.
+            long_wait_ns: Value of the attribute at that time.
 
         Returns:
-            How many steps it stands for, and how long the program waited for them.
+            How many steps it represents, and how long the program waited for them.
         """
         now_ns, steps = perf_counter_ns(), max(1, delivered - self._last_delivered)
         self._last_delivered = delivered
@@ -117,7 +117,7 @@ class WaitClock:
             self.starting_ns += now_ns - began_ns
             self._counted_ns = self.long_wait_ns
             self._step_ns, self._last_ns = 0, now_ns
-            self._first_ns = now_ns  # behind the others: who asks meanwhile sees none
+            self._first_ns = now_ns  # last, so that a concurrent reader sees no first step
             return 1, now_ns - began_ns
         own_ns = now_ns - began_ns - (self.long_wait_ns - long_wait_ns)
         waited_ns = long_wait_ns = self.long_wait_ns - self._counted_ns
@@ -129,13 +129,13 @@ class WaitClock:
 
     @property
     def waiting_ns(self) -> int:
-        """That the program waited, but for the first step."""
+        """Time that the program waited, except for first steps."""
         return self._waiting_ns + (self.long_wait_ns - self._counted_ns if self._first_ns else 0)
 
     def ran_ns(self, delivered: int) -> int:
-        """From each first step to the last behind it, when so many have come; those not timed take about as long."""
+        """Time from each first step to the last one after it. Untimed steps are estimated from the timed ones."""
         if not self._first_ns:
             return self._running_ns
         untimed_ns = max(0, delivered - self._last_delivered) * self._step_ns
-        behind_ns = max(self._last_ns + untimed_ns, self._long_wait_until_ns)  # or the program would wait for longer
+        behind_ns = max(self._last_ns + untimed_ns, self._long_wait_until_ns)  # otherwise waits could exceed it
         return self._running_ns + min(behind_ns, perf_counter_ns()) - self._first_ns

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what a stream delivers, what takes the time, and what was dropped and why.
+"""Counts the deliveries of a stream, the time of its stages, and drops with their reasons.
 
-The numbers themselves, and what they say, are in `watch.loader_stats`.
+The numbers and their interpretation are in `watch.loader_stats`.
 """
 
 from __future__ import annotations
@@ -27,48 +27,47 @@ from energon_grain.watch.loader_stats import LeafCount, LoaderStats, Setup, Stag
 from energon_grain.watch.sampling import BatchClock, WaitClock
 
 Drops = Counter[tuple[int, str, str]]
-"""How many were dropped, by leaf (-1: batches), hook and reason."""
+"""Number of drops, by leaf (-1: batches), hook and reason."""
 _HELD_NS = 1_000_000
-"""A thread that waits so long for Python's lock waits for one that computes: Python takes it from that after 5 ms."""
+"""A thread that waits this long for the GIL waits for a thread that computes: Python interrupts that after 5 ms."""
 
 
 class Shares(Protocol):
-    """What a blend promises of its leaves in something else than samples: `planning.cost_shares.CostShares`."""
+    """Target shares of a blend in a unit other than samples: `planning.cost_shares.CostShares`."""
 
     def of(self, draws: Draws) -> npt.NDArray[np.float64]:
-        """(leaves,) how much samples of each leaf count together."""
+        """(leaves,) total cost of the samples of each leaf."""
         ...
 
     def targets(
         self, cost: npt.NDArray[np.float64], samples: npt.NDArray[np.int64], requested: npt.NDArray[np.float64] | None
     ) -> list[float | None]:
-        """What each leaf should have of all that was read; None: it is not known."""
+        """Target share of each leaf of everything that was read; None: unknown."""
         ...
 
 
 class Statistics(Observer):
     """Counts of one stream.
 
-    Drops are counted when the step is delivered that they made room in, so that the report does not depend on who read
-    ahead how far, and what was read ahead in vain is not counted twice.
+    Drops are counted when the step that they were dropped for is delivered. So the counts do not depend on how far
+    workers read ahead, and discarded steps are not counted twice.
 
-    Times are counted when a chunk comes to the thread that makes batches, whoever made it.
+    Times are counted when the thread that makes batches receives a chunk, whichever worker made it.
 
     Args:
         leaf_names: Name of each leaf.
-        setup: What the numbers are of.
-        expected: How many samples of each leaf the positions from one to another ask for, one entry a leaf; None: only
-            data could say.
-        shares: Where the outermost blend is by cost, what it promises.
+        setup: The configuration of the loader.
+        expected: Expected number of samples of each leaf in a range of positions; None: depends on data.
+        shares: Target shares of the outermost blend, if it is by cost.
 
     Attributes:
-        setup: As given; a stream learns how many workers it has when they are started.
+        setup: As given. The number of workers is known once they are started.
         waits: How long the program waited for steps.
-        samples: That were delivered, before the step that `passed` was called with last.
-        batches: That were delivered, counted in the same way.
-        lock: To hold where what is counted changes.
-        stepped: Gives a function that is called with the steps that came since the last call, about how many samples
-            they had, and seconds that the program waited for them; None: no function is there any more.
+        samples: Delivered samples, up to the last call of `passed`.
+        batches: Delivered batches, counted in the same way.
+        lock: Held while counts change.
+        stepped: Returns a function to call with the number of steps delivered since its last call, their approximate
+            number of samples, and the seconds that the program waited for them; None: no function.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Statistics(Observer):
         self.setup = setup or Setup()
         self._expected = expected
         self._requested: npt.NDArray[np.float64] | None = np.zeros(len(leaf_names))  # before `_from`
-        self._from = 0, 0  # position, and samples that were read before
+        self._from = 0, 0  # position, and samples read before it
         self._read = np.zeros(len(leaf_names), np.int64)
         self._shares = shares
         self._cost = np.zeros(len(leaf_names))
@@ -99,10 +98,10 @@ class Statistics(Observer):
         self._lock_tries = self._lock_held = 0
         self._dropped: Drops = Counter()
         self._open: defaultdict[int, Drops] = defaultdict(Counter)  # by the step that they were dropped for
-        self._missing: dict[int, int] = {}  # samples, of steps that have fewer than others
+        self._missing: dict[int, int] = {}  # missing samples of short steps
         self._passed = 0  # steps
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
-        self.lock = threading.RLock()  # a signal handler may ask for the numbers
+        self.lock = threading.RLock()  # a signal handler may read the numbers
 
     def extend(
         self, leaf_names: list[str], expected: Callable[[int, int], list[float] | None], shares: Shares | None = None
@@ -129,12 +128,12 @@ class Statistics(Observer):
 
     def end(self, delivered: int, failed: int | None) -> None:
         self.waits.stop(delivered)
-        if failed is not None:  # report what it dropped, until another one is delivered
+        if failed is not None:  # report its drops until another step is delivered
             with self.lock:
                 self._failed = self._open.pop(failed, Counter())
 
     def _forget(self, first: int) -> None:
-        """What was made from this step on is made once more, or never."""
+        """Discard counts of this step and later ones. They are made again, or never."""
         for counted in (self._open, self._missing):
             for step in [step for step in counted if step >= first]:
                 del counted[step]
@@ -217,13 +216,13 @@ class Statistics(Observer):
         self.due = False
 
     def work_seconds(self) -> tuple[float, float]:
-        """Seconds that workers spent on samples so far, all of them together, and seconds that cores ran them."""
+        """Total time that workers spent on samples so far, and its CPU time, in seconds."""
         with self.lock:
             times = [time for (kind, _, place), time in self._times.items() if kind == "work" and place != "main"]
         return sum(time[0] for time in times) / 1e9, sum(time[1] for time in times) / 1e9
 
     def _add_all(self, spans: Iterable[Span], weight: float = 1) -> None:
-        """Add times, of which each stands for `weight` such."""
+        """Add times, each with a weight."""
         with self.lock:
             for span in spans:
                 self._add(span, span.place, weight)
@@ -237,7 +236,7 @@ class Statistics(Observer):
         total[2] += int(span.samples * weight)
 
     def _requested_until_now(self) -> npt.NDArray[np.float64] | None:
-        """Samples of each leaf that the positions read so far ask for."""
+        """Expected number of samples of each leaf at the positions read so far."""
         first, before = self._from
         read = int(self._read.sum()) - before
         if not read:
@@ -248,19 +247,19 @@ class Statistics(Observer):
         return self._requested + np.asarray(requested) / self.setup.hosts
 
     def settle(self) -> None:
-        """Count what was dropped so far, where no step follows it."""
+        """Count drops that no further step follows."""
         with self.lock:
             for step in [*self._open]:
                 self._dropped.update(self._open.pop(step, Counter()))
 
     def report(self, queued: int = 0, workers: int = 0, delivered: int = 0, ready: int = 0) -> LoaderStats:
-        """The numbers as they are now.
+        """The current numbers.
 
         Args:
             queued: Batches that are ready.
-            workers: That are at work.
-            come: Steps that came, delivered or not, as `delivered` counts them.
-            ready: How many steps were ready when one was asked for, added up.
+            workers: Running workers.
+            delivered: Steps delivered or discarded, as counted by the method `delivered`.
+            ready: Sum over all requests of the steps that were ready.
         """
         with self.lock:
             dropped: dict[str, dict[str, int]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream that is watched: with statistics, and a number of workers that follows them where it is "auto"."""
+"""A stream with statistics. If `num_workers` is "auto", they determine the number of workers."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from energon_grain.watch.statistics import Statistics
 
 _logger = logging.getLogger("energon_grain")
 _KNOWN_SECONDS = 0.5
-"""That each worker has worked, before the cores they use are known."""
+"""Time that each worker must have worked before its use of cores is known."""
 _COMPUTES = 0.45
-"""Part of the cores that hooks keep busy which compute. Of two cores, those that hold Python's lock keep one."""
+"""Share of the cores that computing hooks keep busy. On two cores, hooks that hold Python's lock use one."""
 
 
 @public
 class Stream(stream.Stream):
     """One host's stream of batches, with its state and its numbers.
 
-    Iterating: `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass
-    if the current one is over and goes on with it otherwise, so a loop that was left by `break` continues where it
-    stopped. The stream owns every thread and buffer; `close` (or leaving a `with` block, or losing the last reference)
-    ends them. Looking ahead (`coming`) leaves the state where it is: it is always that behind the last step that
-    `next` delivered. Several threads may call `next`; each gets steps of its own.
+    `next` delivers the steps of the current pass and then raises StopIteration. `iter` begins the next pass if the
+    current one has ended, and otherwise continues it, so a loop that was left by `break` continues where it stopped.
+    The stream owns its threads and buffers. `close` ends them, as does leaving a `with` block or losing the last
+    reference. Looking ahead (`peek`) does not change the state, which is always that after the last step delivered by
+    `next`. Several threads may call `next`; each gets its own steps.
 
     Args:
         spec: The compiled dataset.
         config: This host, its workers and error policy.
-        prefetch_factor: Batches that are made ahead for each worker.
-        make_pool: Makes the workers, in place of those that the configuration describes.
-        finish: Called on each batch when it is made, maybe in another thread.
-        share: Which steps of the host are made here; default: all.
-        observers: Receive what the engine reports, beside the statistics.
+        prefetch_factor: Batches to prefetch per worker.
+        make_pool: Makes the workers, instead of those of the configuration.
+        finish: Called on each batch when it is made, possibly in another thread.
+        share: The steps of the host that this stream makes; default: all.
+        observers: Receive the reports of the engine, in addition to the statistics.
 
     Attributes:
-        statistics: Counts what happens.
+        statistics: Counts deliveries, times and drops.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Stream(stream.Stream):
         self.statistics.extend(["/".join(leaf.key) for leaf in spec.leaves], spec.expected_reads)
 
     def stats(self) -> LoaderStats:
-        """What was delivered, where the time went, and what was dropped and why; from any thread."""
+        """Deliveries, times, and drops with their reasons. May be called from any thread."""
         if self.turn.acquire(blocking=False):
             self.statistics.waits.few()
             self._report_next()
@@ -106,12 +106,12 @@ class Stream(stream.Stream):
 
     @property
     def samples(self) -> int:
-        """That were delivered."""
+        """Number of delivered samples."""
         self._count()
         return self.statistics.samples
 
     def _stepped(self, steps: int, samples: int, waited_s: float) -> None:
-        """So many steps came, with so many samples, and were waited for so long."""
+        """Handle delivered steps, with their samples and the time waited for them."""
         if self._auto is not None:
             if isinstance(self._pool, ThreadPool):
                 self._auto.runs(self._pool, self._steps if isinstance(self._steps, Background) else None)
@@ -122,7 +122,7 @@ class Stream(stream.Stream):
             self._warn_if_crowded()
 
     def _warn_if_crowded(self) -> None:
-        """Log once that there are more workers than cores, if hooks compute: those that wait need them."""
+        """Log once that there are more workers than cores, if hooks compute. Hooks that wait do need more workers."""
         worked_s, cores_s = self.statistics.work_seconds()
         if worked_s < _KNOWN_SECONDS * self._workers:
             return
@@ -131,6 +131,6 @@ class Stream(stream.Stream):
         if busy > _COMPUTES * cores:
             _logger.info(
                 "num_workers=%d is more than the %d cores of this process, and the workers keep %.1f cores busy: more "
-                "workers than cores help only where hooks wait (for storage, a service)",
+                "workers than cores help only if hooks wait (for storage or a service)",
                 *(self._workers, cores, busy),
             )

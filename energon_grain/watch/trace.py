@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ran when in every worker, in Chrome's trace-event format."""
+"""A trace of the work of every worker, in Chrome's trace-event format."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from energon_grain.stream.observer import Observer
 
 _logger = logging.getLogger("energon_grain")
 _MAX_EVENTS = 1_000_000
-"""Of a trace: some 150 MB. Perfetto opens no much larger ones."""
+"""Maximum number of events of a trace: about 150 MB. Perfetto cannot open much larger files."""
 
 
 class Trace(Observer):
-    """Writes work as Chrome's trace events, as it comes: what `ui.perfetto.dev` and `chrome://tracing` open.
+    """Writes work as Chrome trace events when it is reported. `ui.perfetto.dev` and `chrome://tracing` open the file.
 
-    A process is a process and a worker a thread; the format needs no closing bracket, so the file of a program that was
-    killed opens, too.
+    A process is a process and a worker is a thread. The format needs no closing bracket, so the file of a killed
+    program can be opened, too.
     """
 
     def __init__(self, path: str, process: str) -> None:
@@ -59,14 +59,14 @@ class Trace(Observer):
                 return
             try:
                 for span in work.spans:
-                    # What the thread of batches did for a worker's chunk is reported together with what the worker did.
+                    # Work of the batch thread on a worker's chunk is reported together with the worker's own.
                     here = span.place == "main" and work.process != os.getpid()
                     self._span(span, *((os.getpid(), "batches") if here else (work.process, work.worker)))
             except OSError as error:
                 self._give_up(error)
             else:
                 if self._events >= _MAX_EVENTS:
-                    _logger.warning("the trace %s has %d events, and ends here", self._file.name, self._events)
+                    _logger.warning("the trace %s has %d events and ends here", self._file.name, self._events)
 
     def _span(self, span: Span, process: int, worker: str) -> None:
         track = self._tracks.get((process, worker))
@@ -89,7 +89,7 @@ class Trace(Observer):
         self._events += 1
 
     def close(self) -> None:
-        """End the file."""
+        """Finish the file."""
         with self._lock:
             try:
                 self._file.write("\n]\n")
@@ -98,7 +98,7 @@ class Trace(Observer):
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """The loop that is watched goes on, whatever is wrong with the disk."""
+        """Stop tracing. The watched loop continues even if the disk fails."""
         if self._events < _MAX_EVENTS:
-            _logger.warning("the trace %s cannot be written (%s), and ends here", self._file.name, error.strerror)
+            _logger.warning("the trace %s cannot be written (%s) and ends here", self._file.name, error.strerror)
         self._events = _MAX_EVENTS

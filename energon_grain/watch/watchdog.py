@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that notices when something hangs, and says where: with the stack of every thread."""
+"""A thread that detects hangs and reports where they are, with the stack of every thread."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from energon_grain.storage.cancellation import join
 
 T = TypeVar("T")
 _LOOKS = 8
-"""So often within a timeout is looked: what hangs is told when the timeout is over, or up to a quarter of it later."""
+"""Checks per timeout. A hang is reported when the timeout has passed, or up to a quarter of it later."""
 
 
 class Watchdog:
-    """Looks now and then what is under way, and calls somebody where that has been the same for too long.
+    """Periodically checks the current activity, and calls a function if it has not changed for too long.
 
-    Whatever is watched pays nothing for it: beginning and ending something are one assignment each.
+    The watched code pays almost nothing: beginning and ending an activity are one assignment each.
 
-        with Watchdog(timeout=60, callback=page_somebody) as watchdog:
-            for batch in watchdog.watch_iter(batches):  # each `next`, not what the loop does
+        with Watchdog(timeout=60, callback=send_alert) as watchdog:
+            for batch in watchdog.watch_iter(batches):  # watches each `next`, not the body of the loop
                 ...
 
     Args:
-        timeout: Seconds that one thing may take.
-        initial_timeout: The same for the first one; default: no other.
-        callback: Called in the watchdog's own thread. If it raises, the process ends, with status 1.
-        dump_stacks: Whether the stacks of all threads are written to stderr first.
-        enabled: Whether something is under way from now on.
-        under_way: Asked, in that thread, what is under way (None: nothing). Default: what `enable` and `disable` say.
-        first: What of that is the first thing.
+        timeout: Seconds that one activity may take.
+        initial_timeout: Seconds for the first activity; default: `timeout`.
+        callback: Called in the watchdog's own thread. If it raises, the process ends with status 1.
+        dump_stacks: Whether to write the stacks of all threads to stderr first.
+        enabled: Whether an activity begins now.
+        current_step: Returns the current activity (None: no activity), in the watchdog's thread. Default: as set by
+            `enable` and `disable`.
+        first: The first activity.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Watchdog:
         self._first = first
         if enabled:
             self.enable()
-        self._over: SimpleQueue[None] = SimpleQueue()  # an `Event` is not to be set in the middle of setting it
+        self._over: SimpleQueue[None] = SimpleQueue()  # setting an `Event` must not be interrupted by setting it again
         self._thread = threading.Thread(target=self._run, name="energon-grain-watchdog", daemon=True)
         self._thread.start()
 
@@ -84,32 +85,32 @@ class Watchdog:
             if self._callback is not None:
                 self._callback()
         except Exception:
-            # Nothing else ends a thread that hangs somewhere in C.
+            # Nothing else ends a thread that hangs in C code.
             traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 
     def enable(self) -> None:
-        """Something is under way from now on."""
+        """Begin an activity."""
         self._mark = object()
         self._first = self._first or self._mark
 
     def reset(self) -> None:
-        """What is under way, if anything is, has got further."""
+        """Restart the timeout of the current activity, if there is one."""
         if self._mark is not None:
             self._mark = object()
 
     def disable(self) -> None:
-        """Nothing is under way any more."""
+        """End the activity."""
         self._mark = None
 
     def stop(self) -> None:
-        """Watch no longer, for good, whatever the thread does just now."""
+        """Stop watching permanently, without waiting for the thread."""
         self._over.put(None)
 
     def finish(self) -> None:
-        """The same, and wait for the thread."""
+        """Stop watching, and wait for the thread."""
         self.stop()
         join(self._thread)
 
@@ -122,7 +123,7 @@ class Watchdog:
         self.finish()
 
     def watch_iter(self, iterable: Iterable[T]) -> Iterator[T]:
-        """The same entries; each is under way from when it is asked for until it comes."""
+        """The same entries. An activity lasts from the request of an entry until its arrival."""
         try:
             self.enable()
             for entry in iterable:
@@ -134,7 +135,7 @@ class Watchdog:
 
 
 def all_stacks(*, without: int) -> str:
-    """What the threads of this process do just now, but for one."""
+    """Stacks of the threads of this process, except one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node whose streams are watched by a watchdog."""
+"""The node that watches streams with a watchdog."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from energon_grain.watch.watchdog import Watchdog
 
 @node
 class WatchdogDataset(SavableDataset):
-    """The same dataset, whose loader reports a batch that takes too long: by the stacks of all threads, and a warning.
+    """The same dataset. Its loader reports a batch that takes too long, with the stacks of all threads and a warning.
 
-    Stacks go to stderr, once for each batch that takes too long, the warning is a RuntimeWarning. Nothing is measured
-    for it where batches come. What comes out does not change, nor does the state. Above a batch, and where nothing is
-    batched, that is what is watched; it has no effect below one.
+    Stacks are written to stderr, once per slow batch. The warning is a RuntimeWarning. Fast batches cost nothing. The
+    output and the state do not change. The node has an effect above a batch, or if nothing is batched; it has none
+    below a batch.
 
     Args:
-        dataset: What is passed on.
+        dataset: The dataset below.
         worker_config: Default: that of the dataset.
-        timeout_seconds: For which a program may wait for a batch; None: for ever.
-        initial_timeout_seconds: The same for the first one; default: no other.
-        fail_on_timeout: Whether the process ends then, with status 1: nothing else ends a thread that hangs in C.
+        timeout_seconds: Time that a program may wait for a batch; None: no limit.
+        initial_timeout_seconds: Time for the first batch; default: `timeout_seconds`.
+        fail_on_timeout: Whether the process then ends, with status 1: nothing else ends a thread that hangs in C code.
 
     Raises:
         ConfigError: A time is not positive.
@@ -68,23 +68,23 @@ class WatchdogDataset(SavableDataset):
         return to.lower(self.dataset)
 
     def _watchdog_trigger(self: WatchdogDataset | Hang) -> None:
-        """Report that a batch takes too long; programs written for Energon may put a function of theirs here."""
+        """Report that a batch takes too long. Programs written for Energon may replace this function."""
         message = f"the program has waited for its next batch for more than {self.timeout_seconds:g} s"
         if self.fail_on_timeout:
-            raise TimeoutError(f"{message}; the process ends, as fail_on_timeout asks for")
-        # Where warnings are errors no program could catch this one, and a slow batch would end the process.
+            raise TimeoutError(f"{message}; the process ends, because fail_on_timeout is set")
+        # If warnings are errors, no program could catch this one, and a slow batch would end the process.
         with contextlib.suppress(RuntimeWarning):
             warnings.warn(f"{message}; the stacks of all threads are on stderr", RuntimeWarning, stacklevel=2)
 
 
 class Hang(Observer):
-    """Reports a step of one stream that does not come.
+    """Reports a step of one stream that does not arrive.
 
     Args:
-        timeout_seconds: For which it may be waited for.
-        initial_timeout_seconds: The same for the first one; None: no other.
+        timeout_seconds: Maximum time to wait for it.
+        initial_timeout_seconds: Maximum time for the first step; None: `timeout_seconds`.
         fail_on_timeout: Whether the process ends.
-        tell: Called with this.
+        report: Called with this object.
     """
 
     timed = False
@@ -104,7 +104,7 @@ class Hang(Observer):
         self._watchdog: Watchdog | None = None
 
     def begin(self, stream: ObservedStream, place: Progress) -> None:
-        """Watch a stream that is about to make its first step, until it is closed or lost."""
+        """Watch a stream that is about to make its first step, until it is closed or collected."""
         del place
         if self._watchdog is not None:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A context in which a loader is watched: laps, a trace, metrics."""
+"""A context that watches a loader: laps, a trace, metrics."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from energon_grain.watch.trace import Trace
 
 
 class Watch:
-    """A context in which a loader is watched; see `SavableDataLoader.watch`.
+    """A context that watches a loader; see `SavableDataLoader.watch`.
 
     Args:
-        stats: The loader's numbers.
-        stream: What runs underneath.
-        trace: File for what ran when; `{host}` in its name is filled in.
-        prometheus: A port of this machine to serve metrics at (0: any that is free), or a `CollectorRegistry`.
+        stats: Returns the numbers of the loader.
+        stream: The stream of the loader.
+        trace: File for the trace; `{host}` in its name is replaced by the host.
+        prometheus: A port of this machine to serve metrics at (0: any free port), or a `CollectorRegistry`.
         name: Label of the loader in the metrics.
 
     Attributes:
-        port: Where metrics are served; None: nowhere.
+        port: Port that metrics are served at; None: not served.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Watch:
         self.port: int | None = None
 
     def lap(self) -> LoaderStats:
-        """What happened since the last lap, or since the watch began."""
+        """The numbers since the last lap, or since the watch began."""
         now = self._stats()
         before, self._before = self._before, now
         return now - before
@@ -86,7 +86,7 @@ class Watch:
             raise OSError(
                 error.errno,
                 f"metrics cannot be served at port {self._prometheus} ({error.strerror}): give each process of a "
-                f"machine a port of its own, or prometheus=0 for any that is free",
+                f"machine its own port, or pass prometheus=0 for any free port",
             ) from None
         self.port = server.server_port
         self._ends += [thread.join, server.server_close, server.shutdown]

@@ -1,82 +1,73 @@
-"""Hugging Face's Trainer: our loader in place of its own, and the loader's state in a callback.
+"""Fine-tuning with Hugging Face's Trainer, resumed exactly after a crash, on any number of ranks.
 
-    torchrun --nproc-per-node 2 train_huggingface.py DATASET --checkpoints DIR --notes NOTES [--die-at STEP]
+    torchrun --nproc-per-node 2 train_huggingface.py DATASET --checkpoints DIR [--steps N]
 
-Trainer goes on by reading again what it has read (`ignore_data_skip=False`); here the loader is at its place at once,
-on any number of ranks. It must not be given to `accelerator.prepare`, which would deal out to the ranks what is dealt
-out already.
+DATASET has images of 16 × 16 with labels, such as `energon_grain.testing.make_classification_dataset` makes.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import argparse
+import os
 from typing import Any
 
-from notes import Notes, parse_options
-from task import new_classifier, train_dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+import torch
+from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from energon_grain_torch import get_savable_loader
+from energon_grain_torch import DefaultTaskEncoder, WorkerConfig, get_train_dataset
+from energon_grain_torch.trainers.hf import EnergonTrainer
+
+GLOBAL_BATCH = 12
 
 
-class EnergonState(TrainerCallback):
-    """Keeps the loader's state in each checkpoint, and goes on from it."""
+class Encoder(DefaultTaskEncoder):
+    """Makes dictionaries with the names of the model's arguments."""
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def _file(self, args: Any, state: Any) -> Path:
-        return Path(args.output_dir, f"checkpoint-{state.global_step}", "energon.json")
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Called on every rank, which `save_state_global` needs; rank 0 writes."""
-        saved = self.loader.save_state_global()
-        if saved is not None:
-            self._file(args, state).write_text(json.dumps(saved))
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step:
-            self.loader.restore_state_global(json.loads(self._file(args, state).read_text()))
+    def encode_sample(self, sample: Any) -> dict[str, torch.Tensor]:
+        return {"pixels": sample.image.float().flatten() / 255, "labels": torch.tensor(int(sample.label))}
 
 
-class EnergonTrainer(Trainer):
-    """A Trainer whose `train_dataset` is one of `energon_grain_torch`."""
+class Classifier(torch.nn.Module):
+    """A model in the form of transformers: takes a batch by name and returns its loss."""
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self.loader = get_savable_loader(self.train_dataset)
-        self.add_callback(EnergonState(self.loader))
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3 * 16 * 16, 10)
 
-    def get_train_dataloader(self) -> Any:
-        return self.loader
+    def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layer(pixels)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def main() -> None:
-    options = parse_options()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.add_argument("--checkpoints", required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+
     arguments = TrainingArguments(
-        output_dir=str(options.checkpoints),
+        output_dir=options.checkpoints,
         max_steps=options.steps,
         save_steps=3,
+        per_device_train_batch_size=GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", "1")),
         learning_rate=0.1,
-        ignore_data_skip=True,  # the loader is where it should be
-        accelerator_config={"dispatch_batches": False},
-        use_cpu=True,
         report_to=[],
         disable_tqdm=True,
     )
-    notes = Notes(options)
-
-    class Noting(EnergonTrainer):
-        def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
-            notes.add(self.state.global_step, inputs)
-            return super().training_step(model, inputs, *args)
-
-    dataset = train_dataset(options.data, options.global_batch)
-    trainer = Noting(model=new_classifier(dataset), args=arguments, train_dataset=dataset)
-    last = get_last_checkpoint(str(options.checkpoints)) if options.checkpoints.exists() else None
-    trainer.train(resume_from_checkpoint=last)
+    dataset = get_train_dataset(
+        options.data,
+        worker_config=WorkerConfig.default_worker_config(num_workers=0),
+        batch_size=arguments.per_device_train_batch_size,
+        shuffle_buffer_size=50,
+        max_samples_per_sequence=10,
+        virtual_epoch_length=8,
+        task_encoder=Encoder(),
+        seed=1,
+    )
+    trainer = EnergonTrainer(model=Classifier(), args=arguments, train_dataset=dataset)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(options.checkpoints))
 
 
 if __name__ == "__main__":

@@ -1,68 +1,69 @@
-"""Lightning: a data module that keeps the loader's state.
+"""Training with Lightning, resumed exactly after a crash, on any number of ranks.
 
-    torchrun --nproc-per-node 2 train_lightning.py DATASET --checkpoints DIR --notes NOTES [--die-at STEP]
+    torchrun --nproc-per-node 2 train_lightning.py DATASET --checkpoints DIR [--steps N]
 
-The module saves the loader itself, in the middle of an epoch and at its end; Lightning alone does the former. What
-Lightning loses in the middle of an epoch is its own: averages logged with `on_epoch=True` begin anew, gradients that
-were accumulated and not yet applied are gone, so save at steps where `accumulate_grad_batches` is complete.
+DATASET has images of 16 × 16 with labels, such as `energon_grain.testing.make_classification_dataset` makes.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from notes import Notes, parse_options
-from task import new_classifier, train_dataset
 
-from energon_grain_torch import get_savable_loader
+from energon_grain_torch import DefaultTaskEncoder, WorkerConfig, get_train_dataset
+from energon_grain_torch.trainers.lightning import EnergonDataModule
 
-options = parse_options()
-
-
-class Data(lightning.LightningDataModule):
-    """Lightning calls these on every rank, and the state is that of all of them."""
-
-    loader: Any = None
-    saved: dict[str, Any] | None = None
-
-    def train_dataloader(self) -> Any:
-        self.loader = get_savable_loader(train_dataset(options.data, options.global_batch))
-        if self.saved:
-            self.loader.load_state_dict(self.saved)
-        return self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.loader is None else self.loader.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.saved = state_dict
+GLOBAL_BATCH = 12
 
 
-class Model(lightning.LightningModule):
-    """The classifier, and notes of what it sees."""
+class Encoder(DefaultTaskEncoder):
+    """Makes dictionaries of tensors."""
+
+    def encode_sample(self, sample: Any) -> dict[str, torch.Tensor]:
+        return {"pixels": sample.image.float().flatten() / 255, "labels": torch.tensor(int(sample.label))}
+
+
+class Classifier(lightning.LightningModule):
+    """One linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = new_classifier(train_dataset(options.data, options.global_batch))
-        self.notes = Notes(options)
+        self.layer = torch.nn.Linear(3 * 16 * 16, 10)
 
-    def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
-        self.notes.add(self.global_step, batch)
-        return self.model(**batch)["loss"]
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.layer(batch["pixels"]), batch["labels"])
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data")
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    saved = sorted(options.checkpoints.glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+
+    def train_dataset() -> Any:
+        return get_train_dataset(
+            options.data,
+            worker_config=WorkerConfig.default_worker_config(num_workers=0),
+            batch_size=GLOBAL_BATCH // ranks,
+            shuffle_buffer_size=50,
+            max_samples_per_sequence=10,
+            virtual_epoch_length=8,
+            task_encoder=Encoder(),
+            seed=1,
+        )
+
     trainer = lightning.Trainer(
-        accelerator="cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
         max_steps=options.steps,
@@ -71,7 +72,8 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(), Data(), ckpt_path=saved[-1] if saved else None, weights_only=False)
+    saved = sorted(options.checkpoints.glob("*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+    trainer.fit(Classifier(), EnergonDataModule(train_dataset), ckpt_path=saved[-1] if saved else None)
 
 
 if __name__ == "__main__":

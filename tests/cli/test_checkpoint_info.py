@@ -193,7 +193,7 @@ def test_one_host_of_several(mix: Path, tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(saved(mix, 3, hosts=4, host=1, batch_size=2)[0]))
     found = told(tmp_path / "one.json")
     assert (found["host"], found["hosts"], found["batches"]) == (1, 4, [[0, 8]])
-    assert "host 1 of 4, for its lanes alone" in run("checkpoint", "info", tmp_path / "one.json").output
+    assert "host 1 of 4, for its lanes only" in run("checkpoint", "info", tmp_path / "one.json").output
 
 
 class Dropping(DefaultTaskEncoder):
@@ -226,7 +226,7 @@ def test_drops_and_packs(mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "packed.json").write_text(json.dumps(packed))
     found = told(tmp_path / "packed.json")
     assert (found["held"], found["dropped"], [leaf["draws"] for leaf in found["leaves"]]) == (4, None, [None, None])
-    assert "what was dropped is not counted" in run("checkpoint", "info", tmp_path / "packed.json").output
+    assert "dropped samples are not counted" in run("checkpoint", "info", tmp_path / "packed.json").output
     options = ["--packing-buffer-size", "4", "--lanes", "4", "--task-encoder", "pairs_of_samples:Pairs"]
     compared = told(tmp_path / "packed.json", "--dataset", mix, *options)
     assert compared["differences"] == []
@@ -277,7 +277,7 @@ def test_what_is_no_state(state: Path, mix: Path, tmp_path: Path) -> None:
         "damaged": ({**cursor, "step": 41}, "damaged"),
         "part": ({name: cursor[name] for name in ("version", "step")}, "the state's"),
         "hosts": ([cursor, cursor], "of all hosts"),
-        "text": ({"energon_grain": "{"}, "is no JSON"),
+        "text": ({"energon_grain": "{"}, "is not JSON"),
     }
     for name, (value, said) in files.items():
         file = tmp_path / f"{name}.json"
@@ -294,7 +294,7 @@ def test_what_is_no_state(state: Path, mix: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:500])
     done = run("checkpoint", "info", tmp_path / "cut.pt")
     assert isinstance(done.exception, StateError)
-    assert "is damaged, or no file of torch.save" in str(done.exception)
+    assert "is damaged, or not a file of torch.save" in str(done.exception)
     (tmp_path / "weights.bin").touch()
     os.truncate(tmp_path / "weights.bin", (1 << 30) + 1)  # a hole, which nobody reads
     assert "it has more than 1 GiB" in str(run("checkpoint", "info", tmp_path / "weights.bin").exception)

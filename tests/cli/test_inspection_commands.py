@@ -207,7 +207,7 @@ def test_which_makes_packs_of_a_task_encoder_again(tmp_path: Path, monkeypatch: 
             assert {record["read"] for record in told} == {True}
             assert [record["item"] for record in told] == [item for item in range(8 * step, 8 * step + 8) for _ in "ab"]
     shown = run("which", path, "--step", "6", *(option for option in options if option != "--json"))
-    assert "Known by reading" in shown.stdout
+    assert "Computed by reading" in shown.stdout
 
 
 TYPED = ("--sample-type", "TextSample", "--field-map", '{"text": "txt"}')

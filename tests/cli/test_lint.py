@@ -70,7 +70,7 @@ def only(path: Path, *options: str) -> dict[str, str]:
 def of_train(folder: Path, train: object) -> list[dict[str, str]]:
     """What is found of a metadataset, without the note on what was decoded."""
     findings = found(write_v2(folder, train=train))
-    return [each for each in findings if "only the first sample" not in each["what"]]
+    return [each for each in findings if "Only the first sample" not in each["what"]]
 
 
 def configure(root: Path, name: str, content: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_one_mistake_in_all_samples_is_told_once(tmp_path: Path) -> None:
     configure(root, "dataset.yaml", {"sample_type": wrong, "field_map": {"image": "jpg", "caption": "txt[caption]"}})
     *listed, more, end = run("lint", root, "--parallel", "1").output.splitlines()
     assert [line.split(":")[0] for line in listed] == [f"shard_000.tar/00000{n}" for n in range(3)]
-    assert more == "  … and so in 21 more places, to shard_003.tar/000023"
+    assert more == "  … the same in 21 more places, up to shard_003.tar/000023"
     assert end.startswith("24 problems in 24 samples")
     assert len(found(root)) == 24
 
@@ -327,6 +327,48 @@ def test_a_shard_that_was_rewritten(folder: Path) -> None:
 def test_keys_of_yaml_that_come_again(folder: Path) -> None:
     (finding,) = of_train(folder, "{path: a, split_part: train, split_part: train}")
     assert (finding["severity"], "comes again" in finding["what"]) == ("warning", True)
+
+
+ENCODER = """
+from energon_grain import DefaultTaskEncoder
+
+class Fails(DefaultTaskEncoder):
+    def batch(self, samples):
+        raise ValueError("cannot batch these")
+
+class Works(DefaultTaskEncoder):
+    pass
+"""
+
+
+def test_the_first_batch_of_each_split_part_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_captioning_dataset(tmp_path / "captions", n=24, shards=4)
+    (tmp_path / "batch_hooks.py").write_text(ENCODER)
+    monkeypatch.chdir(tmp_path)
+    for path in (root, write_v2(tmp_path, train={"path": "captions"})):
+        assert not any(each["severity"] == "error" for each in found(path, "--batch-size", "4"))
+        options = ("--batch-size", "4", "--task-encoder")
+        assert not any(each["severity"] == "error" for each in found(path, *options, "batch_hooks:Works"))
+        problems = [each for each in found(path, *options, "batch_hooks:Fails") if "cannot batch these" in each["what"]]
+        assert problems
+    assert isinstance(run("lint", root, "--task-encoder", "batch_hooks:Works").exception, ConfigError)
+
+
+def test_tars_that_are_not_prepared_are_split_by_a_ratio(tmp_path: Path) -> None:
+    """`info` shows the parts and `lint` opens them; both as `get_train_dataset(split_ratio=…)` splits."""
+    root = make_captioning_dataset(tmp_path / "bare", n=40, shards=4, prepared=False)
+    ratio = ("--split-ratio", "train:0.75,val:0.25")
+    splits = json.loads(run("info", root, *ratio, "--json").stdout)["splits"]
+    assert (splits["train"]["samples"], splits["val"]["samples"]) == (30, 10)
+    assert list(json.loads(run("info", root, *ratio, "--split-part", "val", "--json").stdout)["splits"]) == ["val"]
+    assert found(root, *ratio, "--batch-size", "2") == []
+    assert found(root, *ratio, "--split-part", "val") == []
+    assert "has no split part 'test'" in found(root, *ratio, "--split-part", "test")[0]["what"]
+    path = write_v2(tmp_path, train={"path": "bare"}, val={"path": "bare"})
+    info = run("info", path, *ratio, "--split", "val")
+    assert "1 dataset, 10 samples" in info.output
+    assert not any(each["severity"] == "error" for each in found(path, *ratio))
+    assert any(each["severity"] == "error" for each in found(path))
 
 
 def test_a_metadataset_names_the_files_of_its_datasets(folder: Path) -> None:

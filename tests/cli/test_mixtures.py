@@ -25,7 +25,7 @@ from metadatasets import write_v2
 from patience import PATIENCE_S
 from PIL import Image
 
-from energon_grain import ConfigError
+from energon_grain import ConfigError, SplitError
 from energon_grain.cli import plot
 from energon_grain.cli.mixture import MixtureSummary, summarize_mixture
 from energon_grain.cli.plot import WINDOWS, count_leaves
@@ -382,7 +382,7 @@ def test_epochs_and_schedules_are_shown(texts: Path) -> None:
     shown = run(
         "info", write_v2(texts, train={"blend_epochized": [{"path": "a", "repetitions": 0.7}, {"path": "b"}]})
     ).output
-    assert "69 positions an epoch" in shown
+    assert "69 positions per epoch" in shown
     assert re.search(r"├─ a +55 +0\.7 +55\.4% +0\.7\n", shown)
     shown = run("info", write_v2(texts, train=SCHEDULED)).output
     assert re.search(r"└─ b +31 +0 → 3 +0% → 75% +0 → 24,194\n", shown)
@@ -422,10 +422,11 @@ def test_options_that_do_not_fit_are_refused(texts: Path) -> None:
     path = write_v2(texts, train={"path": "a"})
     for arguments, message in (
         ((path, "--dataset-config", "x.yaml"), "is a metadataset"),
-        ((texts / "a", "--split", "val"), "no metadataset"),
+        ((texts / "a", "--split", "tran"), "there is no split part 'tran'. Did you mean 'train'?"),
+        ((texts / "a", "--split-ratio", "1,1"), "leave out --split-ratio"),
     ):
         outcome = run("info", *arguments)
-        assert isinstance(outcome.exception, ConfigError)
+        assert isinstance(outcome.exception, ConfigError | SplitError)
         assert message in str(outcome.exception)
 
 

@@ -75,7 +75,7 @@ def test_all_flags(root: Path) -> None:
     again = prepare(root, "--non-interactive", "--split-ratio=1", "--force-overwrite", "--shuffle-tars")
     assert again.exit_code == 0, again.output
     assert split_parts(root)["train"] != list(shard_counts(root))
-    assert "none was written" in again.output
+    assert "dataset.yaml: not written" in again.output
 
 
 def _files(root: Path) -> dict[str, bytes]:
@@ -159,7 +159,7 @@ def test_tar_index_only(root: Path) -> None:
         (["--split-ratio=x"], "three numbers"),
         (["--split-parts=a:glob:none*"], "matches none"),
         (["--split-ratio=1", "--field-map={"], "not JSON"),
-        (["--split-ratio=1", "--sample-type=TextSample", "--field-map=[]"], "no mapping"),
+        (["--split-ratio=1", "--sample-type=TextSample", "--field-map=[]"], "not a mapping"),
         (["--split-ratio=1", "--sample-type=TextSample"], "needs a field map"),
         (["--split-ratio=1", "--skip-dataset-yaml", "--crude"], "contradicts"),
         (["--tar-index-only", "--crude"], "--tar-index-only keeps"),
@@ -260,6 +260,15 @@ def test_wizard_optional_fields_and_json(tmp_path: Path) -> None:
     assert split_sizes(tmp_path) == {"train": 1}
 
 
+def test_a_required_field_without_a_proposal_says_so(tmp_path: Path) -> None:
+    """Enter does not repeat the question without a word."""
+    write_tars(tmp_path, [{"__key__": "a", "png": b"", "json": {"q": "what?"}}])
+    done = prepare(tmp_path, answers=["", "y", "VQASample", "", "", "", "json[q]", ""])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("context is required, and no part fits it by name. Parts: png, json.") == 2
+    assert described(tmp_path)["field_map"] == {"image": "png", "context": "json[q]"}
+
+
 def test_wizard_crude_overwrite_and_no(root: Path) -> None:
     assert prepare(root, answers=["8,2,0", "n"]).exit_code == 0
     assert not (root / ".nv-meta/dataset.yaml").exists()
@@ -284,7 +293,7 @@ def test_input_that_ends_early(root: Path) -> None:
         assert "not a terminal: give --non-interactive, with --split-ratio" in str(done.exception)
         assert not (root / ".nv-meta/.info.json").exists()
     done = prepare(root, "--non-interactive", "--split-ratio=1", "--skip-dataset-yaml")
-    assert "10 shards had been scanned by an earlier run" in done.output
+    assert "10 shards had been scanned by an interrupted run" in done.output
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -359,7 +368,7 @@ def test_joins_are_indexed_once(tmp_path: Path) -> None:
     path = write_v2(tmp_path, train={"blend": [join, {"path": "a"}]})
     said = prepare_joins(path)
     assert ": 10 rows joined, in meta.yaml.cache" in said
-    assert "without a row: 10 samples of the first dataset" in said
+    assert "10 samples of the first dataset without a row" in said
     cache = tmp_path / "meta.yaml.cache"
     files = {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
     assert files
@@ -369,7 +378,7 @@ def test_joins_are_indexed_once(tmp_path: Path) -> None:
 
 def test_without_joins_there_is_nothing_to_do(tmp_path: Path) -> None:
     make_text_dataset(tmp_path / "a", n=5)
-    assert "has no joins" in prepare_joins(write_v2(tmp_path, train={"path": "a"}))
+    assert "no joins, nothing to prepare" in prepare_joins(write_v2(tmp_path, train={"path": "a"}))
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

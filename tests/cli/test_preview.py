@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from energon_grain.testing import make_text_dataset, write_tars
 
 _OURS = re.compile(r"\x1b\[38;2;\d+;\d+;\d+;48;2;\d+;\d+;\d+m▀|\x1b\[0m")
 """What the colours of a picture are written with."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +161,7 @@ def test_a_step_of_a_run_that_packs_makes_those_before_again(packs: list[Any]) -
     told = json.loads(run("which", *packs, "--json").stdout)
     assert [each["key"] for each in found] == [each["key"] for each in told]
     assert len(found) == 4
-    assert "known by making the steps before again" in shown(*packs)
+    assert "computed from the steps before" in shown(*packs)
 
 
 class Hooks(DefaultTaskEncoder):
@@ -223,7 +225,7 @@ def test_a_step_of_packs_shows_each_pack_once(packs: list[Any]) -> None:
 def test_what_hooks_made_is_of_a_step(folder: Path) -> None:
     done = run("preview", folder / "captions", "--encoded")
     assert isinstance(done.exception, ConfigError)
-    with pytest.raises(ConfigError, match="go with step"):
+    with pytest.raises(ConfigError, match="need step"):
         energon_grain.preview(folder / "captions", encoded=True)
 
 
@@ -344,9 +346,10 @@ def test_mistakes_in_options(folder: Path, tmp_path: Path) -> None:
     wrong = {
         ("--step", "3"): "add --batch-size",
         ("--batch-size", "3"): "add --step",
+        ("--beside", "3"): "add --step",
         ("--html", str(tmp_path / "no" / "page.html")): "there is no folder",
         ("--limit", "3"): "add --validation",
-        ("--validation", "--no-repeat"): "--repeat is of training",
+        ("--validation", "--no-repeat"): "--repeat applies to training only",
         ("--shuffle-over-epochs-multiplier", "x"): "expected a number of passes, -1 or none",
         ("--subset", "5"): "a range [start, end]",
     }
@@ -375,3 +378,125 @@ def test_columns_are_charts(tmp_path: Path) -> None:
     [width] = re.findall(r"Histogram of width.*?</figure>", page)
     assert sum(map(int, re.findall(r": (\d+)</title>", width))) == 5
     assert re.findall(r"<span>([^<]*)</span>", width) == ["20", "22", "24"]
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder of three classes, converted, and a mixture of it with captions."""
+    root = tmp_path_factory.mktemp("classes")
+    for name, count in (("cat", 8), ("dog", 3), ("<i>eel</i>", 1)):
+        for number in range(count):
+            path = root / "photos" / name.replace("/", "_") / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(seed=number))
+    assert run("convert", root / "photos", "--to", "tars").exit_code == 0
+    captions = [
+        {"__key__": f"{n}", "jpg": picture(seed=n), "json": {"captions": [f"says {n}", "other"], "n": n}}
+        for n in range(8)
+    ]
+    write_tars(root / "captions", captions)
+    field_map = {"image": "jpg", "caption": "json[captions][0]"}
+    prepare_dataset(root / "captions", split_ratio={"train": 1}, sample_type="CaptioningSample", field_map=field_map)
+    write_v2(root, "mix.yaml", train={"blend": [{"path": "photos-tars"}, {"path": "captions"}]})
+    return root
+
+
+def test_decoded_fields_are_beside_their_parts(classes: Path) -> None:
+    found = fields(classes / "captions")
+    assert found["3"]["jpg"]["decoded"] == [
+        {"name": "image", "field": "", "kind": "picture", "note": "float32 [3, 48, 64]"}
+    ]
+    assert found["3"]["json"]["decoded"] == [
+        {"name": "caption", "field": "", "kind": "text", "note": "str", "text": "says 3"}
+    ]
+    text = energon_grain.preview(classes / "captions", samples=8).text(width=80)
+    assert re.search(r'^    \{ "captions": \[ "says 3", +│ caption: str$', text, re.MULTILINE)
+    assert re.search(r"^    .{30,}│ image: float32 \[3, 48, 64\]$", text, re.MULTILINE)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    narrow = energon_grain.preview(classes / "captions", samples=8).text(width=50)
+    assert "\n    caption: str\n    says 3\n" in narrow
+    page = energon_grain.preview(classes / "captions", samples=8).html()
+    assert '<div class="decoded"><h4><bdi>caption</bdi> <small>str</small></h4><p dir="auto">says 3</p></div>' in page
+
+
+def test_a_field_that_is_not_found_is_shown(tmp_path: Path) -> None:
+    samples = [{"__key__": "a", "json": {"x": 1}}, {"__key__": "b", "json": {"text": "it"}}]
+    write_tars(tmp_path, samples)
+    prepare_dataset(tmp_path, split_ratio={"train": 1}, sample_type="TextSample", field_map={"text": "json[text]"})
+    found = fields(tmp_path)
+    assert found["a"]["json"]["decoded"][0]["error"] == "KeyError: 'text'"
+    assert found["b"]["json"]["decoded"][0]["text"] == "it"
+    assert "text: does not decode: KeyError" in shown(tmp_path, "--samples", "2")
+
+
+def test_samples_are_counted_by_class(classes: Path) -> None:
+    """With the names of a converted ImageFolder; also if a field map names the class part."""
+    found = document(classes / "photos-tars", "--samples", "1")
+    assert found["classes"] == {"classes": {"cat": 8, "dog": 3, "<i>eel<_i>": 1}, "of": 12}
+    text = shown(classes / "photos-tars", "--samples", "1")
+    assert "  Samples by class  of 12" in text
+    assert re.search(r"^    cat +8  █{20}$", text, re.MULTILINE)
+    assert re.search(r"^    dog +3  █{8}$", text, re.MULTILINE)
+    assert document(classes / "captions")["classes"] is None
+    page = energon_grain.preview(classes / "photos-tars").html()
+    assert "<bdi>&lt;i&gt;eel&lt;_i&gt;</bdi></th><td>1<meter" in page
+
+
+def test_the_counts_of_a_step_are_those_of_its_samples(classes: Path) -> None:
+    asked = [classes / "mix.yaml", "--step", "2", "--batch-size", "7", "--world-size", "2"]
+    records = json.loads(run("which", *asked, "--json").stdout)
+    found = document(*asked, "--samples", "3")
+    by_dataset = [
+        sum(Path(record["dataset"]).name == name for record in records) for name in ("photos-tars", "captions")
+    ]
+    assert [dataset["count"] for dataset in found["datasets"]] == by_dataset
+    assert sum(by_dataset) == 14
+    by_class = Counter(record["key"].partition("/")[0] for record in records if "/" in record["key"])
+    assert found["classes"] == {"classes": dict(by_class), "of": by_dataset[0]}
+    assert list(found["classes"]["classes"].values()) == sorted(by_class.values(), reverse=True)
+
+
+def test_two_steps_side_by_side(classes: Path, tmp_path: Path) -> None:
+    asked = [classes / "mix.yaml", "--batch-size", "4"]
+    pair = [*asked, "--step", "5", "--beside", "3"]
+    found = document(*pair, "--samples", "100")
+    for place, step in (({**found}, "5"), (found["beside"], "3")):
+        alone = document(*asked, "--step", step, "--samples", "100")
+        assert {name: place[name] for name in ("samples", "datasets", "classes")} == {
+            name: alone[name] for name in ("samples", "datasets", "classes")
+        }
+    lines = shown(*pair, "--samples", "2").splitlines()
+    assert lines[:2] == [f"mix.yaml, step {step}: 2 of 4 samples of the step" for step in (5, 3)]
+    assert "  Samples by dataset    step 5  step 3" in lines
+    keys = [[sample["key"] for sample in each["samples"][:2]] for each in (found, found["beside"])]
+    titles = [line for line in lines if line.startswith("── ")]
+    assert len(titles) == 2
+    for title, left, right in zip(titles, *keys, strict=True):
+        sides = title.split(" │ ")
+        assert [
+            side.partition(" · ")[0].endswith((key, "…")) for side, key in zip(sides, (left, right), strict=True)
+        ] == [
+            True,
+            True,
+        ]
+    text = energon_grain.preview(classes / "mix.yaml", step=5, beside=3, batch_size=4).text(width=120, colours=True)
+    assert max(len(_COLOUR.sub("", line)) for line in text.splitlines()) <= 120
+    page = tmp_path / "page.html"
+    assert shown(*pair, "--html", page, "--samples", "2") == (
+        f"Wrote {page}: 2 of 4 samples of the step; 2 of 4 samples of the step.\n"
+    )
+    written = page.read_text(encoding="utf-8")
+    assert "<title>mix.yaml, step 5, beside step 3</title>" in written
+    assert written.count('class="card') == written.count(' left" data-of') + written.count(' right" data-of') == 4
+    assert '<h2 class="step left">Step 5</h2><h2 class="step right">Step 3</h2>' in written.replace("\n", "")
+
+
+def test_steps_beside_each_other_of_a_run_that_packs(packs: list[Any]) -> None:
+    found = document(*packs, "--samples", "100", "--beside", "1")
+    alone = document(*[{"3": "1"}.get(each, each) if each == "3" else each for each in packs], "--samples", "100")
+    assert found["beside"]["samples"] == alone["samples"]
+
+
+def test_quiet_leaves_out_what_was_written(classes: Path, tmp_path: Path) -> None:
+    assert shown(classes / "captions", "--html", tmp_path / "page.html", "--quiet") == ""
+    assert (tmp_path / "page.html").exists()

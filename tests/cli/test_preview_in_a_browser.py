@@ -174,6 +174,35 @@ def test_by_keyboard(opened: Opened) -> None:
     opened.wait_for_focus(second)
 
 
+@pytest.mark.parametrize("width", [1280, 375])
+def test_two_steps_are_two_columns(browser: Any, file: Path, tmp_path: Path, width: int) -> None:
+    """Side by side at any width; filters apply to both; a card opens with its decoded fields."""
+    page_file = tmp_path / "steps.html"
+    energon_grain.preview(file.parent / "mix.yaml", step=4, beside=2, batch_size=6).save(page_file)
+    opened = Opened(browser, page_file, width)
+    page = opened.page
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator(".step").all_inner_texts() == ["Step 4", "Step 2"]
+    sides = [page.locator(f"#grid > .card.{side}") for side in ("left", "right")]
+    assert [side.count() for side in sides] == [6, 6]
+    boxes = [[card.bounding_box() for card in side.all()] for side in sides]
+    assert {box["x"] for box in boxes[0]} != {box["x"] for box in boxes[1]}
+    assert max(box["x"] + box["width"] for box in boxes[0]) <= min(box["x"] for box in boxes[1])
+    assert [box["y"] for box in boxes[0]] == [box["y"] for box in boxes[1]]
+    assert page.locator("table.counts").first.locator("thead th").all_inner_texts() == [
+        "Samples by dataset",
+        "step 4",
+        "step 2",
+    ]
+    page.get_by_role("button", name="captions/train").click()
+    shown = visible_cards(page)
+    assert 0 < shown < 12
+    page.locator("#grid > .card:visible .open").first.click()
+    page.locator("dialog .decoded", has_text="float32").first.wait_for()
+    assert (opened.requests, opened.said) == ([], [])
+    opened.context.close()
+
+
 def test_in_a_notebook(browser: Any, file: Path, tmp_path: Path) -> None:
     """The same page in a frame of another one: it works there, and cannot reach what is around it."""
     frame = energon_grain.preview(file.parent / "media")._repr_html_()

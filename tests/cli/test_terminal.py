@@ -7,6 +7,8 @@ import os
 import pty
 import re
 import select
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from beside_data import described
 from cli_runs import run
 from patience import PATIENCE_S
 
-from energon_grain.testing import make_captioning_dataset
+from energon_grain.testing import make_captioning_dataset, write_tars
 
 TIMEOUT_S = PATIENCE_S
 
@@ -85,6 +87,23 @@ def test_wizard(root: Path) -> None:
     assert "3/3 shards" in terminal.output
     assert "100%" in terminal.output
     assert described(root)["field_map"] == {"image": "jpg", "caption": "txt"}
+
+
+def test_enter_takes_every_proposal_and_the_command_shown_does_the_same(tmp_path: Path) -> None:
+    """With pictures and JSON, too. Enter never repeats a question."""
+    sample = {"jpg": b"x", "json": {"captions": ["a cat"]}}
+    write_tars(tmp_path / "data", [{"__key__": "a", **sample}])
+    terminal = Terminal("prepare", str(tmp_path / "data"))
+    for question in ("Ratio of train, val and test", "Choose a sample type now", "Number or name of the sample type"):
+        terminal.answer(question, "")
+    assert terminal.exit_code() == 0
+    assert "CaptioningSample (image from jpg, caption from json[captions][0]). Enter takes it." in terminal.output
+    made = described(tmp_path / "data")
+    assert made["field_map"] == {"image": "jpg", "caption": "json[captions][0]"}
+    shown = terminal.output.replace("\r", "").partition("without questions:\n")[2].strip().splitlines()[0]
+    shutil.rmtree(tmp_path / "data/.nv-meta")
+    assert run(*shlex.split(shown)[1:]).exit_code == 0
+    assert described(tmp_path / "data") == made
 
 
 def test_lint_shows_how_far_it_is(root: Path) -> None:

@@ -267,7 +267,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     assert 1 <= len(list(target.glob("*.array_record"))) < 9
     done = subprocess.run([*command, "--num-workers", "2"], capture_output=True, text=True, check=True)
-    assert " had been written by an earlier run that did not finish" in done.stdout
+    assert " had been written by an interrupted run" in done.stdout
     assert "720 samples in 9 ArrayRecord files" in done.stdout
     assert done.stderr == ""
     assert told(target) == told(tmp_path / "blobs")
@@ -392,7 +392,9 @@ def test_what_cannot_be_converted_is_named(bucket: Bucket, tmp_path: Path) -> No
     write_v2(tmp_path / "sets", "mix.yaml", train={"path": "tars"})
     url = bucket.upload(tmp_path / "sets")
     for root in (url, str(tmp_path / "sets")):
-        with pytest.raises(ConfigError, match=f"^{root}/mix.yaml: .*a metadataset: convert its datasets one by one"):
+        with pytest.raises(
+            ConfigError, match=f"^{root}/mix.yaml: is a metadataset, .*: convert its datasets one by one"
+        ):
             convert_dataset(f"{root}/mix.yaml", tmp_path / "new")
     with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: nothing lies below that URL$"):
         convert_dataset(f"{url}/nothing", tmp_path / "new")

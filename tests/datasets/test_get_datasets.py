@@ -92,7 +92,7 @@ def test_impossible_arguments(arguments: dict[str, Any], message: str) -> None:
         ({"limit": 0}, r"limit=0: expected a positive number of batches, or None for all"),
         ({"batch_size": -3}, r"batch_size=-3"),
         ({"last_batch": "keep", "worker_config": TWO_HOSTS}, r"last_batch='keep' with 2 hosts"),
-        ({"subset": "10%"}, r"subset '10%': a range \[start, end\] of two values"),
+        ({"subset": "10%"}, r"subset '10%': expected a range \[start, end\] of two values"),
     ],
 )
 def test_impossible_arguments_of_validation(arguments: dict[str, Any], message: str) -> None:

@@ -134,7 +134,7 @@ def test_a_line_that_cannot_be_written_ends_the_iteration(path: Path, tmp_path: 
         raise ValueError("no keys here")
 
     dataset = LogSampleDataset(train(path, config()), "train", logging_to(tmp_path), fails)
-    with pytest.raises(FatalSampleError, match="LogSampleDataset cannot note an item: ValueError: no keys here"):
+    with pytest.raises(FatalSampleError, match="LogSampleDataset cannot log an item: ValueError: no keys here"):
         next(iter(dataset))
 
 

@@ -51,7 +51,7 @@ from energon_grain import (
 from energon_grain.datasets.dataset import OF_DATASET, node as kind_of_node, settle
 from energon_grain.datasets.lowering import LanePart, Lowering, Part
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
-from energon_grain.stream.state import Form, Many
+from energon_grain.stream.state import Form, ListOf
 from energon_grain.testing import make_text_dataset
 
 HOST = WorkerConfig(rank=0, world_size=1)
@@ -423,11 +423,11 @@ class WithPreviousLanes(LaneOperator):
 
     @property
     def state_form(self) -> Form:
-        return self.child.state_form, Many(self.child.reference_form)
+        return self.child.state_form, ListOf(self.child.reference_form)
 
     @property
     def reference_form(self) -> Form:
-        return Many(self.child.reference_form), self.child.reference_form
+        return ListOf(self.child.reference_form), self.child.reference_form
 
     def open(self, lane: Lane, state: State | None) -> Items:
         below, held = (None, ()) if state is None else state

@@ -34,7 +34,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rank": 2, "world_size": 2}, r"rank=2, world_size=2\): rank must lie in \[0, world_size\)"),
+        ({"rank": 2, "world_size": 2}, r"rank=2, world_size=2\): rank must be in \[0, world_size\)"),
         ({"rank": -1, "world_size": 2}, r"rank=-1"),
         ({"rank": 0, "world_size": 0}, r"world_size=0"),
         ({"rank": 0, "world_size": 1, "num_workers": -1}, r"num_workers=-1\): expected 0 or more"),
@@ -42,8 +42,8 @@ def test_defaults() -> None:
             {"rank": 0, "world_size": 1, "worker_type": "fiber"},
             r"worker_type='fiber'\): expected 'thread' or 'process'",
         ),
-        ({"rank": "0", "world_size": 1}, r"rank='0'\): expected a whole number"),
-        ({"rank": 0, "world_size": 1.0}, r"world_size=1.0\): expected a whole number"),
+        ({"rank": "0", "world_size": 1}, r"rank='0'\): expected an integer"),
+        ({"rank": 0, "world_size": 1.0}, r"world_size=1.0\): expected an integer"),
         ({"rank": 0, "world_size": 1, "prefetch_bytes": 0}, r"prefetch_bytes=0\): expected a positive number of bytes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The programs of `examples/trainers` in JAX: killed on two devices, resumed on another number of them."""
+"""The JAX files of `examples/trainers` in their trainers: killed on two devices, resumed on another number of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 TRAINERS = REPOSITORY / "examples" / "trainers"
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.mark.parametrize(("package", "devices"), [("axlearn", 3), ("levanter", 2), ("maxtext", 1)])
@@ -26,8 +27,8 @@ def test_a_killed_run_goes_on_with_other_devices(package: str, devices: int, tmp
         pytest.skip(f"{package} is not installed")
     data = make_text_dataset(tmp_path / "texts", n=300)
 
-    command = [sys.executable, "-W", "ignore", TRAINERS / f"train_{package}.py", data, "--steps", "14"]
-    paths = [str(REPOSITORY), str(REPOSITORY / "adapters"), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-W", "ignore", PROGRAMS / f"train_{package}.py", data, "--steps", "14"]
+    paths = [str(REPOSITORY), str(REPOSITORY / "adapters"), str(TRAINERS), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
     def notes(name: str, *options: str, devices: int, folder: str = "checkpoints") -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
@@ -10,6 +9,7 @@ import runpy
 import signal
 import socket
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ import pytest
 from program_server import ProgramServer, serving
 
 from energon_grain.testing import make_classification_dataset
-from energon_grain_torch import get_savable_loader
 
 pytestmark = pytest.mark.slow
 
@@ -64,23 +63,32 @@ class Launch:
     data: Path
     folder: Path
 
-    def __call__(self, ranks: int, *options: str, killed: bool = False) -> None:
-        """Run it until all ranks have ended or, where the last is to be killed, until that has."""
+    def __call__(self, ranks: int, notes: str, *, checkpoints: str = "checkpoints", kill_in: int = 0) -> Notes:
+        """What the ranks trained on together, step by step, until all have ended or one was killed in a step."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        checkpoints = self.folder / "checkpoints"
-        checkpoints.mkdir(exist_ok=True)
+        for name in (checkpoints, notes):
+            (self.folder / name).mkdir(exist_ok=True)
         environment = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "TORCHELASTIC_RUN_ID": "test",
+            "NOTES": str(self.folder / notes),
+            "KILL_IN": str(kill_in),
         }
-        program = [TRAINERS / f"{self.program}.py", self.data, "--checkpoints", checkpoints, *options]
-        status, output = self.server.run(Path(__file__), self.folder, *program, environment=environment)
-        assert status == (-signal.SIGKILL if killed else 0), output[-6000:]
+        program = [TRAINERS / f"{self.program}.py", self.data, "--checkpoints", self.folder / checkpoints]
+        status, output = self.server.run(
+            Path(__file__), self.folder, *program, "--steps", "14", environment=environment
+        )
+        assert status == (-signal.SIGKILL if kill_in else 0), output[-6000:]
+        return together(self.folder / notes)
+
+
+Notes = list[tuple[list[int], float]]
+"""For each step: sums over the inputs of all samples, sorted, and the norm of the weights before the step."""
 
 
 def run_ranks(program: str) -> None:
@@ -91,6 +99,7 @@ def run_ranks(program: str) -> None:
         if children[-1] == 0:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             sys.argv, sys.path[0] = sys.argv[1:], str(Path(program).parent)
+            take_notes(Path(os.environ["NOTES"], f"rank{rank}.jsonl"), int(os.environ["KILL_IN"]))
             runpy.run_path(program, run_name="__main__")
             return
     while children:
@@ -104,32 +113,47 @@ def run_ranks(program: str) -> None:
             sys.exit(status)
 
 
-def steps(notes: Path) -> dict[int, list[int]]:
-    """What the ranks trained on in each step, together."""
-    found: dict[int, list[int]] = {}
-    for file in notes.glob("rank*.jsonl"):
-        for step, numbers in map(json.loads, file.read_text().splitlines()):
-            found.setdefault(step, []).extend(numbers)
-    return {step: sorted(numbers) for step, numbers in found.items()}
+def take_notes(path: Path, kill_in: int) -> None:
+    """Note what a linear layer gets in each step, and end without warning in one of them (counted from 1; 0: none)."""
+    import torch
+
+    torch.manual_seed(0)
+    steps = 0
+
+    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        nonlocal steps
+        if isinstance(module, torch.nn.Linear):
+            steps += 1
+            sums = [zlib.crc32(row.numpy().tobytes()) for row in given[0]]
+            with path.open("a") as file:
+                print(json.dumps([sums, module.weight.norm().item()]), file=file)
+            if steps == kill_in:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.nn.modules.module.register_module_forward_pre_hook(note)
+
+
+def together(folder: Path) -> Notes:
+    ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in folder.glob("rank*.jsonl")]
+    return [(sorted(sum((sums for sums, _ in step), [])), step[0][1]) for step in zip(*ranks, strict=False)]
 
 
 @pytest.mark.parametrize(("program", "ranks"), [*zip(NEEDS, (3, 3, 1), strict=True)])
 def test_a_killed_run_goes_on_with_other_ranks(
-    program: str, ranks: int, data: Path, trainers: ProgramServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, ranks: int, data: Path, trainers: ProgramServer, tmp_path: Path
 ) -> None:
     for package in NEEDS[program]:
         if not installed(package):
             pytest.skip(f"{package} is not installed")
-    monkeypatch.syspath_prepend(str(TRAINERS))
-    with get_savable_loader(importlib.import_module("task").train_dataset(data, 12)) as loader:
-        whole = {step: sorted(next(iter(loader))["number"].tolist()) for step in range(14)}
-
     launch = Launch(trainers, program, data, tmp_path)
-    launch(2, "--notes", "before", "--steps", "14", "--die-at", "10", killed=True)
-    before = steps(tmp_path / "before")
-    assert {step: before[step] for step in range(10)} == {step: whole[step] for step in range(10)}
-    launch(ranks, "--notes", "after", "--steps", "14")
-    assert steps(tmp_path / "after") == {step: whole[step] for step in range(9, 14)}
+    whole = launch(1, "whole", checkpoints="whole_checkpoints")
+    assert len(whole) == 14
+    before = launch(2, "before", kill_in=11)
+    assert len(before) in (10, 11)  # the other rank may not have begun the last step
+    after = launch(ranks, "after")  # from the checkpoint of step 9
+    for part, expected in ((before, whole[: len(before)]), (after, whole[9:])):
+        assert [sums for sums, _ in part] == [sums for sums, _ in expected]
+        assert [norm for _, norm in part] == pytest.approx([norm for _, norm in expected], rel=1e-4)
 
 
 if __name__ == "__main__":

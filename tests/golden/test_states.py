@@ -57,7 +57,7 @@ def test_a_later_order_version_is_refused() -> None:
     state = RECORDED[ORDER_VERSION]["leaf, blocks"]["state"]
     later = {**older(state), "order_version": ORDER_VERSION + 1}
     del later["check"]
-    with pytest.raises(StateError, match=f"'order_version' is {ORDER_VERSION + 1}: a later revision"):
+    with pytest.raises(StateError, match=f"'order_version' is {ORDER_VERSION + 1}: it was saved by a later revision"):
         states.then(energon_grain, "leaf, blocks", later)
 
 

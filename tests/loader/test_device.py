@@ -438,7 +438,7 @@ def test_states_of_hosts_that_are_not_processes_of_jax_are_collected_by_hand(tra
         for _ in range(8):
             next(loader)
     with pytest.raises(
-        StateError, match=r"2 hosts can be gathered only by .* give all of them to `restore_state_global`"
+        StateError, match=r"2 hosts can be gathered only by .* pass all of them to `restore_state_global`"
     ):
         loaders[0].save_state_global()
     states = [loader.save_state_rank() for loader in loaders]

@@ -70,7 +70,7 @@ def test_a_closed_loader_says_where_it_was_closed(train: Train) -> None:
         loader = get(train())
         next(loader)
         loader.close()
-        with pytest.raises(ValueError, match=r"closed at .*test_misuse\.py:\d+; make a new one, and restore the state"):
+        with pytest.raises(ValueError, match=r"closed at .*test_misuse\.py:\d+; make a new one and restore the state"):
             next(loader)
         assert loader.save_state_rank()["step"] == 1
         with get(train()) as loader:
@@ -142,10 +142,10 @@ def test_a_loader_has_no_batches_by_number(loader: Any) -> None:
 
 
 NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda dataset: get_loader(dataset), "got a SavableDataLoader; pass the dataset that it was made of"),
-    (lambda dataset: [(dataset, None)], "got a list; pass the datasets in it, one by one"),
-    (lambda dataset: "s3://bucket/data", "got a str; give it to get_train_dataset"),
-    (lambda dataset: load_dataset("s3://bucket/data"), "got a DatasetLoader; give it to get_train_dataset"),
+    (lambda dataset: get_loader(dataset), "got a SavableDataLoader; pass the dataset that it was made from"),
+    (lambda dataset: [(dataset, None)], "got a list; pass its datasets one by one"),
+    (lambda dataset: "s3://bucket/data", "got a str; pass it to get_train_dataset"),
+    (lambda dataset: load_dataset("s3://bucket/data"), "got a DatasetLoader; pass it to get_train_dataset"),
     (
         lambda dataset: TextWebdataset(
             "s3://bucket/data",
@@ -154,10 +154,13 @@ NO_DATASET: list[tuple[Callable[[Any], Any], str]] = [
             worker_config=WorkerConfig(rank=0, world_size=1),
             field_map={"text": "txt"},
         ),
-        r"got a TextWebdataset; pass what its build\(\) gives",
+        r"got a TextWebdataset; pass the result of its build\(\)",
     ),
-    (lambda dataset: BatchMapDataset(dataset), "got a BatchMapDataset; pass what get_train_dataset or another"),
-    (lambda dataset: None, "got a NoneType; pass what get_train_dataset or another"),
+    (
+        lambda dataset: BatchMapDataset(dataset),
+        "got a BatchMapDataset; pass the result of get_train_dataset or of another",
+    ),
+    (lambda dataset: None, "got a NoneType; pass the result of get_train_dataset or of another"),
 ]
 
 

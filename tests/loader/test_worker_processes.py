@@ -180,7 +180,7 @@ class Unpicklable(TaskEncoder):
 
 def test_results_that_cannot_be_sent_are_told(train: Train) -> None:
     loader = Stream.of(train(num_workers=1, worker_type="process", task_encoder=Unpicklable()))
-    with pytest.raises(WorkerError, match=r"what the hooks returned cannot be sent .*lock.*worker_type='thread'"):
+    with pytest.raises(WorkerError, match=r"the return value of hooks cannot be sent .*lock.*worker_type='thread'"):
         next(loader)
     loader.close()
 
@@ -408,8 +408,8 @@ with Stream.of(dataset) as stream:
 @pytest.mark.parametrize(
     ("where", "said", "on_stderr"),
     [
-        ("worker", "ended with exit code 1", "as many files open as it may"),
-        ("parent", "as many files open as it may", ""),
+        ("worker", "ended with exit code 1", "reached its limit of open files"),
+        ("parent", "reached its limit of open files", ""),
     ],
 )
 def test_what_may_open_no_more_files_says_so(

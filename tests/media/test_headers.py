@@ -239,7 +239,7 @@ def test_what_a_later_version_adds_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
-        ("film", "{}", "is of type 'film'; known are 'av', 'image'"),
+        ("film", "{}", "has type 'film'; expected one of 'av', 'image'"),
         ("av", '{"video_fps":', "is damaged: .* '{\"video_fps\":'"),
         ("av", "[1]", "is damaged: Expected `object`, got `array`"),
         ("av", '{"video_fps":"fast"}', r"does not fit AVMetadata: Expected `float \| null`, got `str`"),

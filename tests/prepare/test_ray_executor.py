@@ -149,7 +149,7 @@ def test_a_killed_driver_goes_on_from_the_command_line(cluster: str, root: Path,
     done = subprocess.run(command, env=environment, cwd=root.parent, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{10 * COUNT} samples in {COUNT} shards" in done.stdout
-    assert "5 shards had been scanned by an earlier run that did not finish" in done.stdout
+    assert "5 shards had been scanned by an interrupted run" in done.stdout
     assert outputs(root) == prepared_here(root)
 
 

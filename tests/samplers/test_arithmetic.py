@@ -133,7 +133,7 @@ def test_totals_are_bounded_and_shares_close(weights: list[float]) -> None:
         (["inf"], "not a finite"),
         (["many"], "not a finite"),
         ([None], "not a finite"),
-        ([1, 1e-12], "weight 1 of 2, 1e-12, .* rounded to nothing"),
+        ([1, 1e-12], "weight 1 of 2, 1e-12, .* rounds to zero"),
     ],
 )
 def test_impossible_weights_are_refused(weights: list[Weight], message: str) -> None:

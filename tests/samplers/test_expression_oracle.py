@@ -232,7 +232,7 @@ def by_library(expression: Expression) -> list[bool] | None:
     try:
         return expression.holds(COLUMNS.__getitem__).tolist()
     except ConfigError as error:
-        if "whole numbers end at 2**62" not in str(error):
+        if "integers must be below 2**62" not in str(error):
             raise
         return None
 

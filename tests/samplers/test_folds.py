@@ -186,7 +186,7 @@ def test_carries_as_one_list_and_back(carries: list[Carry]) -> None:
 
 @pytest.mark.parametrize("numbers", [[0], [2, 1], [1, 5, 3, 1, 1]])
 def test_what_are_no_carries(numbers: list[int]) -> None:
-    with pytest.raises(ValueError, match="no whole carries"):
+    with pytest.raises(ValueError, match="do not form complete carries"):
         unflat(numbers)
 
 

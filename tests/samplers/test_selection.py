@@ -96,7 +96,7 @@ def test_only_results_that_are_too_large_are_refused() -> None:
     assert found("a ** 1 + 0", most, 3) == [most, 3]
     assert found("a % 10", 2**63 - 1, -(2**63)) == [7, 2]
     for text, value in (("a + 1", most), ("a - 1", -most), ("a * -1", 2**62), ("a // 1", 2**63 - 1), ("-a", -(2**63))):
-        with pytest.raises(ConfigError, match=r"whole numbers end at 2\*\*62"):
+        with pytest.raises(ConfigError, match=r"integers must be below 2\*\*62"):
             found(text, value)
 
 
@@ -205,14 +205,14 @@ def test_combine_joins_by_and() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tokens >> 3", r"character 1 .*not known in an expression"),
+        ("tokens >> 3", r"character 1 .*not supported in an expression"),
         ("tokens > 3 and __import__('os').system('x')", r"character 16 \(\"__import__"),
-        ("a.__class__.f()", "not known"),
-        ("(lambda: 1)() > tokens", "not known"),
-        ("[x for x in y]", "not known"),
-        ("f'{tokens}'", "not known"),
-        ("tokens > 3j", "not known"),
-        ("(a + b).c > 1", "a dot joins"),
+        ("a.__class__.f()", "not supported"),
+        ("(lambda: 1)() > tokens", "not supported"),
+        ("[x for x in y]", "not supported"),
+        ("f'{tokens}'", "not supported"),
+        ("tokens > 3j", "not supported"),
+        ("(a + b).c > 1", "a dot only joins"),
         ("tokens = 3", r"character 8.*=="),
         ("tokens > 3 &", "invalid syntax"),
         ("(a > 1) & (b > 1)", "write `and`"),
@@ -220,28 +220,28 @@ def test_combine_joins_by_and() -> None:
         ("tokens > 'x'", "columns hold numbers"),
         ("tokens > None", "columns hold numbers"),
         ("tokens > True", "columns hold numbers"),
-        ("(tokens > 3) + 1", r"character 2.*a condition, where a number is needed"),
-        ("abs(tokens > 3)", "a condition, where a number is needed"),
+        ("(tokens > 3) + 1", r"character 2.*expected a number, found a condition"),
+        ("abs(tokens > 3)", "expected a number, found a condition"),
         ("tokens in 3", "list of numbers"),
         ("tokens in []", "list of numbers"),
         ("tokens in [width]", "list of numbers"),
         ("tokens in [not 1]", "list of numbers"),
         ("1 < tokens in [3]", "cannot be chained"),
-        ("[1] < tokens", "after `in` only"),
+        ("[1] < tokens", "only allowed after `in`"),
         ("max(tokens) > 1", "not a whole column"),
         ("abs(tokens, 2)", "takes one number"),
         ("abs(x=tokens)", "takes one number"),
         ("column(tokens)", "in quotation marks"),
-        ("eval(tokens)", "not known"),
+        ("eval(tokens)", "not supported"),
         ("tokens > 1e999", "too large"),
         (f"tokens > {2**62}", "too large"),
-        ("3 > 2", "names no column"),
+        ("3 > 2", "uses no column"),
         ("   \n", "is empty"),
-        ("tokens > 3 # and more\n and tokens < 5", "a comment would hide"),
+        ("tokens > 3 # and more\n and tokens < 5", "a comment hides"),
         ("a +" * 200 + "a", "nested deeper than 100"),
         ("-" * 9000 + "a", "nested"),
         ("(" * 300 + "a" + ")" * 300, "nested"),
-        ("a + " * 3000 + "a", "10,000 are the most"),
+        ("a + " * 3000 + "a", "the maximum is 10,000"),
         ("tokens\0", "null bytes"),
         ("tokens \ud800", "cannot be read"),
         (b"tokens", "expected the text"),
@@ -255,7 +255,7 @@ def test_refuses_what_is_no_expression(text: Any, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["hash * hash", "10 ** 10 ** 10 > tokens", "bytes.jpg ** 3", "hash + hash + hash"])
 def test_whole_numbers_never_wrap_around(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"whole numbers end at 2\*\*62.*1\.0"):
+    with pytest.raises(ConfigError, match=r"integers must be below 2\*\*62.*1\.0"):
         of(text)
     if "hash" not in text:
         return
@@ -265,7 +265,7 @@ def test_whole_numbers_never_wrap_around(text: str) -> None:
 @pytest.mark.parametrize("text", ["-n", "abs(n)", "1 - n"])
 def test_the_least_number_has_no_opposite(text: str) -> None:
     least = np.array([5, -(2**63)])
-    with pytest.raises(ConfigError, match=r"n\)? reaches 9\.22e\+18; whole numbers end at 2\*\*62"):
+    with pytest.raises(ConfigError, match=r"n\)? reaches 9\.22e\+18; integers must be below 2\*\*62"):
         Expression.parse(text, where="where").of(lambda name: least)
     assert (Expression.parse(f"{text} >= -5", where="where").of(lambda name: least[:1])).all()
 

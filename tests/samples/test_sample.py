@@ -112,7 +112,7 @@ def test_extend_takes_all_fields_of_a_parent():
 
 def test_extend_refuses_other_types():
     other = CaptioningSample(__key__="a", __restore_key__=(), image=None, caption="c")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Scored\.extend: takes an instance of a parent type.*CaptioningSample"):
+    with pytest.raises(TypeError, match=r"Scored\.extend: expected an instance of a parent type.*CaptioningSample"):
         Scored.extend(other)
 
 

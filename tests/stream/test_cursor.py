@@ -19,13 +19,13 @@ from stream_hosts import MakeDataset, config, global_batch, open_hosts, open_str
 from energon_grain import BlendDataset, FingerprintError, StateError, Stream, get_train_dataset, merge_cursors
 from energon_grain.stream.state import (
     Codec,
-    Later,
-    Many,
-    Marked,
+    Deferred,
+    ListOf,
     Number,
     OneOf,
     Place,
     Same,
+    WithExtra,
     pack_integers,
     positions,
     unpack_integers,
@@ -50,7 +50,7 @@ def test_a_changed_configuration_is_named(text_dataset: MakeDataset) -> None:
     with pytest.raises(FingerprintError, match="samples: saved 53, now 97"):
         larger.restore(cursor)
     [lanes] = open_hosts(path, 1, 5, lanes=12)
-    with pytest.raises(StateError, match="saved with lanes=24, this run has lanes=12"):
+    with pytest.raises(StateError, match="saved with lanes=24, but this run has lanes=12"):
         lanes.restore(cursor)
 
 
@@ -95,7 +95,7 @@ def test_one_hosts_state_with_drops_is_not_for_other_hosts(text_dataset: MakeDat
     for _ in range(10):
         global_batch(streams)
     [single] = open_hosts(path, 1, 8)
-    with pytest.raises(StateError, match="knows what was dropped in its own lanes only"):
+    with pytest.raises(StateError, match="records what was dropped in its own lanes only"):
         single.restore(streams[0].cursor())
     with pytest.raises(StateError, match="the states of all hosts are needed"):
         merge_cursors([streams[0].cursor()])
@@ -162,7 +162,7 @@ def test_a_manifest_of_many_datasets_is_short_and_still_names_what_differs(tmp_p
     small = stream.cursor()
     assert len(json.dumps(small)) < 1024
     with pytest.raises(
-        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank hold what differs, too"
+        FingerprintError, match=r"saved \w+, now \w+ \(states of save_state_rank also list the settings"
     ):
         other.restore(small)
     with pytest.raises(FingerprintError, match="  seed: saved 0, now 1\n"):
@@ -182,10 +182,10 @@ FORMS = st.recursive(
     _LEAVES,
     lambda forms: st.one_of(
         st.lists(forms, min_size=1, max_size=3).map(tuple),
-        st.builds(Many, forms),
+        st.builds(ListOf, forms),
         st.lists(forms, min_size=1, max_size=3).map(lambda several: OneOf(tuple(several))),
-        st.builds(Later, forms),
-        st.builds(Marked, forms, st.builds(Many, forms)),
+        st.builds(Deferred, forms),
+        st.builds(WithExtra, forms, st.builds(ListOf, forms)),
     ),
     max_leaves=6,
 )
@@ -199,11 +199,11 @@ def values_of(form: Any) -> st.SearchStrategy[Any]:
             return st.integers(0, min(end - 1, 2**61))
         case tuple():
             return st.tuples(*map(values_of, form))
-        case Many(each=each):
+        case ListOf(each=each):
             return st.lists(values_of(each), max_size=4).map(tuple)
         case OneOf(forms=forms):
             return st.one_of(*(st.tuples(st.just(n), values_of(each)) for n, each in enumerate(forms)))
-        case Same() | Later():
+        case Same() | Deferred():
             return values_of(form.form)
         case _:
             return st.tuples(st.integers(0, 2**61), values_of(form.value), values_of(form.rare))
@@ -213,7 +213,7 @@ def values_of(form: Any) -> st.SearchStrategy[Any]:
 def cases(draw: st.DrawFn) -> tuple[Any, Any]:
     form = draw(FORMS)
     if draw(st.booleans()):
-        form = Many(Same(7, form))
+        form = ListOf(Same(7, form))
     return form, draw(values_of(form))
 
 
@@ -234,16 +234,16 @@ def test_what_is_written_is_read(case: tuple[Any, Any], data: st.DataObject) -> 
 
 def test_neighbours_cost_little() -> None:
     """Differences are taken within each feed by itself."""
-    form = Many(OneOf((Place(1), Place(2))))
+    form = ListOf(OneOf((Place(1), Place(2))))
     held = tuple((feed, 10**12 * feed + place) for place in range(100) for feed in (0, 1))
     assert max(Codec(form).encode(held)[5:]) == 2
-    assert Codec(Many(Place(0))).encode((5, 3, 3)) == [3, 10, 3, 0]
-    again = Many((Number(), Same(1, (Number(), Place(0)))))
+    assert Codec(ListOf(Place(0))).encode((5, 3, 3)) == [3, 10, 3, 0]
+    again = ListOf((Number(), Same(1, (Number(), Place(0)))))
     assert Codec(again).encode(((0, (7, 5)), (1, (7, 5)), (2, (8, 5)))) == [3, 0, 1, 7, 10, 1, 0, 2, 1, 8, 0]
 
 
 def test_samples_that_a_value_is_made_of() -> None:
-    form = (Place(0), Many(OneOf((Place(1), Number()))), Same(3, Place(2)), Marked(Place(4), Many(Number())))
+    form = (Place(0), ListOf(OneOf((Place(1), Number()))), Same(3, Place(2)), WithExtra(Place(4), ListOf(Number())))
     assert [*positions(form, (5, ((0, 6), (1, 7)), 8, (1, 9, ())))] == [(0, 5), (1, 6), (4, 9)]
 
 
@@ -252,13 +252,13 @@ def test_samples_that_a_value_is_made_of() -> None:
 )
 def test_what_has_another_form_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError, LookupError, StateError)):
-        Codec((Number(3), Many(Place(0)))).check(value)
+        Codec((Number(3), ListOf(Place(0)))).check(value)
 
 
 @pytest.mark.parametrize("position", [-1, -5, 2**62])
 def test_positions_that_no_stream_has_are_refused_wherever_they_stand(position: int) -> None:
     """Those of `Same` too, which are read later."""
-    form = (Place(0), Same(1, (Number(), Many(Marked(Place(0), Many(Number()))))))
+    form = (Place(0), Same(1, (Number(), ListOf(WithExtra(Place(0), ListOf(Number()))))))
     value = (7, (0, ((0, 3, ()), (0, position, ()))))
     with pytest.raises(StateError, match="damaged"):
         Codec(form).decode(Codec(form).encode(value))

@@ -197,7 +197,9 @@ def test_passes_are_whole_and_go_on_elsewhere(
             assert the_rest(second) == rest
         else:
             where = rf".*one of \[1, .*{lanes[1]}\] hosts" if lanes[1] % hosts[1] and lanes[1] > 1 else ""
-            with pytest.raises(StateError, match=f"saved with lanes={lanes[1]}, this run has lanes={lanes[2]}{where}"):
+            with pytest.raises(
+                StateError, match=f"saved with lanes={lanes[1]}, but this run has lanes={lanes[2]}{where}"
+            ):
                 second.restore(saved)
 
 

@@ -272,7 +272,7 @@ def test_an_entry_may_be_any_exception(text_dataset: MakeDataset, caplog: pytest
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda samples: samples[1:], r"an entry for each of the 4 samples .*it returned a list of 3\. To drop"),
+        (lambda samples: samples[1:], r"one entry for each of the 4 samples .*it returned a list of 3\. To drop"),
         (lambda samples: None, r"it returned a value of type NoneType"),
         (lambda samples: iter(samples), r"it returned a value of type list_iterator"),
         (lambda samples: samples.clear() or [], r"4 samples .*a list of 0"),
@@ -344,7 +344,7 @@ def test_lists_that_fail_although_no_sample_does_are_told(
         take(stream, 12)
         assert stream.stats()["dropped_total"] == 0
     (record,) = caplog.records
-    assert "encode_samples raised ValueError (shapes differ) on a list of samples, and on none" in record.getMessage()
+    assert "encode_samples raised ValueError (shapes differ) on a list of samples, but on none" in record.getMessage()
 
 
 def test_augmented_encoders_hand_it_on(text_dataset: MakeDataset) -> None:

@@ -399,7 +399,7 @@ def test_failures_are_logged_once_a_kind_and_then_their_number(
     first, tenth, hundredth = caplog.messages
     assert "was dropped: ValueError: number 2 (from " in first
     assert (
-        "was dropped, as 9 others before by the same kind of failure in encode_sample: ValueError: number 20" in tenth
+        "was dropped, like 9 others before by the same kind of failure in encode_sample: ValueError: number 20" in tenth
     )
-    assert "was dropped, as 99 others before" in hundredth
+    assert "was dropped, like 99 others before" in hundredth
     assert "Traceback" not in tenth + hundredth

@@ -36,7 +36,7 @@ _REFUSED = (
     "of a dataset that filters, groups or packs",
     "whose passes differ in length",
     "cannot hold a blend by repetitions",
-    "a pass has no item at all",
+    "a pass has no items",
     "a pass ended without a single item",
     "without one item",
     "has no complete batch",
@@ -44,7 +44,7 @@ _REFUSED = (
     "an epoch could be empty",
     "of the pass was dropped",
     "so its length is not known beforehand",
-    "last_batch='pad' fills the last batch up",
+    "last_batch='pad' fills the last batch",
     "samples of a global batch were dropped",
     "must be known before they are read",
 )

@@ -29,7 +29,7 @@ from energon_grain import (
     get_train_dataset,
     stateless,
 )
-from energon_grain.stream.hooks import apart
+from energon_grain.stream.hooks import snapshot
 from energon_grain.testing import make_crude_dataset
 
 
@@ -237,7 +237,7 @@ def test_workers_and_the_program_change_nothing(
     alone = batches(path, encoder, 0, "thread", packing)
     with caplog.at_level(logging.WARNING, "energon_grain"):
         assert batches(path, encoder, 2, "thread", packing) == alone
-    assert ("seed generators of the whole process" in caplog.text) == (packing is None)
+    assert ("seed global random generators" in caplog.text) == (packing is None)
     assert batches(path, encoder, 1, "process", packing) == alone
 
 
@@ -295,7 +295,7 @@ def beside() -> Slot:
     "value", [TextSample(**BASE, text="x"), Open(**BASE, x=[1]), counted(), Frozen([1]), beside(), {"x": [1]}], ids=str
 )
 def test_fields_are_the_same_and_apart(value: Any) -> None:
-    made = apart(value)
+    made = snapshot(value)
     assert made is not value
     assert type(made) is type(value)
     if isinstance(value, dict):
@@ -312,13 +312,13 @@ def test_fields_are_the_same_and_apart(value: Any) -> None:
 
 
 def test_what_a_class_says_of_its_copies_holds() -> None:
-    assert apart(OwnWay("x")).x == "copied"
+    assert snapshot(OwnWay("x")).x == "copied"
 
 
 def test_what_is_not_set_stays_so() -> None:
     value = Counted.__new__(Counted)
     value.x = 1
-    made = apart(value)
+    made = snapshot(value)
     assert made.x == 1
     assert not hasattr(made, "y")
 
@@ -326,12 +326,12 @@ def test_what_is_not_set_stays_so() -> None:
 def test_attributes_beside_the_fields_are_kept() -> None:
     value = Open(**BASE)
     value.note = "here"  # type: ignore[attr-defined]
-    assert apart(value).note == copy.copy(value).note == "here"  # type: ignore[attr-defined]
+    assert snapshot(value).note == copy.copy(value).note == "here"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("value", [3, "text", None, [1], Frozen])
 def test_other_values_are_handed_on(value: Any) -> None:
-    assert apart(value) is value
+    assert snapshot(value) is value
 
 
 def test_known_ones_pass_and_others_do_not(text_dataset: MakeDataset) -> None:

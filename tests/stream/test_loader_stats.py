@@ -125,10 +125,10 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) ->
 @pytest.mark.parametrize(
     ("encoder", "workers", "cause", "name", "said"),
     [
-        (SlowHook, 0, "hook", "encode_sample", "give more workers"),
+        (SlowHook, 0, "hook", "encode_sample", "use more workers"),
         (SlowHook, 2, "hook", "encode_sample", "in one thread at a time): set thread_safe = True"),
         (Stubborn, 2, "interpreter", "encode_sample", "The rate is limited by Python's lock"),
-        (SlowBatch, 2, "hook", "encode_batch", "in the one thread that makes batches"),
+        (SlowBatch, 2, "hook", "encode_batch", "in the thread that makes batches"),
         (SlowDecode, 2, "decode", "decode", "The rate is limited by work on samples (decode takes"),
     ],
 )
@@ -222,7 +222,7 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
     [
         ([Fault("late", late_s=0.02, times=None)], {}, "store", "The rate is limited by the store (", "thread"),
         ([Fault("late", late_s=0.2, match="shard_002", times=None)], {}, "file", "shard_002.tar takes", "thread"),
-        ([Fault("status", times=8)], {"first_pause_s": 0.2}, "refusals", "requests, and each is tried again", "thread"),
+        ([Fault("status", times=8)], {"first_pause_s": 0.2}, "refusals", "requests, and each is retried", "thread"),
         ([Fault("late", late_s=0.02, times=None)], {"cache_bytes": 1 << 20}, "cache", "raise cache_bytes", "thread"),
         ([Fault("late", late_s=0.02, times=None)], {}, "store", "The rate is limited by the store (", "process"),
     ],
@@ -266,7 +266,7 @@ def test_the_slowest_host_is_named(text_dataset: MakeDataset) -> None:
     assert merged.advice.startswith("Host 1 is the slowest: its program waits")
     assert "encode_sample takes" in merged.advice
     assert merged.total.samples == 3 * 60 * 2
-    with pytest.raises(ValueError, match="one host or more"):
+    with pytest.raises(ValueError, match="at least one host"):
         merge_stats([])
 
 
@@ -577,7 +577,7 @@ def test_a_trace_that_finds_no_room_ends_alone(loader: Any, caplog: pytest.LogCa
         for _ in range(100):
             next(loader)
     assert [record.getMessage() for record in caplog.records] == [
-        "the trace /dev/full cannot be written (No space left on device), and ends here"
+        "the trace /dev/full cannot be written (No space left on device) and ends here"
     ]
 
 
@@ -622,7 +622,7 @@ def test_prometheus_finds_the_metrics(loader: Any) -> None:
 def test_a_port_that_is_taken_is_named(loader: Any, tmp_path: Path) -> None:
     with (
         loader.watch(prometheus=0) as watch,
-        pytest.raises(OSError, match=f"port {watch.port} .*prometheus=0 for any that is free"),
+        pytest.raises(OSError, match=f"port {watch.port} .*prometheus=0 for any free port"),
         loader.watch(trace=tmp_path / "trace.json", prometheus=watch.port),
     ):
         pass

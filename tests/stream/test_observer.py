@@ -128,7 +128,7 @@ def test_an_observer_that_raises_is_removed_and_the_run_goes_on(
     stream.close()
     assert found == expected
     assert raised.is_set() or (call == "waited" and kind)
-    warnings = [record for record in caplog.records if "is removed; the stream goes on" in record.getMessage()]
+    warnings = [record for record in caplog.records if "is removed; the stream continues" in record.getMessage()]
     assert len(warnings) == raised.is_set()
 
 

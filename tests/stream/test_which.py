@@ -273,7 +273,7 @@ def test_which_begins_at_saved_states_and_says_what_is_too_far(text_dataset: Mak
         stream.cursor(with_manifest=True)
         if step % 40 == 39:
             assert told(stream, step - 5) == sorted(delivered[step - 5])
-    with pytest.raises(StateError, match=r"nearest place that is known is step 200, and \d+ items, more than 1048576"):
+    with pytest.raises(StateError, match=r"nearest known place is step 200, and \d+ items, more than 1048576"):
         stream.which(10**18)
 
 

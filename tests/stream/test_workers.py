@@ -386,7 +386,7 @@ def test_where_the_lock_is_held_it_says_what_would_help(
 
 
 def test_only_threads_are_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"only the number of threads is .*; pass worker_type='thread', or a number"):
+    with pytest.raises(ConfigError, match=r"only the number of threads can be .*; pass worker_type='thread', or a"):
         WorkerConfig(0, 1, "auto", worker_type="process")
     with pytest.raises(ConfigError, match="expected 0 or more, or 'auto'"):
         WorkerConfig(0, 1, -1)

@@ -87,7 +87,7 @@ from energon_grain.stream.cursor import check_cursor
 try:
     check_cursor(kept["state"])
 except energon_grain.StateError as error:
-    assert "a state that Megatron-Energon saved" in str(error) and "`skip`" in str(error)
+    assert "this state was saved by Megatron-Energon" in str(error) and "`skip`" in str(error)
 else:
     raise AssertionError("a state of another order was taken")
 assert pickle.loads(pickle.dumps(kept["state"])).keys() == kept["state"].keys()

@@ -235,7 +235,7 @@ class Unpicklable(TaskEncoder):
 
 def test_results_that_cannot_be_sent(train: Train) -> None:
     loader = get_loader(train(num_workers=1, task_encoder=Unpicklable()))
-    with pytest.raises(WorkerError, match=r"what the hooks returned cannot be sent .*lock.*worker_type='thread'"):
+    with pytest.raises(WorkerError, match=r"the return value of hooks cannot be sent .*lock.*worker_type='thread'"):
         next(loader)
     loader.close()
     with get_loader(train(num_workers=1, worker_type="thread", task_encoder=Unpicklable())) as loader:

@@ -11,11 +11,13 @@ from energon_grain.storage.location import is_url, name_of
 
 _UNPACK = {".gz": "gzip -dk", ".zst": "zstd -d", ".bz2": "bzip2 -dk", ".xz": "xz -dk"}
 """Commands that unpack a file and keep it, by its ending."""
+_OF_MEDIA = "metadata.jsonl"
+"""The file that describes the media files of a folder, as on the Hugging Face Hub: not a dataset by itself."""
 
 
 def hint_of_lines(location: str, names: Collection[str]) -> str | None:
     """What a folder with JSONL files is, or one that is compressed; None: it is something else."""
-    lines = sorted(name for name in names if name.endswith(".jsonl"))
+    lines = sorted(name for name in names if name.endswith(".jsonl") and name != _OF_MEDIA)
     if not lines:
         return _compressed(location)
     one = f"{location.rstrip('/')}/{lines[0]}"

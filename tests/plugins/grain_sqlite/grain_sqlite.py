@@ -44,13 +44,13 @@ class SqliteRows(Rows):
         self.own_columns = ("bytes", *numbers)
         self.rowids, self.read_columns = self.numbers_of("rowid"), {}
         if digest not in (None, self.digest):
-            raise StaleIndexError(f"{path}: was changed since it was opened")
+            raise StaleIndexError(f"{path}: changed since it was opened")
 
-    def __reduce__(self):  # workers open the file themselves, and compare
+    def __reduce__(self):  # workers open the file again, and compare
         return SqliteRows, (self.path, self.parts, self.digest)
 
     def ask(self, statement, values=()):
-        try:  # may be called in any thread and process
+        try:  # called in any thread and process
             with closing(
                 sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)
             ) as file:
@@ -71,7 +71,7 @@ class SqliteRows(Rows):
         return {Path(self.path).name: len(self.rowids)}
 
     @cached_property
-    def digest(self):  # changes with the file's bytes, and only with these
+    def digest(self):  # depends on the file's bytes alone
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -86,7 +86,7 @@ class SqliteRows(Rows):
         return self.lengths[numbers]
 
     @cached_property
-    def place_by_key(self):  # keys of rows are their numbers, as text
+    def place_by_key(self):  # the key of a row is its number, as text
         return {str(number): number for number in range(len(self.rowids))}
 
     def own_column(self, name, numbers):
@@ -100,10 +100,9 @@ class SqliteRows(Rows):
         wanted = ", ".join(f'CAST("{name}" AS BLOB)' for name in self.part_names)
         rows = {}
         rowids = self.rowids[numbers].tolist()
-        for begin in range(
-            0, len(rowids) if wanted else 0, 500
-        ):  # values that SQLite takes
-            some = rowids[begin : begin + 500]
+        limit = 500  # values per statement
+        for begin in range(0, len(rowids) if wanted else 0, limit):
+            some = rowids[begin : begin + limit]
             marks = ", ".join("?" * len(some))
             for rowid, *values in self.ask(
                 f"SELECT rowid, {wanted} FROM samples WHERE rowid IN ({marks})",
@@ -118,7 +117,7 @@ class SqliteRows(Rows):
 
 
 class SqliteStore(OwnFileStore):
-    """Single parts by key, for cookers: `7.txt` is the part `txt` of row 7."""
+    """Single parts by key, for cookers: `7.txt` is part `txt` of row 7."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -160,7 +159,7 @@ def open_sqlite(location, parts):
 SQLITE = Kind(
     name="sqlite",
     described="an SQLite file",  # in messages
-    endings=(".sqlite3",),  # what names of files say
+    endings=(".sqlite3",),  # of file names
     open=open_sqlite,
     store=SqliteStore,
 )

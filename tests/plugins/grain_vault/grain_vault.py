@@ -1,4 +1,4 @@
-"""Objects in one SQLite file, which the variable VAULT names.
+"""Objects in one SQLite file, named by the variable VAULT.
 
 The object `vault://images/cat.jpg` is the row with the path `images/cat.jpg`.
 """
@@ -31,7 +31,7 @@ class Vault:
             with closing(sqlite3.connect(self.path, timeout=60)) as file, file:
                 return file.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
-            raise OSError(f"{self.path}: {error}") from error  # is tried again
+            raise OSError(f"{self.path}: {error}") from error  # retried
 
     def head(self, path):
         return self.read(path, 0, 0)[0]
@@ -45,7 +45,7 @@ class Vault:
         ]
 
     def read(self, path, start, stop):
-        """One statement, so the bytes are of the version that it names."""
+        """One statement, so that bytes and version match."""
         length = 2**31 - 1 if stop is None else stop - start
         found = self.ask(RANGE, start + 1, length, path)
         if not found:

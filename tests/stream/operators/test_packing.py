@@ -144,7 +144,7 @@ def test_hosts_must_divide_the_lanes(text_dataset: MakeDataset) -> None:
 
 def test_finite_packs_on_several_hosts_need_an_agreement(text_dataset: MakeDataset) -> None:
     packing = PackingDataset(ordered(text_dataset(24), lanes=6), 3, threes, tuple)
-    with pytest.raises(ConfigError, match="must agree on when"):
+    with pytest.raises(ConfigError, match="must agree on the end"):
         Stream.of(packing, worker_config=config(0, 2))
 
 

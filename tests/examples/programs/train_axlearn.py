@@ -75,7 +75,7 @@ def main() -> None:
         input=input_grain.Input.default_config().set(source=source),
         learner=learner.Learner.default_config().set(optimizer=sgd),
         max_step=options.steps,
-        save_input_iterator=True,  # or it begins anew
+        save_input_iterator=True,  # or it begins again
         checkpointer=Checkpointer.default_config().set(save_policy=policy),
         summary_writer=summary_writer.NoOpWriter.default_config(),
     )

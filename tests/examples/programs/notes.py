@@ -1,4 +1,4 @@
-"""What the programs of this folder share: their options, and notes of what was trained on."""
+"""The options that the programs of this folder share, and notes of the samples in each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_options() -> argparse.Namespace:
 
 
 class Notes:
-    """What a rank trained on, a line a step; and an end without warning, to see what a checkpoint is worth."""
+    """The numbers of the samples of one rank, one line for each step; `--die-at` kills the process in a step."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         options.notes.mkdir(parents=True, exist_ok=True)
