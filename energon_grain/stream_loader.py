@@ -214,8 +214,9 @@ class StreamLoader(OneSubscript[Item]):
         Args:
             weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
                 whole key); 0 pauses a dataset. Default: as they are.
-            add: Datasets to append to the blend, by the name that `weights` uses: a path; `{"path": …, "split_part": …,
-                "subflavors": …, "name": …}`, as in a metadataset; or a dataset. Each needs a weight in `weights`. Samples are made as those of the other datasets are.
+            add: Datasets to append to the blend, by the name that `weights` uses: a path; a mapping with `path`,
+                `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
+                `weights`. Its samples are made as those of the other datasets.
             remove: Names of datasets to leave out from now on. Samples that a pack or group holds are still delivered.
             note: Reason, for `amendments`.
 

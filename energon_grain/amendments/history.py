@@ -46,7 +46,7 @@ class Amendment:
     Attributes:
         step: From this step on it holds.
         item: Its first item.
-        note: Why, in the words of the program.
+        note: The reason that the program gave.
         before: Share of each dataset in the blends that changed, by the key of its (first) leaf.
         after: The same, from the step on.
     """
@@ -65,7 +65,7 @@ class Amendments:
     Attributes:
         mixture: The outermost blend over the whole run.
         steps: Step, first item and note of each.
-        ahead: How many samples each lane of this host had taken beyond its items at each amendment, (lanes,) each.
+        ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
     """
 
@@ -94,13 +94,13 @@ class Amendments:
         return found
 
     def texts(self) -> list[str]:
-        """What a state holds: the log, which is that of all hosts, and `ahead`, of this host's lanes."""
+        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
         said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
         return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
-        """What a state holds, for the lanes of a host. Raises StateError if it is damaged, or of other lanes."""
+        """The amendments in the field of a state, for the lanes of a host. Raises StateError if it is damaged, or of other lanes."""
         try:
             unpacking = zlib.decompressobj()
             said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
@@ -141,7 +141,7 @@ class Amended:
     """A stream with amendments.
 
     Attributes:
-        spec: What runs.
+        spec: The stream with all amendments.
         amendments: Of the run, until now.
     """
 
@@ -163,12 +163,12 @@ def by_state(
 
     Args:
         dataset: The configuration as it is now.
-        plain: What it compiles to.
+        plain: The configuration, compiled.
         cursor: A checked state.
         share: This host's part.
         progress: The place of the state.
         same: Whether the configuration is the one that the state was saved with.
-        note: Why it differs, for the log.
+        note: The reason of the change, for the log.
 
     Returns:
         None if nothing differs, and nothing was amended before.
@@ -206,7 +206,7 @@ def by_state(
 def append(
     amendments: Amendments, new: Mixture, plain: StreamSpec, share: Share, progress: Progress, note: str
 ) -> bool:
-    """Append an amendment at a place, if a new mixture differs; whether it does. Raises AmendmentError."""
+    """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
     ahead = _lanes_ahead(plain, share, progress)
     changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
     if changed:
@@ -216,7 +216,7 @@ def append(
 
 
 def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
-    """How many samples each lane of a host took beyond its items, (lanes of the host,)."""
+    """Number of samples that each lane of a host took beyond its items, (lanes of the host,)."""
     if spec.program is None:
         return progress.drops.copy()
     taken = np.zeros(share.local_lanes, np.int64)
@@ -293,7 +293,7 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
 
 
 def _above_blend(mixture: Any) -> Any:
-    """What a manifest says of the nodes above the outermost blend."""
+    """The nodes above the outermost blend, as a manifest describes them."""
     if not isinstance(mixture, Mapping) or "blend" in mixture:
         return "blend"
     node = cast("Mapping[str, Any]", mixture)
@@ -301,7 +301,7 @@ def _above_blend(mixture: Any) -> Any:
 
 
 def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
-    """What a configuration compiles to with the amendments of its run."""
+    """A configuration compiled with the amendments of its run."""
     blend = mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of)
     known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
     resolved: list[Resolved] = []

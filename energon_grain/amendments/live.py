@@ -36,7 +36,7 @@ def amended_now(
 
     Args:
         dataset: The configuration of the run.
-        plain: What it compiles to.
+        plain: The configuration, compiled.
         before: The amendments until now; None: there are none.
         share: This host's part.
         progress: Where the stream is.
@@ -44,7 +44,7 @@ def amended_now(
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
-        note: Why, for the log.
+        note: The reason, for the log.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
@@ -139,7 +139,7 @@ def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
 
 
 def _names(child: Unit | Mixture) -> set[str]:
-    """What a child may be called: its key, its path, the last part of that, or its `name`."""
+    """All names of a child: its key, its path, the last part of that, or its `name`."""
     if isinstance(child, Mixture):
         return set()
     names = set(child.leaves)
@@ -151,7 +151,7 @@ def _names(child: Unit | Mixture) -> set[str]:
 
 
 def _name(child: Unit | Mixture) -> str:
-    """The shortest name that says which child is meant."""
+    """The name of a child for messages."""
     if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
         return child.node.name or child.node.label
     return next(child.names())

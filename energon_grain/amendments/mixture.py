@@ -29,10 +29,10 @@ class Unit:
 
     Attributes:
         leaves: Keys of its leaves, `/` between their parts.
-        rows: What the manifest said of each leaf, where the configuration that the state was saved with does not have
-            them: they were removed, or added while the run went on. Else None.
+        rows: The manifest's entry of each leaf, if the configuration of the saved state does not have it, because it was
+            removed or added during the run; else None.
         removed: Whether the configuration no longer has it.
-        node: Its description, where there is one.
+        node: Its description, if there is one.
     """
 
     leaves: tuple[str, ...]
@@ -50,7 +50,7 @@ class Mixture:
     """A blend by weights.
 
     Attributes:
-        segments: Where each begins, and an integer weight for each child that there was by then.
+        segments: The start of each segment, and an integer weight for each child that existed by then.
         children: In the order in which they were added.
         per_step: Consecutive items that share a choice; 0: each has its own.
         node: Its description.
@@ -127,7 +127,7 @@ def attach(mixture: Mixture, node: BlendDataset) -> None:
 
 
 def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
-    """Let a mixture become what a new configuration says, from an amendment on; whether anything changed.
+    """Change a mixture to that of a new configuration, from an amendment on; return whether anything changed.
 
     Args:
         old: The mixture of the run until now; it is changed.
@@ -164,6 +164,7 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
             at_end = last and place == len(old.children) - 1
             changed |= _amend(one, other, start, position, elsewhere, last=at_end)
         else:
+            assert isinstance(other, Unit)
             one.node, one.removed = other.node, other.removed
     if isinstance(new.node, BlendDataset):
         old.node = new.node
@@ -208,7 +209,8 @@ def _matching(old: Mixture, child: Unit | Mixture, taken: set[int]) -> int | Non
     for place, other in enumerate(old.children):
         if place in taken or type(other) is not type(child):
             continue
-        if (other.leaves == child.leaves) if isinstance(other, Unit) else names & set(other.names()):  # type: ignore[union-attr]
+        same = names & set(other.names()) if isinstance(other, Mixture) else list(other.names()) == list(child.names())
+        if same:
             return place
     return None
 
@@ -252,7 +254,7 @@ def _shares(mixture: Mixture, segment: int) -> dict[str, float]:
 
 
 def note_removed(mixture: Mixture, new: Mixture, rows: Mapping[str, dict[str, Any]]) -> None:
-    """Note what a manifest said of the leaves that a configuration no longer has."""
+    """Keep the manifest's entries of leaves that a configuration no longer has."""
     kept = set(new.names())
     for unit in units(mixture):
         if not kept.issuperset(unit.leaves):
@@ -298,8 +300,8 @@ def rebuilt(
 
     Args:
         mixture: With the nodes of a configuration.
-        amendment: The start of a segment at the amendment of a number.
-        removed: Stands for a leaf that is gone, given its key and what the manifest said of it.
+        amendment: Makes the start of a segment from the number of an amendment.
+        removed: Makes the placeholder of a removed leaf from its key and its entry in the manifest.
     """
     children: list[SavableDataset] = []
     for child in mixture.children:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for a dataset that a run had and the configuration no longer has: its length and order, no data."""
+"""A placeholder for a dataset that was removed from the configuration of a run: its place in the mixture, no data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RemovedSource:
         return np.zeros(len(indices), np.int64)
 
     def read(self, indices: npt.NDArray[np.int64]) -> RawBatch:
-        """Samples without parts: places that other lanes have passed are read once more, and nobody looks at them."""
+        """Samples without parts. Positions that some lanes have already passed are read again and ignored."""
         keys = list(map(str, indices.tolist()))
         return RawBatch(indices=indices, keys=keys, shards=[self.path] * len(keys), columns={})
 
@@ -72,7 +72,7 @@ class RemovedLeaf(SavableDataset):
 
     Attributes:
         name: Its key in the manifest.
-        row: What the manifest said of it.
+        row: Its entry in the manifest.
     """
 
     worker_config: WorkerConfig = field(default_factory=WorkerConfig.default_worker_config)
@@ -87,14 +87,14 @@ class RemovedLeaf(SavableDataset):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """No other leaf has it."""
+        """An identity that no other leaf has."""
         return "removed", self.name
 
     def lower(self, to: Lowering) -> Part:
         return to.leaf(self)
 
     def resolve(self) -> ResolvedLeaf:
-        """A leaf of as many samples, in an order of which nothing is asked any more."""
+        """A leaf with the same number of samples. Its order is never used."""
         source: Any = RemovedSource(self.name, max(1, int(self.row.get("samples", 1))), "removed")
         ordering = Ordering(training=False, passes=None, block=None, mixing=None, blocks_in_lane=None)
         return ResolvedLeaf(

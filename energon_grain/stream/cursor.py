@@ -499,8 +499,8 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
         appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
             f"the saved state belongs to another stream:\n{listed}\nRestore with the configuration and data that it "
-            f"was saved with. {appended}{_AMENDABLE if _is_amendable(lines) else ''}To continue at the same position of "
-            f"the changed stream, which repeats and loses samples, pass on_change='position' (or allow_changes=True)"
+            f"was saved with. {appended}{_AMENDABLE if _is_amendable(lines) else ''}To continue at the same position "
+            f"of the changed stream, which repeats and loses samples, pass on_change='position' (or allow_changes=True)"
         )
 
 

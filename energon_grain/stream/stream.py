@@ -139,7 +139,6 @@ class Stream:
         workers: int | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.spec = spec
         self.config = config
         self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
@@ -594,24 +593,22 @@ class Stream:
         on_change = "position" if allow_changes else on_change or self.on_change
         if on_change not in ("refuse", "amend", "position"):
             raise ConfigError(f"on_change={on_change!r}: expected 'refuse', 'amend' or 'position'")
-        spec, amendments = self._plain, None
-        changed = on_change == "position"
+        spec, amendments, changed = self._plain, None, on_change == "position"
+        checked = cursor if changed else check_lanes(cursor, self.share)
+        same = checked.get("fingerprint") == self._fingerprint
+        if on_change == "refuse":
+            check_fingerprint(checked, self._fingerprint, spec.manifest())
         if not changed:
-            checked = check_lanes(cursor, self.share)
-            same = checked["fingerprint"] == self._fingerprint
-            if on_change == "refuse":
-                check_fingerprint(checked, self._fingerprint, spec.manifest())
             check_order(checked, spec)
         plan = PassPlan.of(spec, self.share.hosts)
         progress = restored(cursor, spec, self.share, plan, allow_changes=changed)
         if not changed and ("amendments" in cursor or not same):
             found = self._amended(AMENDED_BY_STATE, checked, self.share, progress, same=same, note=note)
-            if found is not None:
-                spec, amendments = found.spec, found.amendments
+            spec, amendments = (spec, None) if found is None else (found.spec, found.amendments)
         with self.turn:
             self._switch(spec)
             self.amendments = amendments
-            if cursor.get("fingerprint") == self._fingerprint and spec.folds:
+            if same and spec.folds:
                 self._stop()  # reading ahead plans, too
                 remember_plans(cursor, spec)
             self._go_to(progress)
