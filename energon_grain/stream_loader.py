@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TextIO
 
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
+from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.samples.subscripts import Item, OneSubscript
-from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
+from energon_grain.stream.cursor import Cursor, merge_cursors
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import OnChange

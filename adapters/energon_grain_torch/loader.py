@@ -27,6 +27,7 @@ from torch.utils.data import _utils
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError, public
+from energon_grain.host_processes import with_agreement
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.samples.sample import pin_memory as pinned
@@ -34,7 +35,6 @@ from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
-from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.stream import OnChange, config_to_run
@@ -150,7 +150,7 @@ _KEY = "energon_grain"
 
 
 class GroupProcesses:
-    """The processes of a group. See `energon_grain.stream.cursor.HostProcesses`.
+    """The processes of a group. See `energon_grain.host_processes.HostProcesses`.
 
     Args:
         group: Their process group; None: all processes.

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
 from energon_grain.amendments.mixture import Mixture
 from energon_grain.amendments.removed import RemovedLeaf
 from energon_grain.datasets.dataset import SavableDataset
@@ -30,7 +31,7 @@ from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import AmendedAt
 from energon_grain.errors import AmendmentError, StateError
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
-from energon_grain.stream.cursor import Cursor, pack_lane_rows, saved_manifest, unpack_lane_rows
+from energon_grain.stream.cursor import Cursor, saved_manifest
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
 from energon_grain.stream.state import Rounds, walk

@@ -17,6 +17,7 @@ from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.lowering import nodes_below
 from energon_grain.datasets.mixtures import BlendDataset
 from energon_grain.errors import AmendmentError
+from energon_grain.mixture_shares import leaf_count
 from energon_grain.samplers.weights import integer_weights
 
 Start = int | str
@@ -93,14 +94,7 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
             children=[_described(child, names) for child in blend["of"]],
             per_step=blend.get("per_step", 0),
         )
-    return Unit(tuple(next(names) for _ in range(_leaf_count(node))))
-
-
-def _leaf_count(node: Any) -> int:
-    if not isinstance(node, Mapping):
-        return 1
-    below = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
-    return sum(map(_leaf_count, below)) if isinstance(below, list) else _leaf_count(below)
+    return Unit(tuple(next(names) for _ in range(leaf_count(node))))
 
 
 def outermost_blend(dataset: SavableDataset) -> BlendDataset:

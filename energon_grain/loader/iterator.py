@@ -16,10 +16,11 @@ import numpy as np
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
+from energon_grain.host_processes import gather_cursor, with_agreement
 from energon_grain.loader.checkpoint_file import read_state, write_process_state, write_state
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
+from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.stream import OnChange, config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
@@ -60,7 +61,7 @@ with suppress(ImportError, AttributeError, TypeError):
 
 
 class JaxProcesses:
-    """All processes of an initialised `jax.distributed`. See `stream.cursor.HostProcesses`."""
+    """All processes of an initialised `jax.distributed`. See `host_processes.HostProcesses`."""
 
     @property
     def count(self) -> int:

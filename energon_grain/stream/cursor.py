@@ -23,7 +23,6 @@ one, from older releases, are accepted.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import logging
@@ -32,7 +31,7 @@ import reprlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -40,10 +39,10 @@ import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError, public
 from energon_grain.samplers.fold import flat, unflat
+from energon_grain.stream.extensions import MERGE_AMENDMENTS, extension
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, history_holds
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.state import Codec, pack_integers, unpack_integers
-from energon_grain.stream.worker_config import WorkerConfig
 
 VERSION = 1
 ORDER_VERSION = 2
@@ -83,7 +82,6 @@ _OPTIONAL = ("plans", "amendments", "manifest", "order_version")
 _LARGEST = 1 << 53
 """Numbers in a state are below this limit: JSON is exact up to it, and products fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
-_MAX_ROWS = 1 << 26
 SHORT_MANIFEST = 640
 """Maximum length of a manifest that every cursor includes: that of a few leaves. Cursors then stay below 1 KiB."""
 _BEYOND = 4096
@@ -167,7 +165,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
     if any("plans" in cursor for cursor in ordered):
         merged["plans"] = _merged_plans(ordered)
     if any("amendments" in cursor for cursor in ordered):
-        merged["amendments"] = _merged_amendments(ordered)
+        merged["amendments"] = extension(MERGE_AMENDMENTS)(ordered)
     merged["check"] = _checksum(merged)
     return merged
 
@@ -195,56 +193,6 @@ def _merged_drops(ordered: Sequence[Cursor]) -> str:
     for host, cursor in enumerate(ordered):
         drops[host::hosts] = _drops_of(cursor, lanes // hosts)
     return pack_integers(drops.tolist())
-
-
-def _merged_amendments(ordered: Sequence[Cursor]) -> list[str]:
-    """The log, which all hosts have, and how far each lane had read beyond its items at each amendment."""
-    logs = {cursor.get("amendments", [""])[0] for cursor in ordered}
-    if len(logs) != 1:
-        raise StateError(
-            "the hosts' states do not fit together: the mixture was amended in another way on some hosts; call "
-            "`amend` with the same arguments at the same step on every host"
-        )
-    texts = [cursor["amendments"][1] for cursor in ordered]
-    if not any(texts):
-        return [*logs, ""]
-    lanes, hosts = ordered[0]["lanes"], len(ordered)
-    try:
-        own = [unpack_lane_rows(text, lanes // hosts) for text in texts]
-        ahead = np.zeros((max(map(len, own)), lanes), np.int64)
-        for host, rows in enumerate(own):
-            ahead[:, host::hosts] = rows if len(rows) else 0
-    except ValueError as error:
-        raise StateError(f"the hosts' states do not fit together: their 'amendments' are damaged: {error}") from error
-    return [*logs, pack_lane_rows(ahead)]
-
-
-def pack_lane_rows(rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]) -> str:
-    """Numbers of each lane, (lanes,) a row, as a text: differences of rows, deflated; empty where all are 0."""
-    found = np.array([*rows], np.int64)
-    if not found.any():
-        return ""
-    change = np.diff(found, axis=0, prepend=0)
-    least = change.min(axis=1, keepdims=True)
-    numbers = np.concatenate([np.where(least < 0, -2 * least - 1, 2 * least), change - least], axis=1)
-    packed = base64.b64decode(pack_integers(numbers.reshape(-1).tolist()))
-    return base64.b64encode(zlib.compress(packed, 9)).decode()
-
-
-def unpack_lane_rows(text: str, lanes: int) -> npt.NDArray[np.int64]:
-    """The rows, (n, lanes). Raises ValueError if the text is damaged, or of another number of lanes."""
-    if not text:
-        return np.zeros((0, lanes), np.int64)
-    try:
-        unpacking = zlib.decompressobj()
-        packed = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_ROWS)
-        if not unpacking.eof:
-            raise ValueError("it is cut short")
-        numbers = np.array(unpack_integers(base64.b64encode(packed).decode()), np.int64).reshape(-1, lanes + 1)
-    except (zlib.error, StateError) as error:
-        raise ValueError(f"{error}") from error
-    least = np.where(numbers[:, :1] % 2, -(numbers[:, :1] + 1) // 2, numbers[:, :1] // 2)
-    return np.cumsum(numbers[:, 1:] + least, axis=0)
 
 
 def _merged_held(ordered: Sequence[Cursor]) -> str:
@@ -724,72 +672,3 @@ def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
     if len(drops) != lanes:
         raise StateError(f"the state's 'drops' are of {len(drops)} lanes, expected {lanes}")
     return np.asarray(drops, np.int64)
-
-
-class HostProcesses(Protocol):
-    """Processes that a distributed framework connects. All processes must call each method, except `rank`."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among all processes of the job."""
-        ...
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        """The data of each process, in order. With data-parallel groups: of each process of this process's group."""
-        ...
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        ...
-
-
-def with_agreement(config: WorkerConfig, processes: HostProcesses | None) -> WorkerConfig:
-    """The configuration, with `any_host` set from the processes, if it is not set and they exist."""
-    if config.any_host is not None or config.world_size == 1 or processes is None:
-        return config
-    return dataclasses.replace(config, any_host=processes.any)
-
-
-def gather_cursor(cursor: Cursor, processes: HostProcesses | None, framework: str) -> Cursor:
-    """One cursor for all hosts, from each host's own. With several hosts, all processes must call this at one step.
-
-    Args:
-        cursor: The cursor of this host.
-        processes: The processes of all hosts; None: they are not connected.
-        framework: Name of the framework that would connect them, for messages.
-
-    Raises:
-        StateError: There are several hosts, and their processes are not connected, belong to another run, or are not at
-            the same step.
-    """
-    hosts = cursor["host"][1]
-    if hosts == 1:
-        return merge_cursors([cursor])
-    texts = [] if processes is None else processes.all_gather(json.dumps(cursor).encode())
-    by_host: dict[int, Any] = {}
-    for text in texts:
-        other = json.loads(text)
-        by_host.setdefault(other["host"][0], other)
-    if len(by_host) != hosts:
-        raise StateError(
-            f"the states of {hosts} hosts can be gathered only by the processes of an initialised {framework} that run "
-            f"all of them{f' (found hosts {sorted(by_host)})' if by_host else ''}; otherwise save each host's "
-            f"`save_state_rank()` and pass all of them to `restore_state_global`"
-        )
-    return merge_cursors(list(by_host.values()))
-
-
-def broadcast_state(state: Any, source: int, processes: HostProcesses | None, framework: str) -> Any:
-    """The state of the process with rank `source`, on all processes.
-
-    Raises StateError if the processes are not connected, or `source` is not one of them.
-    """
-    if processes is None:
-        raise StateError(
-            f"src_rank={source}: only the processes of an initialised {framework} can send a state to each other; "
-            f"pass the state on every host, without src_rank"
-        )
-    states = processes.all_gather(json.dumps(state).encode())
-    if not 0 <= source < len(states):
-        raise StateError(f"src_rank={source}: expected 0 to {len(states) - 1}, there are {len(states)} processes")
-    return json.loads(states[source])

@@ -13,6 +13,8 @@ POOLS = {"process": "energon_grain.processes.pool.process_pool"}
 """`stream.workers.OwnPool` by worker type. The engine itself provides threads."""
 AMENDED_BY_STATE = "energon_grain.amendments.history.by_state"
 """The stream of a state with amendments, or of a state that a changed mixture continues; see there."""
+MERGE_AMENDMENTS = "energon_grain.amendments.lane_rows.merged"
+"""The amendments of the states of all hosts: (states) -> field of the merged state."""
 AMENDED_NOW = "energon_grain.amendments.live.amended_now"
 """The stream after a change of a running mixture; see there."""
 LOG_SAMPLES = "energon_grain.watch.log_samples.LogSampleDataset"
